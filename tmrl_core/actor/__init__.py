@@ -1,6 +1,6 @@
 """Policies and their weights. Classes that need torch are imported at their first use.
 
-Where torch is not installed, the name of a policy gives its NumPy backend: a robot's script needs no other imports.
+Without torch, the name of a policy gives its NumPy backend, so that a robot's script needs no other imports.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class ActorModule(ABC):
     """
 
     weights_format: ClassVar[str] = FILE_FORMAT
-    """Format tag of the bytes that `to_bytes` returns; actors that share it read each other's weights."""
+    """Format tag of the bytes that `to_bytes` returns; actors with the same tag can read each other's weights."""
     owner: ClassVar[str] = ""
     """Name of this policy in configurations and messages; empty: the name of its class."""
 
@@ -69,24 +69,24 @@ class ActorModule(ABC):
 
         Returns:
             The action, and further values by name, such as its log-density `logp`: numbers or arrays, each time with
-            the same names, dtypes and shapes. They are sent as columns of their own. Nothing by default.
+            the same names, dtypes and shapes. They are sent as separate columns. Default: none.
         """
         return self.act_(obs, test=test), {}
 
     def reset_extras(self) -> dict[str, Any]:
-        """Return the extras of a reset, which no action led to: usually zeros, in the columns of `act_with_extras`."""
+        """Return the extras of a reset, which has no action: usually zeros, in the columns of `act_with_extras`."""
         return {}
 
     def begin_episode(self) -> None:  # noqa: B027  # not abstract: most policies keep nothing
         """Begin an episode: workers call this method after each reset. Does nothing by default."""
 
     def seed(self, seed: int) -> None:  # noqa: B027  # not abstract: a policy may have nothing random
-        """Seed the exploration of this actor; nothing by default."""
+        """Seed the exploration of this actor. Default: do nothing."""
 
     def exploration(self) -> dict[str, float]:
         """Return the exploration parameters that the trainer sends to workers with each version of the weights.
 
-        Numbers by name, such as an epsilon or the scale of a noise that training lowers; nothing by default.
+        Numbers by name, such as an epsilon or the scale of a noise that training lowers. Default: none.
         """
         return {}
 
@@ -101,7 +101,8 @@ class ActorModule(ABC):
         """Write the weights to one file of any format.
 
         Raises:
-            NotImplementedError: the class has no `save`; there is no fallback that could run code when loaded.
+            NotImplementedError: the class has no `save`. There is no fallback, because generic formats can run code
+                when loaded.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no save(path). Implement save(path) and load(path, device), "
@@ -109,7 +110,7 @@ class ActorModule(ABC):
         )
 
     def load(self, path: str | Path, device: Any) -> ActorModule:
-        """Read the weights from a file that `save` wrote, and return the actor that has them (may be self).
+        """Read the weights from a file that `save` wrote, and return the actor with them (may be self).
 
         After a failure this actor is unchanged.
 
@@ -130,7 +131,7 @@ class ActorModule(ABC):
             return path.read_bytes()
 
     def from_bytes(self, data: bytes, device: Any) -> ActorModule:
-        """Return the actor with the weights that `to_bytes` made (may be self), by way of a private temporary file.
+        """Return the actor with the weights of `to_bytes` (may be self), read through a private temporary file.
 
         Raises:
             WeightsError: the bytes hold no weights for this policy.
@@ -141,9 +142,9 @@ class ActorModule(ABC):
             return self.load(path, device)
 
     def architecture(self) -> dict[str, Any]:
-        """Return the result of `tmrl_core.actor.policies.weights.describe`, which must be equal at worker and trainer.
+        """Return the result of `tmrl_core.actor.policies.weights.describe`, which must be equal for worker and trainer.
 
-        The trainer compares it when a worker joins. Default: nothing; weights are compared when they arrive.
+        The trainer compares it when a worker joins. Default: empty; weights are compared when they arrive.
         """
         return {}
 
@@ -152,7 +153,7 @@ class ActorModule(ABC):
         return self
 
     def to_blob(self) -> tuple[str, bytes]:
-        """Return the weights as they are sent: (format tag, bytes)."""
+        """Return the weights in the form that is sent: (format tag, bytes)."""
         return self.weights_format, self.to_bytes()
 
     def from_blob(self, tag: str, data: bytes, device: Any) -> ActorModule:
@@ -160,8 +161,7 @@ class ActorModule(ABC):
 
         Raises:
             NotImplementedError: the class has no `load`.
-            WeightsError: the format is another one, the weights are for another architecture, or a custom `load` has
-                failed.
+            WeightsError: the format differs, the weights are for another architecture, or a custom `load` has failed.
         """
         if tag != self.weights_format:
             raise WeightsError(
@@ -172,7 +172,7 @@ class ActorModule(ABC):
             return self.from_bytes(data, device)
         except (WeightsError, NotImplementedError, MemoryError):
             raise
-        except Exception as exc:  # a custom `load` may raise any error for bytes that any member may have published
+        except Exception as exc:  # a custom `load` may raise any error, because any member may have published the bytes
             name = self.owner or type(self).__name__
             raise WeightsError(f"{name} cannot load the weights: {type(exc).__name__}: {exc}") from exc
 
@@ -181,8 +181,7 @@ class BatchActor(ActorModule):
     """An actor that acts on batches, and may carry a state from one step of an episode to the next.
 
     A subclass implements `act_batch` instead of `act`; with torch it derives from TorchActorModule too, after this
-    class. Its extras are stored as those of `act_with_extras` are: it returns its state among them if the learner
-    needs it.
+    class. Its extras are stored like those of `act_with_extras`. It includes its state in them if the learner needs it.
     """
 
     def initial_state(self, batch: int) -> State:

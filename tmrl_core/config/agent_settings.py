@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 _SHARE, _AT_LEAST_0, _ABOVE_0 = "0 to 1", "0 or more", "more than 0"
-"""Limits, for values that the constructors do not refuse themselves."""
+"""Limits of values that the constructors do not check."""
 _HOLDS: dict[str, Callable[[float], bool]] = {
     _SHARE: lambda value: 0 <= value <= 1,
     _AT_LEAST_0: lambda value: value >= 0,
@@ -29,7 +29,7 @@ class OffPolicySettings:
     """Settings of every agent that learns from a replay memory."""
 
     networks: ClassVar[str] = "model_cls"
-    """Name of the keyword argument that is code: it makes the networks."""
+    """Name of the keyword argument with code, which makes the networks."""
 
     gamma: Annotated[float, _SHARE, "discount factor per step"] = 0.99
     polyak: Annotated[float, _SHARE, _POLYAK] = 0.995
@@ -188,7 +188,7 @@ SETTINGS: dict[str, type[OffPolicySettings | PpoSettings]] = {
 
 
 def out_of_range(settings: type[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the name and the problem of each keyword argument that has the right type and an impossible value.
+    """Yield the name and the problem of each keyword argument with the right type and an impossible value.
 
     Args:
         settings: one of the classes above.

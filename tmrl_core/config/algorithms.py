@@ -1,8 +1,8 @@
 """Compatible action spaces, collection modes, loops, memories and policies of each algorithm, by name.
 
 A configuration is checked on machines without torch, so built-in algorithms are identified by their references;
-`tests/config/test_algorithms.py` compares this table with the classes. Of custom classes only `collection` and
-`action_spaces` are checked, by the trainer, after importing them.
+`tests/config/test_algorithms.py` compares this table with the classes. For custom classes, the trainer checks only
+`collection` and `action_spaces`, after importing them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ class Algorithm(msgspec.Struct, frozen=True):
         name: name of its class in `tmrl_core.training`.
         module: its module in `tmrl_core.training`.
         action_spaces: `box`, `discrete`.
-        collection: values of `worker.collection` that it learns from.
-        actors: policies of `tmrl_core.actor` that it trains.
-        memories: memories of `tmrl_core.training` that it learns from; none: the loop stores a round, for any
-            `memory.cls`.
+        collection: supported values of `worker.collection`.
+        actors: supported policies of `tmrl_core.actor`.
+        memories: supported memories of `tmrl_core.training`; none: the loop stores a round, for any `memory.cls`.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Algorithm(msgspec.Struct, frozen=True):
     @property
     def settings(self) -> type[OffPolicySettings | PpoSettings]:
         """Settings of its constructor."""
-        # Their import takes longer than that of all sections, and few checks need them.
+        # Imported here, because the import takes longer than that of all sections and few checks need it.
         from tmrl_core.config.agent_settings import SETTINGS
 
         return SETTINGS[self.name]
@@ -83,10 +82,10 @@ ALGORITHMS = (
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """One of the project's policies, with a backend for torch and one for NumPy.
+    """A built-in policy, with a torch and a NumPy backend.
 
     Args:
-        name: of its class in `tmrl_core.actor`; that of the NumPy backend is `Numpy` and this name.
+        name: name of its class in `tmrl_core.actor`; the NumPy backend is named `Numpy` and this name.
         action_space: `box` or `discrete`.
         file: module of both classes, in `tmrl_core.actor.policies.torch` and `tmrl_core.actor.policies.numpy`.
     """
@@ -115,7 +114,7 @@ POLICIES = (
 )
 
 ACTORS = {policy.name: policy.action_space for policy in POLICIES}
-"""Action space of each of the project's policies."""
+"""Action space of each built-in policy."""
 
 FRAME_STACK = 4
 """Default number of frames of `FrameStackMemory`."""
@@ -134,7 +133,7 @@ def _references(package: str, name: str, *modules: str) -> set[str]:
 
 
 def algorithm_of(reference: str) -> Algorithm | None:
-    """Return the algorithm that `agent.cls` names; None: it is a custom one."""
+    """Return the algorithm that `agent.cls` names; None: a custom one."""
     for algorithm in ALGORITHMS:
         if reference in _references("training", algorithm.name, algorithm.module):
             return algorithm
@@ -142,7 +141,7 @@ def algorithm_of(reference: str) -> Algorithm | None:
 
 
 def actor_of(reference: str) -> str | None:
-    """Return the name of the built-in policy that `actor.cls` names, without `Numpy`; None: it is a custom one."""
+    """Return the name of the built-in policy that `actor.cls` names, without `Numpy`; None: a custom one."""
     for policy in POLICIES:
         for name, module in policy.classes.items():
             if reference in _references("actor", name, module):
@@ -156,14 +155,14 @@ def policy_kwargs(config: Config) -> dict[str, Any]:
 
 
 def shared_kwargs(config: Config) -> dict[str, Any]:
-    """Return those of `agent.kwargs` that shape both the agent and the policy, where both are the project's own."""
+    """Return the entries of `agent.kwargs` that shape both the agent and the policy, if both are built-in."""
     if algorithm_of(config.agent.cls) is None or actor_of(config.actor.cls) is None:
         return {}
     return {name: config.agent.kwargs[name] for name in ("hidden_sizes", "activation") if name in config.agent.kwargs}
 
 
 def memory_of(reference: str) -> str | None:
-    """Return the name of the built-in memory that `memory.cls` names; None: it is a custom one."""
+    """Return the name of the built-in memory that `memory.cls` names; None: a custom one."""
     for name, module in MEMORIES.items():
         if reference in _references("training", name, module):
             return name
@@ -186,7 +185,7 @@ def pairs() -> str:
 
 
 def mismatches(config: Config) -> Iterator[str]:
-    """One line for each key that does not go with the project's own algorithm, then one with the pairs that work."""
+    """Yield one line for each key that conflicts with the built-in algorithm, then one with the pairs that work."""
     algorithm = algorithm_of(config.agent.cls)
     if algorithm is None:
         return
@@ -257,7 +256,7 @@ def stacks_problem(config: Config, space: Any) -> str | None:
 
 
 def _shapes(space: Any) -> Iterator[tuple[int, ...] | None]:
-    """Of each part of a space; None: not known."""
+    """Yield the shape of each part of a space; None: unknown."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -268,7 +267,7 @@ def _shapes(space: Any) -> Iterator[tuple[int, ...] | None]:
 
 
 def policy_problem(config: Config, space: Any) -> str | None:
-    """Why the project's own policy cannot act in an action space, with those that can; None when it can."""
+    """Return the reason why the built-in policy cannot act in an action space; None: it can."""
     actor, kind = actor_of(config.actor.cls), action_space_kind(space)
     if actor is None or ACTORS[actor] == kind:
         return None

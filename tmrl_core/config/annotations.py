@@ -1,7 +1,7 @@
 """Check of keyword arguments against the types in a signature.
 
 Configurations hold numbers, text, lists and tables. A class may name any type; unknown types accept every value, so
-that only certain errors are refused.
+that only definite errors are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def misfits(found: Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """Return one line for each value that is not of its type in a callable's signature.
+    """Yield one line for each value that does not match its type in a callable's signature.
 
     Args:
         found: the callable; its annotations are resolved, nothing is called.
@@ -33,7 +33,7 @@ def misfits(found: Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[st
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of a type. A type that this module does not know accepts every value.
+    """Return True if a value matches a type. A type that this module does not know accepts every value.
 
     Integers may be written as 1e6. NaN is not accepted as a number.
     """
@@ -53,11 +53,11 @@ def fits(value: Any, hint: Any) -> bool:
     if kind in (dict, Mapping):
         return isinstance(value, Mapping)
     if kind is Callable:
-        return callable(value) or (isinstance(value, str) and ":" in value)  # a reference, which names one
+        return callable(value) or (isinstance(value, str) and ":" in value)  # a reference names a callable
     if inspect.isclass(kind) and isinstance(value, bool | int | float | str | list):
         try:
             return isinstance(value, kind)
-        except TypeError:  # a protocol, of which nothing is known
+        except TypeError:  # a protocol, whose members are not checked
             return True
     return True
 

@@ -1,4 +1,4 @@
-"""Checks across keys: impossible combinations are refused before anything starts."""
+"""Checks across keys: impossible combinations are refused before a role starts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_WHOLE = 2**63 - 1
 
 
 def check_values(config: Config) -> None:
-    """Refuse conflicting values, all of them in one message.
+    """Refuse conflicting values, and list all of them in one message.
 
     Raises:
-        ConfigError: with the keys' paths, the values found, and those allowed.
+        ConfigError: the message has the keys' paths, the values found and the allowed values.
     """
     values = msgspec.to_builtins(config)
     beyond = list(too_large(values, ""))
@@ -31,7 +31,7 @@ def check_values(config: Config) -> None:
 
 
 def not_finite(values: Any, path: str) -> Iterator[str]:
-    """Infinite and undefined numbers: JSON cannot write them, and no key means them."""
+    """Yield infinite and undefined numbers, which JSON cannot represent and no key accepts."""
     if isinstance(values, dict):
         for key, value in values.items():
             yield from not_finite(value, f"{path}.{key}" if path else str(key))
@@ -40,7 +40,7 @@ def not_finite(values: Any, path: str) -> Iterator[str]:
 
 
 def too_large(values: Any, path: str) -> Iterator[str]:
-    """Whole numbers that no counter holds."""
+    """Yield integers that are too large for counters."""
     if isinstance(values, dict):
         for key, value in values.items():
             yield from too_large(value, f"{path}.{key}" if path else str(key))
@@ -50,7 +50,7 @@ def too_large(values: Any, path: str) -> Iterator[str]:
 
 
 def contradictions(config: Config) -> Iterator[str]:
-    """One line for each pair of keys that cannot both hold."""
+    """Yield one line for each pair of conflicting keys."""
     memory, network, worker, trainer = config.memory, config.network, config.worker, config.trainer
     if memory.capacity < memory.batch_size:
         yield (
@@ -89,14 +89,14 @@ def contradictions(config: Config) -> Iterator[str]:
             f"network.backoff_min_s: {network.backoff_min_s:g} must not be above "
             f"network.backoff_max_s = {network.backoff_max_s:g}"
         )
-    # A message's frames have headers of their own: about two thousandths of it.
+    # The headers of a message's frames add about two thousandths to its size.
     if config.server.budget_bytes < 2.01 * network.max_message_bytes:
         yield (
             f"server.budget_bytes: {config.server.budget_bytes} must hold two messages of "
             f"network.max_message_bytes = {network.max_message_bytes}; raise the first or lower the second"
         )
     ports = [config.server.port, network.local_port_server, network.local_port_trainer, network.local_port_worker]
-    given = [port for port in ports if port]  # 0: a free one each
+    given = [port for port in ports if port]  # 0: each role takes a free port
     if network.transport == "tlspyo" and len(set(given)) < len(given):
         yield f"server.port and the three network.local_port_* must differ with tlspyo, found {ports}"
     if network.security is None and not network.allow_insecure_remote:
@@ -126,7 +126,7 @@ def contradictions(config: Config) -> Iterator[str]:
 
 
 def limiter_problems(config: Config) -> Iterator[str]:
-    """One line for each key that does not go with the band of samples per insert."""
+    """Yield one line for each key that conflicts with the band of samples per insert."""
     limiter, memory, trainer = config.trainer.limiter, config.memory, config.trainer
     per_insert, error = limiter.samples_per_insert, limiter.error_buffer
     if per_insert is None:
@@ -160,11 +160,11 @@ OTHER_LOOPS = frozenset(
     for module in ("", ".loops.offline")
     for name in ("TrainingOffline", "TorchTrainingOffline")
 )
-"""The project's own loops; of others only their makers know."""
+"""Built-in loops. The capabilities of other loops are unknown."""
 
 
 def lockstep_problems(config: Config) -> Iterator[str]:
-    """One line for each key that does not go with lockstep collection, or only with it."""
+    """Yield one line for each key that conflicts with lockstep collection, or that requires it."""
     worker, memory, trainer = config.worker, config.memory, config.trainer
     if worker.collection != "lockstep":
         if trainer.loop in LOCKSTEP_LOOPS:
@@ -185,7 +185,7 @@ def lockstep_problems(config: Config) -> Iterator[str]:
             f"trainer.lockstep: set one of steps_per_round ({lockstep.steps_per_round}) and episodes_per_round "
             f"({lockstep.episodes_per_round}), and the other one to null"
         )
-    # There is no memory that could undo or compare anything: a round is trained on as it came.
+    # Without a memory, compressed samples cannot be restored or compared: a round is used for training as it arrived.
     for key, value in (
         ("worker.sample_compressor", worker.sample_compressor),
         ("worker.crc_debug", worker.crc_debug or None),

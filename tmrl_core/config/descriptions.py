@@ -36,9 +36,9 @@ def described_by(*sections: type[Any]) -> Callable[[Class], Class]:
 
 
 def add_descriptions(documented: Class, texts: Mapping[str, str]) -> Class:
-    """Add parameters to the end of the `Args:` of a class's docstring, except those that are there."""
+    """Add parameters to the end of the `Args:` of a class's docstring, except the documented ones."""
     doc = documented.__doc__
-    if doc is not None:  # with -OO there are none
+    if doc is not None:  # with -OO, docstrings do not exist
         text = ""
         for name, meaning in texts.items():
             if f"\n        {name}: " not in doc:

@@ -1,8 +1,8 @@
-"""JSON and YAML text of configurations to primitive values.
+"""Conversion of JSON and YAML text of configurations to primitive values.
 
-YAML 1.1, which PyYAML reads, turns `no` into false, `1:30` into 90 and leaves `1e6` a text. Configurations follow YAML
-1.2's core rules instead: only `true` and `false` are flags, `1e6` is a number, dates stay texts. A repeated key is
-refused in both formats, because its first value would be lost silently.
+PyYAML implements YAML 1.1, which turns `no` into false and `1:30` into 90, and leaves `1e6` a text. Configurations
+follow YAML 1.2's core rules instead: only `true` and `false` are flags, `1e6` is a number, and dates stay texts. A
+repeated key is refused in both formats, because its first value would be lost silently.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _MOST_VALUES = 100_000
 
 
 def _checked(values: Any, source: str) -> Any:
-    """The same values, if they are no more than a person or program writes, and can be written again.
+    """Return the values after a check of their number and texts.
 
     Raises:
-        ConfigError: too many values, as ten lines of aliases to aliases make; or text that is no text.
+        ConfigError: there are too many values, as nested aliases can produce; or a text is invalid.
     """
     left = _MOST_VALUES
     waiting = [values]
@@ -71,7 +71,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """Whole numbers; a leading zero means nothing here, and octal in YAML 1.1."""
+    """Integers. A leading zero has no meaning here; in YAML 1.1, it means octal."""
     text = str(loader.construct_scalar(node)).replace("_", "")
     return int(text, 16) if text.startswith("0x") else int(text)
 
@@ -84,10 +84,10 @@ def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 for _tag in ("binary", "omap", "pairs", "set", "timestamp"):
-    # Neither JSON nor a run's own files have such values.
+    # JSON and the files of a run do not have such values.
     _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _refuse_tag)
 
-# A separate table: PyYAML keeps it on the class, and the base class's is YAML 1.1.
+# A separate table is needed, because PyYAML stores it on the class, and the base class's table is YAML 1.1.
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
@@ -105,10 +105,10 @@ for _tag, _pattern, _first in (
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts a text in quotes where `_Loader` would take it for something else, as 1e5, and where YAML 1.1 would."""
+    """Put a text in quotes if `_Loader` or YAML 1.1 would read it as another type, such as 1e5."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Rare ends of lines are written as escapes: within other quotes they would be read as a space."""
+        """Rare line ends are written as escapes, because within other quotes they would be read as a space."""
         style = '"' if any(end in data for end in "\x85\u2028\u2029\ufeff") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
@@ -132,7 +132,8 @@ def parse_yaml(text: str, source: str) -> Any:
         source: name of the text in error messages.
 
     Raises:
-        ConfigError: with line and column: invalid YAML, a duplicate key, or a tag of an unsupported type.
+        ConfigError: the YAML is invalid, a key is repeated, or a tag has an unsupported type; the message has line and
+            column.
     """
     loader = None
     try:
@@ -151,10 +152,10 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def parse_json(text: str, source: str) -> Any:
-    """Plain values from JSON text.
+    """Return the values of JSON text.
 
     Raises:
-        ConfigError: with line and column: invalid JSON; or a duplicate key.
+        ConfigError: the JSON is invalid (the message has line and column), or a key is repeated.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -177,10 +178,10 @@ def parse_json(text: str, source: str) -> Any:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """The plain values of a configuration file; an empty YAML file is an empty configuration.
+    """Return the values of a configuration file. An empty YAML file is an empty configuration.
 
     Raises:
-        ConfigError: the file is missing or unreadable, has another extension, is broken, or holds no mapping.
+        ConfigError: the file is missing, unreadable or invalid, has another extension, or does not contain a mapping.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"{path}: a configuration's name ends in {', '.join(SUFFIXES)}, not in {path.suffix!r}")

@@ -29,30 +29,30 @@ _PATH = re.compile(r" - at (?:the key in )?`\$(.*)`$")
 
 
 def near(word: str, words: Collection[str]) -> str:
-    """` Did you mean ...?`, or nothing."""
+    """Return ` Did you mean ...?`, or an empty text."""
     matches = difflib.get_close_matches(word, words, n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def keys_of(struct: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
-    """Key to section structure, or None where the key holds a plain value."""
+    """Return the sections by key; None for a key with a primitive value."""
     info = type_info(struct)
     assert isinstance(info, inspect.StructType)
     return {f.encode_name: section_of(f.type) for f in info.fields}
 
 
 def section_of(kind: inspect.Type) -> type[msgspec.Struct] | None:
-    """The structure behind a type, when it is one."""
+    """Return the section structure in a type; None: there is none."""
     if isinstance(kind, inspect.Metadata):
         return section_of(kind.type)
     return kind.cls if isinstance(kind, inspect.StructType) else None
 
 
 def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
-    """Refuse keys that the configuration does not have, all of them in one message.
+    """Refuse unknown keys, and list all of them in one message.
 
     Raises:
-        ConfigError: with each unknown key's path, near misses, and the keys that are allowed there.
+        ConfigError: the message has each unknown key's path, similar keys and the allowed keys.
     """
     problems = list(unknown_keys(values, Config, ""))
     if problems:
@@ -60,7 +60,7 @@ def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
 
 
 def unknown_keys(values: Mapping[str, Any], struct: type[msgspec.Struct], path: str) -> Iterator[str]:
-    """One line for each key that `struct` does not have."""
+    """Yield one line for each key that `struct` does not have."""
     known = keys_of(struct)
     for key, value in values.items():
         if key not in known:
@@ -127,7 +127,7 @@ def field_type(kind: inspect.Type | None, name: str) -> inspect.Type | None:
 
 
 def shown(value: Any) -> str:
-    """A value as people write it, with its kind."""
+    """Return a value as text, with its kind."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -144,7 +144,7 @@ def shown(value: Any) -> str:
 
 
 def literal_values(kind: inspect.Type) -> tuple[Any, ...]:
-    """Return the texts that a key may have, if it is one of a few."""
+    """Return the allowed texts of a key, if it allows only a few."""
     if isinstance(kind, inspect.Metadata):
         return literal_values(kind.type)
     if isinstance(kind, inspect.UnionType):
@@ -183,7 +183,7 @@ def allowed(kind: inspect.Type) -> str:
 
 
 def limits(kind: inspect.IntType | inspect.FloatType) -> str:
-    """` of at least 1`, ` from 0 to 65535`, ` above 0`, or nothing."""
+    """Return ` of at least 1`, ` from 0 to 65535`, ` above 0`, or an empty text."""
     if kind.ge is not None and kind.le is not None:
         return f" from {kind.ge} to {kind.le}"
     if kind.ge is not None:

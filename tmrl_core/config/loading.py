@@ -1,4 +1,4 @@
-"""From file, environment and command line to one checked `Config`.
+"""Loading of one checked `Config` from file, environment and command line.
 
 Precedence, later wins: defaults, file, environment (`TMRL_CORE_*`, for secrets and hosts), `--set` overrides.
 """
@@ -25,12 +25,12 @@ from tmrl_core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 BUILT_IN = EnvironmentSection()
-"""The environment where none is named."""
+"""Environment of a configuration that names none."""
 BUILT_IN_STEPS = 2.0
 """Default of `worker.max_env_steps_per_update` for the built-in environment."""
 PREFIX = "TMRL_CORE_"
 MAX_TOKEN_CHARACTERS = 4_096
-"""As long as a message of the protocol takes it."""
+"""Maximum length of a token, limited by the protocol's messages."""
 
 REMOVED_KEYS = (("gateway", "enabled"),)
 """Keys without effect in the configurations that earlier versions have written into run folders."""
@@ -74,10 +74,10 @@ def data_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def find_config_file(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The configuration file when none is named.
+    """Return the default configuration file.
 
-    `$TMRL_CORE_CONFIG` (which must exist), else `tmrl_core.yaml` here, else `config.yaml` in the data folder, else
-    None: the built-in defaults.
+    `$TMRL_CORE_CONFIG` (which must exist), else `tmrl_core.yaml` in the current folder, else `config.yaml` in the data
+    folder, else None: the built-in defaults.
     """
     environ = os.environ if environ is None else environ
     if environ.get("TMRL_CORE_CONFIG"):
@@ -89,9 +89,9 @@ def find_config_file(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def find_credentials_folder(config: Config, environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of keys and tokens: `network.credentials_dir`, else `credentials/` here, else the data folder's.
+    """Return the credentials folder: `network.credentials_dir`, `credentials/` here, or the data folder's.
 
-    `credentials/` here counts when it holds more than a README. The folder that is returned need not exist.
+    `credentials/` in the current folder counts if it holds more than a README. The returned folder need not exist.
     """
     if config.network.credentials_dir is not None:
         return Path(config.network.credentials_dir).expanduser()
@@ -122,7 +122,7 @@ def token_from_environment(environ: Mapping[str, str]) -> str | None:
 
 
 def _as_token(text: str, source: str) -> str:
-    # Invalid bytes in the environment are decoded as lone surrogates, which cannot be sent.
+    # Python decodes invalid bytes in the environment as lone surrogates, which cannot be sent.
     if len(text) > MAX_TOKEN_CHARACTERS or any("\ud800" <= one <= "\udfff" for one in text):
         most = MAX_TOKEN_CHARACTERS
         raise ConfigError(f"{source}: this is not a token: a token is one line of text of at most {most} characters")
@@ -140,13 +140,13 @@ def load(
 
     Args:
         path: JSON or YAML by extension; None: found by `find_config_file`, else the built-in defaults.
-        overrides: `section.key=value`, the value as YAML; later ones win.
+        overrides: `section.key=value`, with the value as YAML; later ones win.
         environ: the environment; None: this process's.
         built_in: True: without an environment in the configuration, the built-in one is used. It does not run in real
             time, so `worker.max_env_steps_per_update` is then `BUILT_IN_STEPS`, unless it is set.
 
     Raises:
-        ConfigError: with the key's path, the value found, and those allowed.
+        ConfigError: a value is invalid; the message has the key's path, the value found and the allowed values.
     """
     environ = os.environ if environ is None else environ
     found = find_config_file(environ) if path is None else Path(path).expanduser()
@@ -155,7 +155,7 @@ def load(
         if isinstance(values.get(section), dict):
             values[section].pop(key, None)
     source = str(found) if found is not None else "built-in defaults"
-    # Checked layer by layer, so that a mistake is reported with the place where it was made.
+    # Each layer is checked separately, so that an error names its source.
     convert(values, source)
     overrides = list(overrides)
     if built_in and "environment" not in values and not any(one.startswith("environment.") for one in overrides):
@@ -163,7 +163,7 @@ def load(
     merge_environment(values, environ)
     for override in overrides:
         path_text, value = parse_override(override)
-        # Without the value, which may be a secret.
+        # The message leaves out the value, which may be a secret.
         label = f"--set {path_text}"
         one: dict[str, Any] = {}
         put(one, path_text, value, label)
@@ -176,10 +176,10 @@ def load(
 
 
 def from_values(values: Mapping[str, Any], source: str = "configuration") -> Config:
-    """A checked configuration from plain values, without file and environment.
+    """Return a checked configuration of primitive values, without file and environment.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: see `load`.
     """
     config = convert(values, source)
     check_values(config)
@@ -187,10 +187,10 @@ def from_values(values: Mapping[str, Any], source: str = "configuration") -> Con
 
 
 def with_changes(config: Config, changes: Iterable[str]) -> Config:
-    """The configuration with `section.key=value` changes, as `--set` has them.
+    """Return the configuration with changes `section.key=value`, in the form of `--set`.
 
     Raises:
-        ConfigError: a change does not fit.
+        ConfigError: a change is invalid.
     """
     values = msgspec.to_builtins(config)
     for change in changes:
@@ -203,7 +203,7 @@ def convert(values: Mapping[str, Any], source: str) -> Config:
     """Check types and limits of each key, but not their combinations.
 
     Raises:
-        ConfigError: unknown key, wrong type, value out of its limits.
+        ConfigError: a key is unknown, or a value has the wrong type or is out of range.
     """
     refuse_unknown_keys(values, source)
     try:
@@ -213,7 +213,7 @@ def convert(values: Mapping[str, Any], source: str) -> Config:
 
 
 def own_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`values` without the built-in environment's keyword arguments where another environment is named."""
+    """Return `values` without the built-in environment's keyword arguments if they name another environment."""
     environment = values.get("environment")
     if not isinstance(environment, Mapping) or "kwargs" in environment:
         return values
@@ -223,7 +223,7 @@ def own_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def whole_numbers(values: Any, kind: Any) -> Any:
-    """`values` with floats such as 1e6 made whole where a key takes whole numbers only."""
+    """Return `values` with floats such as 1e6 as integers where a key allows only integers."""
     if isinstance(values, Mapping):
         return {key: whole_numbers(value, field_type(kind, key)) for key, value in values.items()}
     if isinstance(values, float) and values.is_integer():
@@ -237,7 +237,7 @@ def merge_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Non
     """Copy the values of `TMRL_CORE_*` variables into `values`; log unknown ones.
 
     Raises:
-        ConfigError: a variable's value does not fit its key.
+        ConfigError: a variable's value is invalid for its key.
     """
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
@@ -249,14 +249,14 @@ def merge_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Non
         if not environ[name]:
             continue
         section, key = ENVIRONMENT_KEYS[name]
-        # Names stay texts as they are; only the port is a number.
+        # Names stay texts; only the port is a number.
         value: Any = parse_yaml(environ[name], name) if key == "port" else environ[name]
         convert({section: {key: value}}, name)
         put(values, f"{section}.{key}", value, name)
 
 
 def parse_override(override: str) -> tuple[str, Any]:
-    """`section.key=value` as path and value; the value is YAML.
+    """Return path and value of `section.key=value`; the value is YAML.
 
     Raises:
         ConfigError: there is no `=`, an empty part, or invalid YAML.
@@ -294,11 +294,11 @@ class _Current:
 def current() -> Config:
     """Return the configuration for omitted arguments.
 
-    It is the argument of `use`; otherwise it is loaded as without `-c`, and again only when the file or the environment
-    has changed.
+    This is the argument of `use`. Without it, the configuration is loaded as without `-c`, and loaded again only if the
+    file or the environment has changed.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: see `load`.
     """
     with _Current.lock:
         if _Current.in_use is not None:
@@ -316,11 +316,11 @@ def current() -> Config:
 
 
 def use(config: Config | None) -> None:
-    """Let `current` supply this configuration in this process; None: search again."""
+    """Make `current` return this configuration in this process; None: search again."""
     with _Current.lock:
         _Current.in_use = config
 
 
 def resolved(config: Config) -> str:
-    """The whole configuration as YAML, every key with its value; it holds no secret."""
+    """Return the whole configuration as YAML, with every key. It contains no secret."""
     return format_yaml(msgspec.to_builtins(config, enc_hook=str))

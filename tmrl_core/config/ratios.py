@@ -5,16 +5,17 @@ With S samples received (environment steps, resets included), U updates done and
 - the trainer's limits allow update U of S samples as `_most_updates` says, from max(1, start_training) samples on. It
   publishes a version at the start and after every `update_model_interval` updates;
 - a synchronous worker collects initial_steps, and waits until (n + 1) / (1 + M) <= max_steps_per_update holds for these
-  n. Then it counts steps anew under the same limit, before each step or, with `end_episodes`, before each episode;
+  n. Then it counts steps from 0 under the same limit, before each step or, with `end_episodes`, before each episode;
 - asynchronous workers begin an episode while S <= start_training + max_env_steps_per_update * (U + 1).
 
 Workers therefore collect at most `_most_samples` between two versions (asynchronous: between two updates), and the
-trainer must reach the next one with these. With whole episodes each worker may collect up to one episode more, twice:
-only a combination that starves with the longest episodes is refused. The roles detect the rest at run time.
+trainer must reach the next one with these. With whole episodes, each worker may collect up to one episode more, twice.
+Only a combination that starves with the longest episodes is refused. The roles detect other cases at run time.
 
 If neither the environment's registration nor `worker.max_samples_per_episode` limits an episode: a conflict with
-episodes of up to L steps is one with all shorter episodes too, so there is a shortest longest episode N that would free
-both sides. N above `LONGEST_EPISODE` is refused; any other N is a warning with the number.
+episodes of up to L steps is also a conflict with all shorter episodes. Hence there is a smallest limit N on the length
+of episodes that avoids the conflict. A configuration with N above `LONGEST_EPISODE` is refused; any other N gives a
+warning with the number.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from tmrl_core.config.sections import Config
 from tmrl_core.rate_limit import RateLimit, default_error, exact
 
 LONGEST_SEARCH = 200_000
-"""Versions that are checked one by one; beyond, only the last is checked."""
+"""Number of versions that are checked separately. Of further versions, only the last is checked."""
 
 LONGEST_EPISODE = 10_000
-"""Steps of an episode when nothing limits it; longer episodes are left to the check at run time."""
+"""Assumed maximum length of unlimited episodes, in steps. The check at run time covers longer episodes."""
 
 
 def ratios_conflict(config: Config, workers: int = 1, episode_steps: int | None = None) -> str | None:
-    """Return why both sides would wait forever, with the numbers and the change to make; None: they would not.
+    """Return a description of why both sides would wait forever, with a remedy; None: they would not.
 
     Args:
         config: the configuration of all roles.
         workers: number of workers that will collect.
-        episode_steps: longest episode in environment steps, the reset not counted; None: the value of
+        episode_steps: maximum length of an episode in environment steps, the reset not counted; None: the value of
             `worker.max_samples_per_episode`.
     """
     longest = longest_episode(config, episode_steps)
@@ -77,7 +78,7 @@ def _conflict(config: Config, workers: int, longest: int) -> str | None:
     worker, trainer = config.worker, config.trainer
     total = trainer.epochs * trainer.rounds * trainer.steps
     if worker.collection == "asynchronous" and worker.max_env_steps_per_update is not None:
-        # The last update is the tightest, because the rest is a constant. The last episode of each worker begins just
+        # The last update is the strictest, because the rest is constant. The last episode of each worker begins just
         # within the limit, and adds its reset and its steps.
         limit = RateLimit(exact(worker.max_env_steps_per_update), trainer.start_training)
         samples = int(limit.most(total)) + workers * (1 + longest)
@@ -89,7 +90,7 @@ def _conflict(config: Config, workers: int, longest: int) -> str | None:
             return _start_message(config, workers, first, needed)
         interval = trainer.update_model_interval
         last = -(-total // interval)
-        # The initial steps and an episode add a constant, so far out the last version is the tightest.
+        # The initial steps and an episode add a constant, so for large numbers the last version is the strictest.
         for version in (*range(1, min(last, LONGEST_SEARCH)), last):
             updates, samples = min(version * interval, total), most_samples(version)
             if updates > most_updates(samples):
@@ -98,11 +99,11 @@ def _conflict(config: Config, workers: int, longest: int) -> str | None:
 
 
 def _most_samples(config: Config, workers: int, longest: int) -> Callable[[int], int]:
-    """Return the most samples that synchronous workers collect, as a function of the published versions."""
+    """Return the maximum samples of synchronous workers, as a function of the published versions."""
     worker = config.worker
     assert worker.max_steps_per_update is not None
     limit = RateLimit(exact(worker.max_steps_per_update))
-    # The last episode begins one step below the limit at most, and adds its reset and its steps.
+    # The last episode begins at most one step below the limit, and adds its reset and its steps.
     beyond = longest if worker.end_episodes else 0
     initial = worker.initial_steps + (beyond if worker.initial_steps else 0)
 
@@ -114,7 +115,7 @@ def _most_samples(config: Config, workers: int, longest: int) -> Callable[[int],
 
 
 def _most_updates(config: Config) -> Callable[[int], int]:
-    """Return the most updates that the trainer makes, as a function of the samples, once training may begin."""
+    """Return the maximum number of updates as a function of the samples, once training may begin."""
     trainer, batch = config.trainer, config.memory.batch_size
     start, per_insert = max(1, trainer.start_training), trainer.limiter.samples_per_insert
     ratio = RateLimit(exact(trainer.max_training_steps_per_env_step), 1)
@@ -126,7 +127,7 @@ def _most_updates(config: Config) -> Callable[[int], int]:
 
 
 def updates_per_sample(config: Config) -> Fraction:
-    """Return the updates for each sample in the long run, by the trainer's ratio and its limiter."""
+    """Return the long-run number of updates per sample, from the trainer's ratio and its limiter."""
     ratio, per_insert = exact(config.trainer.max_training_steps_per_env_step), config.trainer.limiter.samples_per_insert
     return ratio if per_insert is None else min(ratio, exact(per_insert) / config.memory.batch_size)
 

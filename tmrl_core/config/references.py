@@ -1,4 +1,4 @@
-"""`package.module:Name` to the object of that name."""
+"""Resolution of references `package.module:Name` to objects."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def resolve(reference: str, key: str = "") -> Any:
         key: path of its key, for error messages.
 
     Raises:
-        ConfigError: no such module or name, with near misses; the module is not valid Python, or imports a missing
-            package; or the text is not a reference.
+        ConfigError: the module or name does not exist (the message has similar names), the module is not valid Python
+            or imports a missing package, or the text is not a reference.
         ImportError: a module of this project imports a missing package.
     """
     label, module_name, name = _parts(reference, key)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        # Only the module itself, or a parent package: a failed import inside it is not a wrong reference.
+        # Only the module itself or a parent package counts: a failed import inside the module is not a wrong reference.
         if exc.name is not None and (module_name == exc.name or module_name.startswith(exc.name + ".")):
             raise ConfigError(_NO_MODULE.format(label=label, name=exc.name)) from exc
         if is_own(reference):
@@ -67,7 +67,7 @@ _NO_MODULE = (
 
 
 def _parts(reference: str, key: str) -> tuple[str, str, str]:
-    """The label for messages, the module and the name in it."""
+    """Return the label for messages, the module and the name in it."""
     label = f"{key}: {reference!r}" if key else repr(reference)
     module_name, colon, name = reference.partition(":")
     if not colon or not all(module_name.split(".")) or not name:
@@ -78,12 +78,12 @@ def _parts(reference: str, key: str) -> tuple[str, str, str]:
 
 
 def is_own(reference: str) -> bool:
-    """Return whether a reference names an object of this project."""
+    """Return True if a reference names an object of this project."""
     return reference.partition(":")[0].partition(".")[0] == "tmrl_core"
 
 
 def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
-    """Check that a reference names an object, by the files alone: nothing is imported, so none of its code runs.
+    """Check that a reference names an object by reading files only. Nothing is imported, so that none of its code runs.
 
     Args:
         reference: the reference.
@@ -91,7 +91,7 @@ def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
         folders: searched after `sys.path`.
 
     Raises:
-        ConfigError: no such module, or its source has no such name; or the text is not a reference.
+        ConfigError: the module does not exist, its source lacks the name, or the text is not a reference.
     """
     label, module_name, name = _parts(reference, key)
     places: Sequence[str] | None = [*sys.path, *map(str, folders)]
@@ -99,7 +99,7 @@ def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
     module = ""
     for part in module_name.split("."):
         module = f"{module}.{part}" if module else part
-        # Finders of installed packages (editable ones) know top-level names only; looking those up imports nothing.
+        # Finders of installed (editable) packages know only top-level names. A search for these imports nothing.
         found = importlib.machinery.PathFinder.find_spec(module, places) if places is not None else None
         spec = found or (_find_installed(module) if "." not in module else None)
         if spec is None:
@@ -114,12 +114,12 @@ def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
 def _find_installed(module: str) -> importlib.machinery.ModuleSpec | None:
     try:
         return importlib.util.find_spec(module)
-    except ValueError:  # a module that was made by hand
+    except ValueError:  # a module that was created in code
         return None
 
 
 def _names_in(origin: str | None) -> set[str] | None:
-    """Return every name that a source file binds; None: only running it would tell."""
+    """Return every name that a source file binds; None: only running the file would show them."""
     if origin is None or not origin.endswith(".py"):
         return None
     try:
@@ -134,16 +134,16 @@ def _names_in(origin: str | None) -> set[str] | None:
 
 
 def public_names(found: Any) -> list[str]:
-    """Names without a leading underscore, those of lazy packages included."""
+    """Return the names without a leading underscore, including lazy ones."""
     exported = vars(found).get("__all__", ()) if isinstance(found, ModuleType) else ()
     return sorted({*dir(found), *exported} - {n for n in dir(found) if n.startswith("_")})
 
 
 def resolve_with(reference: str, kwargs: Mapping[str, Any], key: str = "") -> Any:
-    """The callable that a reference names, with keyword arguments bound when there are any.
+    """Return the callable that a reference names, with keyword arguments bound if there are any.
 
     Raises:
-        ConfigError: as `resolve`; or the object cannot be called.
+        ConfigError: see `resolve`; or the object cannot be called.
     """
     found = resolve(reference, key)
     if not callable(found):
@@ -161,7 +161,7 @@ def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
     For callables of this project the values are checked too.
 
     Raises:
-        ConfigError: it does not; with the names that it accepts.
+        ConfigError: it does not accept them; the message has the accepted names.
     """
     try:
         signature = inspect.signature(found)
@@ -184,10 +184,10 @@ def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
 
 
 def resolve_optional(reference: str | None, key: str = "") -> Any:
-    """The object that a reference names, or None for None.
+    """Return the object that a reference names, or None for None.
 
     Raises:
-        ConfigError: as `resolve`.
+        ConfigError: see `resolve`.
     """
     return None if reference is None else resolve(reference, key)
 
@@ -196,7 +196,7 @@ def as_environment(made: Any, maker: str) -> Any:
     """Return the result of `maker`, if it is an environment.
 
     Raises:
-        ConfigError: it lacks attributes of Gymnasium's environments.
+        ConfigError: the result lacks attributes of Gymnasium's environments.
     """
     lacking = [
         name for name in ("action_space", "close", "observation_space", "reset", "step") if not hasattr(made, name)
@@ -212,11 +212,11 @@ def as_environment(made: Any, maker: str) -> Any:
 def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
     """Return a function that makes the environment.
 
-    The function raises ConfigError for an id that Gymnasium does not know, or cannot make here.
+    The function raises ConfigError for an id that Gymnasium does not know, or that it cannot make on this machine.
 
     Raises:
-        ConfigError: the reference names nothing, or does not take these keyword arguments; or, when the function is
-            called, the result is not an environment.
+        ConfigError: the reference names nothing or does not accept these keyword arguments; or, raised by the function,
+            the result is not an environment.
     """
     make = resolve_with(reference, kwargs, "environment.cls")
 
@@ -229,7 +229,7 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
         except errors.Error as exc:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
         except TypeError as exc:
-            # Gymnasium's message for keyword arguments that an environment does not accept.
+            # Gymnasium raises this for keyword arguments that an environment does not accept.
             if "unexpected keyword argument" in str(exc) and "raised from the environment creator" in str(exc):
                 raise ConfigError(f"environment.kwargs: {exc}") from exc
             raise

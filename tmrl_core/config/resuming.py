@@ -1,6 +1,6 @@
 """Changes of the configuration between a checkpoint and the process that resumes from it.
 
-Most take effect. This module names those that cannot.
+Most changes take effect. This module lists the keys that must not change.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from tmrl_core.config.loading import convert, put
 from tmrl_core.config.sections import Config
 
 COMPARED = ("run.seed", "environment", "actor", "worker.collection", "memory", "agent", "trainer", "checkpoint")
-"""Keys that are compared. Others concern this process only."""
+"""Keys that are compared. Other keys concern only this process."""
 
 FIXED: dict[str, str] = {
     r"memory\.(n_step|capacity|kwargs\.(length|stride))": "the stored transitions have the earlier value",
     r"(actor|agent)\.kwargs\.activation": "the networks were trained with the earlier one",
 }
-"""Keys, as regular expressions, that may not change, and why."""
+"""Keys that must not change, as regular expressions, with the reasons."""
 
 FIRST: dict[str, str] = {
     r"run\.seed": "random generators continue from the checkpoint",
     r"(actor|agent)\.kwargs\.(alpha|log_std)": "it applies to new runs only",
 }
-"""Keys of which only the value that the run began with matters, and why."""
+"""Keys whose first value in the run stays in force, with the reasons."""
 
 LEFT_OUT = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key whose value is another one than the checkpoint's."""
+    """A key whose value differs from the checkpoint's."""
 
     key: str
     then: Any
@@ -45,29 +45,29 @@ class Change:
         return f"{self.key}: {_shown(self.then)} in the checkpoint, {_shown(self.now)} now"
 
     def reason(self, table: Mapping[str, str]) -> str | None:
-        """The reason that a table gives for this key; None: it does not name it."""
+        """Return a table's reason for this key; None: the table does not list the key."""
         return next((reason for pattern, reason in table.items() if re.fullmatch(pattern, self.key)), None)
 
     @property
     def fixed(self) -> str | None:
-        """Reason why this change is refused; None: it is not."""
+        """Return the reason why this change is refused; None: it is allowed."""
         # An omitted keyword argument has a default, which this module does not know.
         return None if LEFT_OUT in (self.then, self.now) else self.reason(FIXED)
 
 
 def changes_since(stored: Mapping[str, Any], config: Config) -> list[Change]:
-    """Keys whose values differ.
+    """Return the keys whose values differ.
 
     Args:
-        stored: the configuration of a checkpoint, as plain values; keys that its release did not know are passed over.
-        config: today's.
+        stored: the configuration of a checkpoint, as primitive values; keys that its release did not know are skipped.
+        config: the present configuration.
     """
     now = plain(config)
     return [change for key in COMPARED for change in _differences(key, _at(stored, key), _at(now, key))]
 
 
 def in_force(stored: Mapping[str, Any], config: Config) -> Config:
-    """Today's configuration with the checkpoint's value where only that matters."""
+    """Return the present configuration, with the checkpoint's values for keys whose first value stays in force."""
     changes = [change for change in changes_since(stored, config) if change.reason(FIRST) is not None]
     if not changes:
         return config
@@ -78,7 +78,7 @@ def in_force(stored: Mapping[str, Any], config: Config) -> Config:
 
 
 def plain(config: Config) -> dict[str, Any]:
-    """The configuration as JSON has it."""
+    """Return the configuration as JSON values."""
     values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
     return values
 

@@ -14,10 +14,10 @@ from tmrl_core.storage.own_files import open_own, write_whole
 
 
 def check_run_folder(config: Config) -> None:
-    """Make the run's folder, and see that files can be written there.
+    """Create the run's folder, and check that files can be written there.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: files cannot be written there.
     """
     folder = config.run_folder
     try:
@@ -28,14 +28,14 @@ def check_run_folder(config: Config) -> None:
 
 
 def write_in_force(config: Config, now: datetime.datetime | None = None) -> Path:
-    """Leave the whole configuration, without secrets, as `config.yaml` and as a dated copy in `configs/`.
+    """Write the whole configuration, without secrets, as `config.yaml` and as a dated copy in `configs/`.
 
     Args:
         config: the configuration in force.
-        now: date of the copy; None: this moment.
+        now: date of the copy; None: the present time.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the files cannot be written.
     """
     text = resolved(config).encode()
     copies = config.run_folder / "configs"
@@ -58,7 +58,7 @@ def write_in_force(config: Config, now: datetime.datetime | None = None) -> Path
 
 
 def free_run_name(config: Config) -> str:
-    """Return the run's name, with a number if there is a run of that name."""
+    """Return the run's name, with a number if a run of that name exists."""
     folder, name = Path(config.run.folder), config.run.name
     number = 1
     while (folder / name).exists():

@@ -286,14 +286,14 @@ class ServerSection(Section, frozen=True, kw_only=True):
 
     @property
     def spool_limit_bytes(self) -> int:
-        """`spool_bytes`, or the limit that null stands for."""
+        """Return `spool_bytes`, or the default limit for null."""
         if self.spool_bytes is not None:
             return self.spool_bytes
         return 64 * MIB if self.spool_dir is None else 256 * MIB
 
     @property
     def bind_address(self) -> str:
-        """`bind`, or the address that null stands for."""
+        """Return `bind`, or the default address for null."""
         if self.bind is not None:
             return self.bind
         return self.host if is_loopback(self.host) else "0.0.0.0"
@@ -653,7 +653,7 @@ class MetricsSection(Section, frozen=True, kw_only=True):
 
 
 class StableBaselinesSection(Section, frozen=True, kw_only=True):
-    """An algorithm of stable-baselines3 (extra `sb3`) instead of the project's own."""
+    """An algorithm of stable-baselines3 (extra `sb3`) instead of a built-in one."""
 
     algorithm: Annotated[Text, doc("Off-policy algorithm: `DQN`, `SAC`, `TD3` or `DDPG`.")] = "DQN"
     policy: Annotated[Text, doc("Policy class of stable-baselines3: `MlpPolicy` or `MultiInputPolicy`.")] = "MlpPolicy"
@@ -785,39 +785,39 @@ class Config(Section, frozen=True, kw_only=True):
 
     @property
     def run_folder(self) -> Path:
-        """Folder of this run's files."""
+        """Return the folder of this run's files."""
         return Path(self.run.folder) / self.run.name
 
     @property
     def worker_model_path(self) -> Path:
-        """File of a worker's copy of the policy."""
+        """Return the file of a worker's copy of the policy."""
         return Path(self.worker.model_path or self.run_folder / "worker" / "policy.tmod")
 
     @property
     def worker_history_path(self) -> str:
-        """Prefix of the names of a worker's dated copies of the policy."""
+        """Return the prefix of the names of a worker's dated copies of the policy."""
         return self.worker.model_path_history or str(self.run_folder / "worker" / "history" / "policy_")
 
     @property
     def trainer_model_path(self) -> Path:
-        """File of the trainer's current weights."""
+        """Return the file of the trainer's current weights."""
         return Path(self.trainer.model_path or self.run_folder / "policy.tmod")
 
     @property
     def memory_path(self) -> Path:
-        """Folder of a memory on disk."""
+        """Return the folder of a memory on disk."""
         return Path(self.memory.folder or self.run_folder / "memory")
 
     @property
     def checkpoint_path(self) -> Path | None:
-        """Folder of the checkpoints; None if they are disabled."""
+        """Return the folder of the checkpoints; None if they are disabled."""
         if not self.checkpoint.enabled:
             return None
         return Path(self.checkpoint.path or self.run_folder / "checkpoint")
 
     @property
     def metrics_path(self) -> Path:
-        """File of the run's metric records."""
+        """Return the file of the run's metric records."""
         return self.run_folder / "metrics.jsonl"
 
 
@@ -832,7 +832,7 @@ def is_loopback(host: str) -> bool:
 
 
 def gateway_url(section: GatewaySection, port: int) -> str:
-    """Return the address of a gateway that listens on this port, for people."""
+    """Return the address of a gateway that listens on this port, for display."""
     if is_loopback(section.host):
         return f"http://localhost:{port}/"
     anywhere = section.host in ("0.0.0.0", "::")

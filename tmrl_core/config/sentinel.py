@@ -1,4 +1,4 @@
-"""The mark of an argument that was left out: it comes from the configuration then."""
+"""Sentinel of an omitted argument, whose value comes from the configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Cfg(enum.Enum):
-    """Type of `CFG`; an enumeration of one, so that type checkers understand `value is CFG`."""
+    """Type of `CFG`: an enumeration with one member, so that type checkers understand `value is CFG`."""
 
     CFG = "cfg"
 
@@ -18,9 +18,9 @@ class Cfg(enum.Enum):
 
 
 CFG: Final = Cfg.CFG
-"""Left out: from the configuration. An explicit None means none."""
+"""Sentinel of an omitted argument. An explicit None is a value."""
 
 
 def given(value: T | Cfg, default: T) -> T:
-    """`value`, or `default` when it was left out."""
+    """Return `value`, or `default` if it was omitted."""
     return default if value is CFG else value

@@ -1,4 +1,4 @@
-"""Samples: the Buffer that collects them, the columns that hold them, the codec that makes bytes of them."""
+"""Samples: the Buffer that collects them, the columns that store them, the codec that encodes them."""
 
 from tmrl_core.samples.buffer import Buffer, Samples
 from tmrl_core.samples.codec import (

@@ -1,4 +1,4 @@
-"""Arrays as the payloads of extensions: see `values.py` for the format."""
+"""Arrays as payloads of MessagePack extensions; see `values.py` for the format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_AXES = 32
 
 
 def array_head(dtype: np.dtype[Any], shape: tuple[int, ...], filter_: int = PLAIN) -> bytes:
-    """Return what stands before the items in an array's extension payload.
+    """Return the header of an array's extension payload.
 
     Raises:
         UncarriableError: the dtype cannot be carried, or the array is too large for one message.
@@ -39,16 +39,16 @@ def array_items(array: NDArray[Any]) -> memoryview:
 
 
 def array_planes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return an array's items byte by byte: [itemsize, size], each row one byte of every item."""
+    """Return an array's items as byte planes [itemsize, size]: each row has one byte of every item."""
     items = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, array.itemsize)
     return np.ascontiguousarray(items.T)
 
 
 def decode_array(payload: memoryview) -> NDArray[Any]:
-    """Return the array of an extension payload: a view of it, or a copy if a filter has to be undone.
+    """Return the array of an extension payload: a view, or a copy if a filter must be undone.
 
     Raises:
-        CodecError: the payload is not an array's, or its length is not what its shape and dtype say.
+        CodecError: the payload is not an array, or its length contradicts its shape and dtype.
     """
     try:
         filter_, axes, name_length = _HEAD.unpack_from(payload)
@@ -58,7 +58,7 @@ def decode_array(payload: memoryview) -> NDArray[Any]:
             raise CodecError("an array of an unknown dtype, filter or number of axes")
         shape = struct.unpack_from(f"<{axes}I", payload, start)
         items = payload[start + 4 * axes :]
-        # math.prod counts in Python's integers, so a shape chosen to overflow does not get through.
+        # math.prod uses Python's integers, so that a shape chosen to overflow is detected.
         if math.prod(shape) * dtype.itemsize != len(items):
             raise CodecError(f"an array of shape {shape} and dtype {dtype} in {len(items)} bytes")
         if not items:

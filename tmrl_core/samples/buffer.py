@@ -1,4 +1,4 @@
-"""The Buffer: where the environment loop leaves its samples."""
+"""The Buffer, which collects the environment loop's samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tmrl_core.samples.segments import NO_VERSION, EpisodeRecord, Version
 from tmrl_core.samples.writer import FIRST_ROWS, ChunkWriter
 
 MAX_RECORDS = 65_536
-"""Maximum number of episode records in a Buffer that nothing takes them from; older ones are dropped."""
+"""Maximum number of episode records in a Buffer. Beyond it, the oldest are dropped."""
 
 
 class Samples(Sequence[Sample]):
@@ -52,13 +52,13 @@ class Samples(Sequence[Sample]):
 
 
 class Buffer:
-    """Samples in the order in which they were made, and the records of the episodes that finished.
+    """Samples in the order of collection, and the records of finished episodes.
 
-    Samples are written into columns as they are appended: arrays are copied, so that an environment may use its own
-    again. For one thread at a time.
+    Samples are written into columns when they are appended. Arrays are copied, so that an environment may reuse its
+    arrays. Only one thread at a time may use a Buffer.
 
     Args:
-        maxlen: capacity in samples; beyond it the oldest are dropped and counted in `dropped`. None: no limit. May be
+        maxlen: capacity in samples. Beyond it, the oldest are dropped and counted in `dropped`. None: no limit. May be
             a float such as 1e6.
 
     Raises:
@@ -67,9 +67,11 @@ class Buffer:
     Attributes:
         episodes: one `EpisodeRecord` per finished episode, in order; at most `MAX_RECORDS`.
         dropped: number of samples dropped beyond `maxlen`.
-        writer: takes the next row with `append_plain`, if it is an ordinary one; None: only `append_sample` does.
-        stat_train_return, stat_test_return: undiscounted return of the latest episode of that mode; 0.0 before any.
-        stat_train_steps, stat_test_steps: its length in environment steps; 0 before any.
+        writer: accepts the next row with `append_plain`, if it is an ordinary row; None: only `append_sample` accepts
+            it.
+        stat_train_return, stat_test_return: undiscounted return of the latest episode of that mode; 0.0 before the
+            first.
+        stat_train_steps, stat_test_steps: length of that episode in environment steps; 0 before the first.
     """
 
     def __init__(self, maxlen: float | None = None) -> None:
@@ -82,16 +84,17 @@ class Buffer:
         self.stat_test_return = 0.0
         self.stat_train_steps = 0
         self.stat_test_steps = 0
-        self._chunks: list[Chunk] = []  # finished
-        self._writer: ChunkWriter | None = None  # of the rows after them
+        self._chunks: list[Chunk] = []  # finished chunks
+        self._writer: ChunkWriter | None = None  # writer of the rows after them
         self._finished_rows = 0
-        self._skipped = 0  # oldest rows that were dropped, fewer than the first chunk has
+        self._skipped = 0  # number of dropped oldest rows, less than the length of the first chunk
         self._rows_hint = FIRST_ROWS
         self._ragged: set[str] = set()
         self._left_out: set[str] = set()
         self._version: Version = NO_VERSION
         self._episode = 0
-        # A run is rows of one episode and version. `_run_step` is the step index of the row `_run_row` of the writer.
+        # A run is a sequence of rows of one episode and version. `_run_step` is the step index of the writer's row
+        # `_run_row`.
         self.writer: ChunkWriter | None = None
         self._run_begins = True
         self._run_row = 0
@@ -112,7 +115,7 @@ class Buffer:
     def append_sample(self, sample: Sequence[Any], extras: dict[str, Any] | None = None) -> None:
         """Append a sample.
 
-        Without `start_episode`, a sample after a terminal one, and one without an action, begins a new episode.
+        Without `start_episode`, a sample begins a new episode if it follows a terminal sample or has no action.
 
         Args:
             sample: `(act, new_obs, rew, terminated, truncated, info)`; `act` is None for a reset without one.
@@ -155,10 +158,10 @@ class Buffer:
 
         Args:
             episode: its id, at least 0, not used before in this process.
-            version: of the policy that plays it; None: the one so far.
+            version: version of the acting policy; None: the present one.
 
         Raises:
-            ValueError: a negative id or version.
+            ValueError: an id or version is negative.
         """
         if episode < 0:
             raise ValueError(f"an episode's id is at least 0, got {episode}")
@@ -172,7 +175,7 @@ class Buffer:
         """Set the policy version of the samples from the next one on.
 
         Raises:
-            ValueError: it has a negative number.
+            ValueError: the version has a negative number.
         """
         incarnation, counter = version
         if incarnation < 0 or counter < 0:
@@ -201,7 +204,7 @@ class Buffer:
         The next sample begins another episode.
 
         Returns:
-            Number of dropped samples. Those taken before are not among them.
+            Number of dropped samples, without those taken before.
         """
         dropped = 0
         if not self._episode_over and not (self._run_begins and self._next_step() == 0):
@@ -213,7 +216,7 @@ class Buffer:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """The samples as columns, oldest first: views that later appends do not touch."""
+        """Return the samples as columns, oldest first: views that later appends do not change."""
         chunks = list(self._chunks)
         if self._writer is not None and self._writer.rows:
             chunks.append(self._writer.view())
@@ -223,7 +226,7 @@ class Buffer:
 
     @property
     def memory(self) -> Samples:
-        """Samples as tuples, oldest first, created on access."""
+        """Return the samples as tuples, oldest first, created on access."""
         return Samples(self.chunks)
 
     def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
@@ -241,7 +244,7 @@ class Buffer:
         return chunks, records
 
     def clear(self) -> None:
-        """Forget the samples; the statistics and `episodes` stay."""
+        """Remove the samples. The statistics and `episodes` stay."""
         self._seal()
         self._empty()
 

@@ -1,18 +1,19 @@
 """Chunks of samples and episode records as one message, without pickle.
 
-A message is one byte, 0 or 1, and a body, as it is (0) or as one zstd frame (1). The body is one MessagePack array:
+A message is one byte, 0 or 1, and a body, either uncompressed (0) or as one zstd frame (1). The body is one MessagePack
+array:
 
     [signature, [record, ...], chunk or nil, [column, ...]]
 
-The columns, arrays as extension data (see `values.py`), come last, so that the body can be written as a list of buffers
-in which the columns are the chunk's own memory: nothing copies a large column while it holds the interpreter's lock.
-What the chunk's entry says of a tree is a nested array: 0 is the next column; `[1, node, ...]` a tuple;
-`[2, [key, ...], node, ...]` a dict; `[3, value, ...]` a list with one value per row. Flags are bit-packed, the first
-row in the highest bit of the first byte.
+The columns, arrays as extension data (see `values.py`), come last. The body can thus be written as a list of buffers
+that refer to the chunk's memory, and no large column is copied under the interpreter's lock. The chunk's entry
+describes a tree as a nested array: 0 is the next column; `[1, node, ...]` a tuple; `[2, [key, ...], node, ...]` a dict;
+`[3, value, ...]` a list with one value per row. Flags are bit-packed, the first row in the highest bit of the first
+byte.
 
-Under zstd, columns of numbers are stored byte by byte (filter 1), and each such plane gets zstd blocks of its own, with
-an entropy code of its own: for floats, the bytes with sign and exponent shrink and the others travel as they are. One
-code for all the bytes finds next to nothing (Pendulum: 22.8 bytes a transition instead of 20.1).
+Under zstd, columns of numbers are stored as byte planes (filter 1), and each plane gets separate zstd blocks with a
+separate entropy code. For floats, the bytes with sign and exponent shrink, and the other bytes stay uncompressed. One
+code for all bytes compresses less (Pendulum: 22.8 bytes per transition instead of 20.1).
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ MIN_SAVING = 0.05
 """Minimum share of a message that zstd must save; otherwise "auto" sends it uncompressed."""
 
 _LEVEL = 1
-# Below this many bytes a message is not worth a frame, a plane not worth a block.
+# Minimum bytes of a message for a frame, and of a plane for a block.
 _LEAST_MESSAGE, _LEAST_PLANE = 256, 128
-# "auto" compresses messages up to this size on trial, and this much of each column of a larger one.
+# "auto" tries to compress a message up to this size, or a part of this size of each column of a larger one.
 _WHOLE_TRIAL, _COLUMN_TRIAL = 128 * 1024, 16 * 1024
-# Buffers up to this size are joined: a copy is cheaper than one more buffer.
+# Buffers up to this size are joined, because a copy is cheaper than one more buffer.
 _JOIN = 64 * 1024
-# A block of at least 4 bytes makes at most 128 kB: a frame that promises more is lying.
+# A block of at least 4 bytes decompresses to at most 128 kB. A frame that announces more is invalid.
 _MOST_PER_BYTE = 128 * 1024 // 4
 
 _LEAF, _TUPLE, _DICT, _LIST = 0, 1, 2, 3
@@ -84,7 +85,7 @@ class SampleMessage(msgspec.Struct, frozen=True):
     Attributes:
         chunk: the samples; None: records only.
         records: finished episodes.
-        signature: the sender's description of its environment, opaque.
+        signature: opaque description of the sender's environment.
     """
 
     chunk: Chunk | None
@@ -120,7 +121,7 @@ _NO_COLUMNS = msgspec.msgpack.encode([])
 
 
 class _Contexts(threading.local):
-    """zstd's contexts are for one thread at a time, and costly to make."""
+    """zstd's contexts, one set per thread, because they are not thread-safe and are costly to make."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
@@ -140,10 +141,10 @@ def encode_message(
     """Return one message as bytes.
 
     Args:
-        chunk: samples, or None; or chunks of one layout (`same_layout`), which become one.
+        chunk: samples, or None; or chunks of one layout (`same_layout`), which are joined.
         records: finished episodes.
         signature: opaque bytes for the other side.
-        compression: "auto" takes zstd where it saves `MIN_SAVING` or more.
+        compression: "auto" uses zstd if it saves `MIN_SAVING` or more.
 
     Raises:
         CodecError: a value in the chunk cannot be carried, or chunks differ in their layout.
@@ -158,7 +159,7 @@ def encode_message_buffers(
     signature: bytes = b"",
     compression: Compression = "auto",
 ) -> list[bytes | memoryview]:
-    """Return one message as consecutive buffers; arguments and errors as in `encode_message`.
+    """Return one message as consecutive buffers; for arguments and errors, see `encode_message`.
 
     Large uncompressed columns are not copied: their buffers are the chunk's memory, which must not change while they
     are in use. Copies under the interpreter's lock have at most 64 kB, apart from values in lists and infos.
@@ -187,7 +188,7 @@ def decode_message(data: BytesLike, *, max_bytes: int) -> SampleMessage:
         max_bytes: maximum size of the message, compressed or decompressed. Checked before any allocation.
 
     Raises:
-        CodecError: too large, or not written by `encode_message`.
+        CodecError: the message is too large, or `encode_message` did not write it.
     """
     view = memoryview(data).cast("B")
     if len(view) > max_bytes:
@@ -206,13 +207,13 @@ def decode_message(data: BytesLike, *, max_bytes: int) -> SampleMessage:
 
 
 def split_chunk(chunk: Chunk, max_bytes: int) -> Iterator[Chunk]:
-    """Yield the chunk in pieces, views, each at most `max_bytes` when encoded without compression, or one sample.
+    """Yield the chunk in pieces (views), each one sample or at most `max_bytes` when encoded without compression.
 
     Raises:
         CodecError: a value in the chunk cannot be carried.
     """
     head, columns = _body([chunk.slice(0, 0)], (), b"")
-    # The size of a message's fixed part, then of each row. Counts and flags grow a little with the rows.
+    # Sizes of a message's fixed part and of each row. Counts and flags grow slightly with the rows.
     fixed = len(head) + 64 + sum(len(_column_head(column, PLAIN)) for column in columns)
     row_bytes = sum(column.dtype.itemsize * math.prod(column.shape[1:]) for column in columns)
     sizes = np.full(chunk.rows, row_bytes + 1, np.int64)
@@ -239,7 +240,7 @@ def _check(chunk: Chunk) -> None:
     """Check that the parts of a chunk belong together, when encoding and when decoding.
 
     Raises:
-        CodecError: they do not.
+        CodecError: they do not match.
     """
     rows = chunk.rows
     columns = list(leaves(chunk.fields))
@@ -272,7 +273,7 @@ def _count_columns(chunk: Chunk) -> int:
 
 
 class _Column:
-    """One column of a message, in the pieces in which its chunks hold it."""
+    """One column of a message, as pieces from its chunks."""
 
     __slots__ = ("dtype", "nbytes", "pieces", "shape")
 
@@ -287,7 +288,7 @@ class _Column:
             self.nbytes = sum(piece.nbytes for piece in pieces)
 
     def array(self) -> Array:
-        """The column in one piece."""
+        """Return the column in one piece."""
         return self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
 
 
@@ -373,7 +374,7 @@ def _compress(head: bytes, columns: Sequence[_Column]) -> bytes:
 
 
 def _promises_saving(columns: Sequence[_Column], size: int) -> bool:
-    """Return whether zstd is worth a try; for a large message, judged by a part from the middle of each column."""
+    """Return True if zstd is worth using. A large message is judged by a part from the middle of each column."""
     if size <= _WHOLE_TRIAL:
         return size >= _LEAST_MESSAGE
     left = 0.0
@@ -388,7 +389,7 @@ def _promises_saving(columns: Sequence[_Column], size: int) -> bool:
 
 
 def _joined(buffers: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Join small neighbours."""
+    """Join small neighbouring buffers."""
     joined: list[bytes | memoryview] = []
     small: list[bytes | memoryview] = []
     size = 0

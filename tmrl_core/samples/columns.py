@@ -1,9 +1,9 @@
 """Runs of samples as columns.
 
 A *chunk* is one homogeneous run of samples: every row has the same structure, dtypes and shapes. A *tree* is the value
-of one field for all rows: the tuples and dicts of a single row's value are kept, and each leaf is a column, either an
-array whose first axis is the row or, where an array cannot hold the rows' values exactly (text, None, shapes that
-vary), a list with one value per row.
+of one field for all rows: the tuples and dicts of a single row's value are kept, and each leaf is a column. A column is
+an array whose first axis is the row. If an array cannot hold the values exactly (text, None, varying shapes), it is a
+list with one value per row.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Any:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Chunk:
-    """One homogeneous run of samples as columns. Treat the arrays as read-only: they may be views that others share.
+    """One homogeneous run of samples as columns. Treat the arrays as read-only, because they may be shared views.
 
-    Arrays out of a received message may be unaligned.
+    Arrays from a received message may be unaligned.
 
     Args:
         rows: number of samples.
-        action: the actions that led to the observations. Where a row has none (`action_present` is False), zeros, or
-            None in a list. `()` if no row has one.
+        action: the actions that led to the observations. A row without an action (`action_present` is False) has zeros,
+            or None in a list. `()` if no row has an action.
         action_present: [rows] bool.
         observation: the new observations.
         reward: [rows, *shape]; in nearly every environment [rows].
         terminated: [rows] bool.
         truncated: [rows] bool.
-        info: the infos that are not empty, by row.
+        info: the non-empty infos, by row.
         extras: further columns by name (`logp`, recurrent state, ...).
         segments: runs of rows of one episode and version; their rows add up to `rows`.
-        kinds: what the rows of each leaf were, in the order of `fields`; `()` if all are "".
-        stream: id of the stream that the chunk came in, set on the trainer's side.
+        kinds: kind of the rows of each leaf, in the order of `fields`; `()` if all are "".
+        stream: id of the chunk's stream, set on the trainer's side.
     """
 
     rows: int
@@ -95,24 +95,24 @@ class Chunk:
 
     @property
     def fields(self) -> tuple[Tree, ...]:
-        """The trees in canonical order: action, observation, reward, then the extras."""
+        """Return the trees in canonical order: action, observation, reward, then the extras."""
         return (self.action, self.observation, self.reward, *self.extras.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the samples take, about: arrays exactly, other values by a close estimate."""
+        """Return the size of the samples in bytes: exact for arrays, estimated for other values."""
         size = 3 * self.rows + sum(map(tree_bytes, self.fields))
         return size + sum(map(_size_of, self.info.values())) if self.info else size
 
     @property
     def episode(self) -> NDArray[np.int64]:
-        """[rows] id of each row's episode."""
+        """Return the id of each row's episode: [rows]."""
         episodes = np.array([segment.episode for segment in self.segments], np.int64)
         return np.repeat(episodes, [segment.rows for segment in self.segments])
 
     @property
     def step(self) -> NDArray[np.int64]:
-        """[rows] step index of each row in its episode; 0 is the reset."""
+        """Return the step index of each row in its episode: [rows]; 0 is the reset."""
         lengths = np.array([segment.rows for segment in self.segments], np.int64)
         offsets = np.array([segment.first_step for segment in self.segments], np.int64) - (np.cumsum(lengths) - lengths)
         steps: NDArray[np.int64] = np.arange(self.rows, dtype=np.int64) + np.repeat(offsets, lengths)
@@ -120,7 +120,7 @@ class Chunk:
 
     @property
     def version(self) -> NDArray[np.int64]:
-        """[rows, 2] policy version of each row: incarnation, counter."""
+        """Return the policy version of each row: [rows, 2] incarnation, counter."""
         pairs = np.array([segment.version for segment in self.segments], np.int64).reshape(-1, 2)
         return np.repeat(pairs, [segment.rows for segment in self.segments], axis=0)
 
@@ -147,7 +147,7 @@ class Chunk:
         """Return rows `start` to `stop` (exclusive) as a chunk of views.
 
         Raises:
-            IndexError: not 0 <= start <= stop <= rows.
+            IndexError: the condition 0 <= start <= stop <= rows is violated.
         """
         if not 0 <= start <= stop <= self.rows:
             raise IndexError(f"rows {start} to {stop} of a chunk of {self.rows} rows")
@@ -216,7 +216,7 @@ def _row_of(tree: Any, row: int, kinds: Iterator[Kind]) -> Any:
 
 
 def tree_bytes(tree: Tree) -> int:
-    """Return the bytes that the leaves of a tree take, as `Chunk.nbytes` counts them."""
+    """Return the size of a tree's leaves, as `Chunk.nbytes` counts it."""
     if isinstance(tree, np.ndarray):
         return tree.nbytes
     if isinstance(tree, tuple):

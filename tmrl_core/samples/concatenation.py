@@ -1,4 +1,4 @@
-"""Which chunks can be one message, and what their rows are then: ten small messages cost more than a large one."""
+"""Concatenation of chunks into one message, because ten small messages cost more than a large one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tmrl_core.samples.segments import Segment
 
 
 def same_layout(first: Chunk, second: Chunk) -> bool:
-    """Return whether both have rows of the same structure, dtypes, shapes and kinds, so that they can be one chunk."""
+    """Return True if both have the same structure, dtypes, shapes and kinds, so that they can become one chunk."""
     return (
         first.kinds == second.kinds
         and first.stream == second.stream
@@ -25,7 +25,7 @@ def same_layout(first: Chunk, second: Chunk) -> bool:
 
 
 def join_segments(chunks: Sequence[Chunk]) -> tuple[Segment, ...]:
-    """The segments of all rows in order; neighbours of one episode and version that follow each other become one."""
+    """Return the segments of all rows in order. Consecutive segments of one episode and version are joined."""
     if len(chunks) == 1:
         return chunks[0].segments
     segments: list[Segment] = []
@@ -46,7 +46,7 @@ def join_segments(chunks: Sequence[Chunk]) -> tuple[Segment, ...]:
 
 
 def join_infos(chunks: Sequence[Chunk]) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """The infos of all rows in order, each with the number that its row has among all."""
+    """Yield the infos of all rows in order, each with the number of its row among all."""
     rows = 0
     for chunk in chunks:
         for row, info in chunk.info.items():
@@ -55,7 +55,7 @@ def join_infos(chunks: Sequence[Chunk]) -> Iterator[tuple[int, dict[Any, Any]]]:
 
 
 def same_structure(first: Any, second: Any) -> bool:
-    """Return whether two trees have the same structure, dtypes and shapes of rows."""
+    """Return True if two trees have the same structure, dtypes and shapes of rows."""
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):
@@ -63,7 +63,7 @@ def same_structure(first: Any, second: Any) -> bool:
     if isinstance(first, tuple):
         return len(first) == len(second) and all(map(same_structure, first, second))
     if isinstance(first, dict):
-        # 1, 1.0 and True are one key to a dict, and not the same to who reads the observation.
+        # A dict treats 1, 1.0 and True as one key, but they differ for readers of the observation.
         keys = [(type(key), key) for key in first]
         return keys == [(type(key), key) for key in second] and all(
             map(same_structure, first.values(), second.values())

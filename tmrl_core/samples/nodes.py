@@ -4,7 +4,7 @@ A leaf's dtype, shape and kind come from the first value. `write` returns False 
 write overwrites the row of a failed one, and conversions of a column (a Python 0.0 that becomes a float32) keep every
 value.
 
-Python's own numbers are weak: they take a NumPy dtype if no value changes.
+A column of Python numbers takes a NumPy dtype if no value changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tmrl_core.samples.columns import Array, Kind, Tree
 from tmrl_core.samples.supported_values import DTYPES, MAX_DEPTH, UncarriableError, own_key
 from tmrl_core.samples.values import own
 
-# A chunk that is cut after so few rows by an array's shape: the shape varies from step to step.
+# If an array's shape ends a chunk after at most this number of rows, the shape counts as varying.
 _RAGGED_ROWS = 16
 
 _WEAK: dict[str, np.dtype[Any]] = {
@@ -50,7 +50,7 @@ class ArrayLeaf:
         return self.dtype.itemsize * math.prod(self.shape)
 
     def resize(self, rows: int, capacity: int) -> None:
-        """Make room for `capacity` rows; the first `rows` stay."""
+        """Allocate space for `capacity` rows. The first `rows` stay."""
         grown = np.empty((capacity, *self.shape), self.dtype)
         grown[:rows] = self.column[:rows]
         self.column = grown
@@ -79,7 +79,7 @@ class ArrayLeaf:
         return weak is not None and self._write_weak(value, row, weak)
 
     def _write_strong(self, value: Any, row: int, kind: Kind) -> bool:
-        """Write a value whose dtype counts; the rows so far may be weak and take its dtype."""
+        """Write a NumPy value, whose dtype counts. Earlier Python numbers may take its dtype."""
         if self.kind in _WEAK:
             if value.dtype.str not in DTYPES or not self._convert(value.dtype, row):
                 return False
@@ -163,7 +163,7 @@ class ListLeaf:
 
 
 class TupleNode:
-    """A tuple of fields."""
+    """Node of a tuple of fields."""
 
     __slots__ = ("children",)
 
@@ -182,7 +182,7 @@ class TupleNode:
 
 
 class DictNode:
-    """A dict of fields."""
+    """Node of a dict of fields."""
 
     __slots__ = ("children", "keys")
 
@@ -206,9 +206,9 @@ Node = ArrayLeaf | ListLeaf | TupleNode | DictNode
 
 
 def write_all(nodes: Iterable[Node], values: Iterable[Any], row: int) -> bool:
-    """Write one row into several nodes; return whether all values fit.
+    """Write one row into several nodes. Return True if all values fit.
 
-    All nodes are written, also after one that refuses, so that every varying shape is found at the first attempt.
+    All nodes are written even after a failure, so that every varying shape is found at the first attempt.
     """
     written = [node.write(value, row) for node, value in zip(nodes, values, strict=True)]
     return all(written)
@@ -259,7 +259,7 @@ def _plan_node(value: Any, path: str, ragged: set[str], depth: int) -> Node:
         return ArrayLeaf(value.dtype, value.shape, "" if value.shape else "0-d", path, ragged)
     if isinstance(value, np.generic) and value.dtype.str in DTYPES:
         return ArrayLeaf(value.dtype, (), "", path, ragged)
-    # The first write shows whether a list can hold it.
+    # The first write checks that a list can hold the value.
     kind = weak_kind(value)
     return ListLeaf(path) if kind is None else ArrayLeaf(_WEAK[kind], (), kind, path, ragged)
 
@@ -274,7 +274,7 @@ def leaves_of(node: Node | None) -> Iterator[Leaf]:
 
 
 def _same(value: Any, cast: Any) -> bool:
-    """Return whether a Python number and the result of its cast are the same, the sign of a zero included."""
+    """Return True if a Python number equals the result of its cast, including the sign of a zero."""
     if value != value:
         return bool(cast != cast)
     if isinstance(cast, np.generic):

@@ -1,4 +1,4 @@
-"""Data beside the columns: runs of one episode and one policy version, and records of finished episodes."""
+"""Data in addition to the columns: runs of one episode and one policy version, and records of finished episodes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Version = tuple[int, int]
 
 NO_VERSION: Version = (0, 0)
 
-# The upper bound leaves room to add a number of rows without leaving int64.
+# The upper bound leaves space to add a number of rows within int64.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 IS_SUCCESS = "is_success"
-"""The key by which environments say that an episode reached its goal."""
+"""Key of the info with which environments report that an episode reached its goal."""
 MOST_METRICS, MOST_METRIC_CHARACTERS = 32, 100
-"""Metrics of one episode, and characters of a metric's name."""
+"""Maximum number of metrics of an episode, and of characters in a metric's name."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=MOST_METRIC_CHARACTERS)]
 _Metrics = Annotated[dict[_Name, float], msgspec.Meta(max_length=MOST_METRICS)]
@@ -45,7 +45,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def version(self) -> Version:
-        """The policy's version, `(incarnation, counter)`."""
+        """Return the policy's version, `(incarnation, counter)`."""
         return self.incarnation, self.counter
 
 
@@ -53,17 +53,17 @@ class EpisodeRecord(msgspec.Struct, frozen=True, array_like=True):
     """One finished episode.
 
     Attributes:
-        agent: id of the agent whose return this is; "" where there is one agent only.
+        agent: id of the agent; "" with a single agent.
         episode_return: sum of the rewards, undiscounted.
         length: environment steps after the reset.
         mode: "train", or "test" for a deterministic episode.
         end: "terminated", "truncated" (cut by a limit), or "aborted" (the environment or the worker ended it).
         episode: id of the episode, as in the segments.
         version: policy version at the episode's end.
-        seed: the seed that the episode was reset with, if it was chosen.
-        evaluation: id of the evaluation directive that asked for the episode, if one did.
+        seed: seed of the episode's reset, if one was given.
+        evaluation: id of the evaluation that requested the episode, if any.
         worker: name of the worker that played it.
-        metrics: numbers out of the environment's infos, by the keys that `worker.info_metrics` names; `is_success`.
+        metrics: numbers from the environment's infos: `is_success`, and the keys in `worker.info_metrics`.
     """
 
     agent: str

@@ -17,21 +17,21 @@ ALLOWED = (
 )
 
 
-# A table instead of np.dtype(name): nothing that a peer wrote is parsed. No long doubles: their format is not the same
-# everywhere, and their padding would carry whatever lay in memory.
+# A table instead of np.dtype(name), so that no text of a peer is parsed. Long doubles are excluded: their format
+# depends on the platform, and their padding would leak memory contents.
 DTYPES: dict[str, np.dtype[Any]] = {
     dtype.str: dtype
     for dtype in (np.dtype(order + code) for code in "?bhilqBHILQefdFD" for order in "<>")
     if dtype.kind in "biufc"
 }
 
-# Types of keys, and the integers that MessagePack has.
+# Supported types of keys, and the range of MessagePack's integers.
 KEYS = frozenset({type(None), bool, int, float, str, bytes})
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
 
 
 class UncarriableError(Exception):
-    """Something cannot be carried; `path` grows on the way out, innermost key first."""
+    """A value is not supported. `path` grows while the error propagates, innermost key first."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class UncarriableError(Exception):
         self.path: list[Any] = []
 
     def told(self, name: str) -> str:
-        """Return the place in the field `name`, and the reason."""
+        """Return the path within the field `name`, and the reason."""
         path = name + "".join(f"[{_key_name(key)}]" for key in reversed(self.path))
         return f"{path} {self.reason}, which the codec cannot carry"
 
@@ -52,20 +52,20 @@ class UncarriableError(Exception):
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Check that arrays of this dtype can be carried.
+    """Check that arrays of this dtype are supported.
 
     Raises:
-        UncarriableError: they cannot.
+        UncarriableError: they are not supported.
     """
     if dtype.str not in DTYPES:
         raise UncarriableError(f"is an array of dtype {dtype}")
 
 
 def own_key(key: Any) -> Any:
-    """Return a key of a dict that the codec can carry, as its base type.
+    """Return a supported key of a dict, as its base type.
 
     Raises:
-        UncarriableError: it cannot be carried.
+        UncarriableError: the key is not supported.
     """
     kind = type(key)
     if kind is str:
@@ -80,10 +80,10 @@ def own_key(key: Any) -> Any:
 
 
 def own_text(value: str) -> str:
-    """Return the text, if it can be carried.
+    """Return the text if it is supported.
 
     Raises:
-        UncarriableError: it has no UTF-8.
+        UncarriableError: the text has no UTF-8 form.
     """
     if not value.isascii():
         try:
@@ -94,7 +94,7 @@ def own_text(value: str) -> str:
 
 
 def _key_name(key: Any) -> str:
-    # Not repr() of just anything: it may fail, and it may be long.
+    # repr() is used only for known types, because it may fail or be long.
     if isinstance(key, str) and len(key) > 60:
         return f"{key[:60]!r}..."
     if isinstance(key, (str, float)) or (isinstance(key, int) and key.bit_length() <= 64):
@@ -103,6 +103,6 @@ def _key_name(key: Any) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Return the name of a value's type, with its module where that says something."""
+    """Return the name of a value's type, with its module if that is informative."""
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,6 +1,6 @@
-"""Nested values as bytes: what the codec carries, and how.
+"""Nested values as bytes: the supported values and their encoding.
 
-MessagePack has no tuples, NumPy arrays or integers beyond 64 bits. They travel as extension types:
+MessagePack has no tuples, NumPy arrays or integers beyond 64 bits. They are encoded as extension types:
 
 | code | payload | value |
 | --- | --- | --- |
@@ -9,9 +9,9 @@ MessagePack has no tuples, NumPy arrays or integers beyond 64 bits. They travel 
 | 3 | as 1, with no axes | NumPy scalar |
 | 4 | two's complement, little-endian | integer beyond 64 bits |
 
-All numbers are little-endian; the items have the byte order that the dtype's name says. Filter 0 is none; filter 1
-means that the items are stored byte by byte (the first byte of every item, then the second of every item, ...), which
-puts like with like before compression.
+All numbers are little-endian; the items have the byte order in the dtype's name. Filter 0 is none; filter 1 means that
+the items are stored byte by byte (the first byte of every item, then the second of every item, ...), which groups
+similar bytes before compression.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tmrl_core.samples.supported_values import (
 )
 
 ARRAY, TUPLE, SCALAR, INTEGER = 1, 2, 3, 4
-# One byte may become an empty list of 80. So no more than this many bytes are decoded without counting, and no more
-# than this many values with.
+# One byte may become an empty list of 80 bytes. Therefore at most this number of bytes is decoded without counting
+# values, and at most this number of values with counting.
 _UNCOUNTED_BYTES = 1 << 20
 _MOST_VALUES = 1 << 20
 
@@ -63,7 +63,7 @@ def decode_value(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Any
     """Undo `encode_value`. Arrays are views of `data`, perhaps unaligned, and must not be written to.
 
     Raises:
-        CodecError: more than `max_bytes`, or not written by `encode_value`.
+        CodecError: the data is larger than `max_bytes`, or `encode_value` did not write it.
     """
     view = memoryview(data).cast("B")
     if len(view) > max_bytes:
@@ -72,10 +72,10 @@ def decode_value(data: bytes | bytearray | memoryview, *, max_bytes: int) -> Any
 
 
 def own(value: Any, name: str) -> Any:
-    """Return a deep copy of a value that the codec can carry, so that its maker may use its memory again.
+    """Return a deep copy of a supported value, so that its owner may reuse its memory.
 
     Raises:
-        CodecError: something in it cannot be carried; the message names it, starting with `name`.
+        CodecError: a part of it is not supported; the message names it, starting with `name`.
     """
     return _rebuild(value, name, _OWN)
 
@@ -83,7 +83,7 @@ def own(value: Any, name: str) -> Any:
 def own_entries(entries: dict[Any, Any], name: str) -> tuple[dict[Any, Any], list[str]]:
     """Return a deep copy of a dict without unsupported values, and a sentence for each part left out.
 
-    Of a nested dict only the unsupported entries are left out; other containers are left out as a whole.
+    Of a nested dict, only the unsupported entries are left out. Other containers are left out completely.
     """
     try:
         return _walk(entries, _OWN, 0), []
@@ -110,10 +110,10 @@ def _own_parts(entries: dict[Any, Any], name: str, path: list[Any], refused: lis
 
 
 def pack(value: Any, name: str) -> Any:
-    """Return the value in terms of MessagePack; large arrays are referred to, not copied.
+    """Return the value in terms of MessagePack. Large arrays are referenced, not copied.
 
     Raises:
-        CodecError: something in it cannot be carried; the message names it, starting with `name`.
+        CodecError: a part of it is not supported; the message names it, starting with `name`.
     """
     return _rebuild(value, name, _PACK)
 
@@ -122,7 +122,7 @@ def unpack(packed: Any, depth: int = 0) -> Any:
     """Undo `pack`.
 
     Raises:
-        CodecError: `pack` does not return this.
+        CodecError: `pack` did not return the value.
     """
     kind = type(packed)
     if kind in _NATIVE or isinstance(packed, (np.ndarray, np.generic)):
@@ -139,10 +139,10 @@ def unpack(packed: Any, depth: int = 0) -> Any:
 
 
 def unpack_key(key: Any) -> Any:
-    """Return a key of a dict out of received bytes.
+    """Return a key of a dict from received bytes.
 
     Raises:
-        CodecError: a type that is no key.
+        CodecError: the type is not allowed for keys.
     """
     if type(key) not in KEYS:
         raise CodecError(f"a key of type {type(key).__name__} in a dict")
@@ -153,7 +153,7 @@ def encode(packed: Any) -> bytes:
     """Return packed values, or structs that hold them, as MessagePack.
 
     Raises:
-        CodecError: something is too large for MessagePack, or is not packed.
+        CodecError: a value is too large for MessagePack, or is not packed.
     """
     try:
         data = _ENCODER.encode(packed)
@@ -170,7 +170,7 @@ def decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes | bytearray | memo
     """Decode MessagePack; `decoder` has `ext_hook` as its hook.
 
     Raises:
-        CodecError: not the type that the decoder expects, or too many values.
+        CodecError: the data has another type than the decoder expects, or too many values.
     """
     if len(data) > _UNCOUNTED_BYTES:
         _check_count(data)
@@ -188,7 +188,7 @@ def _check_count(data: bytes | bytearray | memoryview) -> None:
     The decoder reports malformed data.
 
     Raises:
-        CodecError: it holds more.
+        CodecError: there are more values.
     """
     position, end = 0, len(data)
     for _ in range(_MOST_VALUES):
@@ -209,8 +209,8 @@ def _check_count(data: bytes | bytearray | memoryview) -> None:
         raise CodecError(f"more than {_MOST_VALUES} values in {end} bytes")
 
 
-# MessagePack's first bytes that begin more than one byte: those of a fixed length, and those followed by a count of
-# bytes, with the count's width and how many bytes come besides. A container's items follow like any other values.
+# MessagePack's first bytes of values with more than one byte: those of a fixed length, and those followed by a count of
+# bytes, with the count's width and the number of further bytes. A container's items follow like other values.
 _FIXED = {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
 _FIXED |= {0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18, 0xDC: 3, 0xDD: 5, 0xDE: 3, 0xDF: 5}
 _COUNTED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
@@ -221,7 +221,7 @@ def ext_hook(code: int, payload: memoryview) -> Any:
     """Turn MessagePack's extension types into values.
 
     Raises:
-        CodecError: an unknown code, or a payload that is not the code's.
+        CodecError: the code is unknown, or the payload does not match the code.
     """
     if code == ARRAY:
         return decode_array(payload)
@@ -271,7 +271,7 @@ def _walk(value: Any, scheme: _Scheme, depth: int) -> Any:
         if depth >= MAX_DEPTH:
             raise UncarriableError("is nested too deep")
         return _walk_container(value, scheme, depth + 1)
-    # Subclasses travel as the type that they derive from, and by its own methods: an enum's str() is its name.
+    # Subclasses are encoded as their base type with its methods, because an enum's str() is its name.
     if isinstance(value, int):
         return scheme.integer(int.__int__(value))
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Writes samples into the columns of one chunk, one row after another."""
+"""Writer of samples into the columns of one chunk, row by row."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tmrl_core.samples.segments import Segment, Version
 from tmrl_core.samples.values import own_entries
 
 MAX_CHUNK_BYTES = 1024 * 1024
-"""Columns stop growing here, so that no append has to copy more than this while the environment waits."""
+"""Size at which columns stop growing, so that no append copies more while the environment waits."""
 MAX_CHUNK_ROWS = 65_536
 FIRST_ROWS = 256
-"""Capacity of a first chunk in rows; later chunks are sized like the one before them."""
+"""Capacity of the first chunk in rows. Later chunks have the size of the previous one."""
 
 _MIN_ROWS = 16
 _MOST_WARNINGS = 20
@@ -29,17 +29,18 @@ logger = logging.getLogger(__name__)
 
 
 class _Other:
-    """The type of nothing."""
+    """Marker of a missing value."""
 
 
 class ChunkWriter:
     """Columns for one homogeneous run of samples.
 
     Args:
-        observation, reward, extras: fields of the first sample, which define the columns; nothing is written yet.
+        observation, reward, extras: fields of the first sample, which define the columns. The sample is not written
+            yet.
         ragged: paths of leaves whose shapes vary; they become lists. The writer adds those that it finds.
         rows_hint: expected number of rows.
-        left_out: entries of infos that were reported as left out. The writer adds its own.
+        left_out: entries of infos that were already reported as left out. The writer adds those that it reports.
 
     Raises:
         CodecError: a field holds an unsupported value.
@@ -93,7 +94,7 @@ class ChunkWriter:
                 raise CodecError(f"the name of an extra is a {type(name).__name__}, and has to be text.")
             self._extras[name] = plan(value, f"extras[{name!r}]", ragged)
         self._info: dict[int, dict[Any, Any]] = {}
-        # Rows, since these are rare: flags become columns when the chunk is finished.
+        # Row numbers, because these flags are rare. They become columns when the chunk is finished.
         self._missing: list[int] = []
         self._terminated: list[int] = []
         self._truncated: list[int] = []
@@ -106,19 +107,19 @@ class ChunkWriter:
         self._runs.append((self.rows, episode, first_step, version))
 
     def allow(self, rows: float) -> None:
-        """Let `append_plain` write at most this number of further rows."""
+        """Allow `append_plain` to write this number of further rows at most."""
         self._until = min(self.capacity, self.rows + rows) if self._flat else 0
 
     def append_plain(
         self, action: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> bool:
-        """Write one row as `append` does, if it is within an episode and its values are arrays that match the columns.
+        """Write one row as `append` does, if it continues an episode and its values are arrays that match the columns.
 
         Returns:
-            False: it is another kind of row, or the limit is reached. No row was added.
+            False: the row is of another kind, or the limit is reached. No row was added.
 
         Raises:
-            CodecError: the info is no dict.
+            CodecError: the info is not a dict.
         """
         row = self.rows
         if (
@@ -227,7 +228,7 @@ class ChunkWriter:
             yield from leaves_of(node)
 
     def _find_flat(self) -> None:
-        """Look whether the columns allow `append_plain`, which stays closed until `allow`."""
+        """Check if the columns allow `append_plain`, which remains disabled until `allow`."""
         action, observation, reward = self._action, self._observation, self._reward
         self._flat, self._until = False, 0
         if isinstance(action, ArrayLeaf) and isinstance(observation, ArrayLeaf) and not self._extras:
@@ -236,8 +237,8 @@ class ChunkWriter:
             self._observation_column = observation.column
             self._observation_dtype, self._observation_shape = observation.dtype, observation.shape
             self._reward_column = reward.column
-            # A NumPy scalar's type says its dtype, a weak column takes its own Python type as it is.
-            # The others go the long way: an integer may be too large.
+            # A NumPy scalar's type defines its dtype, and a column of Python numbers takes its Python type unchanged.
+            # `append` writes all other values, because an integer may be too large.
             self._reward_type: type = {"": reward.dtype.type, "float": float}.get(reward.kind, _Other)
 
     def view(self) -> Chunk:
@@ -283,7 +284,7 @@ def _plan_reward(reward: Any) -> ArrayLeaf:
 
 
 def _own_info(info: Any, left_out: set[str]) -> dict[Any, Any]:
-    """Return a copy of an info; warn once of each entry that cannot be carried, and leave it out."""
+    """Return a copy of an info without unsupported entries. Warn once about each of them."""
     if not isinstance(info, dict):
         raise CodecError(f"info is a {type(info).__name__}, and has to be a dict.")
     owned, refused = own_entries(info, "info")

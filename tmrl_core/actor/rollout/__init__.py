@@ -1,1 +1,1 @@
-"""Collecting: the parts of a worker, the three schedules and the class that composes them."""
+"""Collection: the parts of a worker, the three schedules and the class that composes them."""

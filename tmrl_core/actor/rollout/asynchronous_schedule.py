@@ -1,4 +1,4 @@
-"""The asynchronous schedule: collect, send, load new weights without waiting for them."""
+"""Asynchronous schedule: collect, send, and load new weights without waiting for them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from tmrl_core.rate_limit import RateLimit
 logger = logging.getLogger(__name__)
 
 SEND_PAUSE_S = 0.02
-"""Waking the I/O thread costs an environment's loop about half a millisecond, as much as thirty steps of Pendulum."""
+"""Minimum seconds between two sends. Waking the I/O thread costs an environment's loop about half a millisecond, as
+much as thirty steps of Pendulum."""
 
 LONG_EPISODE_S = 100.0
-"""Seconds after which a worker warns that nothing of an episode has been sent."""
+"""Seconds after which a worker warns that no sample of an episode has been sent."""
 
 
 class AsynchronousSchedule:
     """Collect without waiting for weights.
 
-    Episodes that end within `send_pause_s` leave together; everything is sent before any wait.
+    Episodes that end within `send_pause_s` are sent together. All samples are sent before any wait.
 
     Args:
-        collector: collects.
-        send_every: send every so many steps also within an episode; 0: at episode ends.
+        collector: the collector.
+        send_every: number of steps after which samples are also sent within an episode; 0: at episode ends.
         update_each_step: load new weights as soon as they have arrived; False: between episodes.
         max_env_steps_per_update: limit on the environment steps of all workers together for each update, once training
             has begun; None: never wait.
-        send_pause_s: longest time between the ends of episodes that leave together, in seconds.
+        send_pause_s: maximum seconds between the ends of episodes that are sent together.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class AsynchronousSchedule:
         uplink.send()
 
     def _allow(self, expert: bool) -> int:
-        """Return the most steps of the next slice; 0: the episode ends here."""
+        """Return the maximum number of steps of the next slice; 0: the episode ends here."""
         uplink, buffer = self._uplink, self._collector.recorder.buffer
         if uplink.ending():
             return 0
@@ -118,7 +119,7 @@ class AsynchronousSchedule:
             )
 
     def _wait_for_limiter(self, expert: bool) -> None:
-        """Wait while the trainer has more environment steps than its updates call for.
+        """Wait while the trainer has more environment steps than its updates require.
 
         Raises:
             StarvedError: the trainer waits too.
@@ -155,18 +156,18 @@ class AsynchronousSchedule:
                     "Raise worker.max_env_steps_per_update or trainer.max_training_steps_per_env_step: their product "
                     "must be at least 1."
                 )
-            # While training goes on, the limiter works as it should.
+            # Training continues, so the wait is not starvation.
             link.say_waits(waits if progress.lack and not queued else "")
             link.wait_change(WAIT_S)
 
 
 def too_many(progress: Progress, limit: RateLimit, unacknowledged: int) -> bool:
-    """Return True if the trainer has more environment steps than its updates call for.
+    """Return True if the trainer has more environment steps than its updates require.
 
-    One update of slack: a trainer whose own limit is just met then makes one update more, never one less.
+    The limit has a slack of one update, so that a trainer at its own limit makes one update more, never one less.
 
     Args:
-        progress: the trainer's latest.
+        progress: the trainer's latest progress.
         limit: environment steps for each update.
         unacknowledged: number of this worker's samples that the trainer has not counted yet.
     """
@@ -175,5 +176,5 @@ def too_many(progress: Progress, limit: RateLimit, unacknowledged: int) -> bool:
 
 
 def count_to(number: float) -> Iterator[int]:
-    """Count from 0 to below a number, which may be infinite."""
+    """Count from 0 up to a number, which is excluded and may be infinite."""
     return itertools.count() if number == math.inf else iter(range(int(number)))

@@ -1,4 +1,4 @@
-"""The collector: episodes for training, tests and the trainer's evaluations, on behalf of a schedule."""
+"""The collector runs episodes for training, tests and the trainer's evaluations, for a schedule."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tmrl_core.networking.protocol.messages import Evaluation
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 2.0
-"""Shortest time between two lines about episodes: a simulator ends a hundred a second."""
+"""Minimum seconds between two log lines about episodes, because a simulator may end a hundred per second."""
 
 
 class Collector:
-    """Play episodes in an environment loop, and follow the directives of an uplink.
+    """Run episodes in an environment loop, and follow the directives of an uplink.
 
     Args:
         loop: environment loop.
         uplink: uplink to the trainer.
-        seed: seed of the first reset, and of those after evaluations; None: from the operating system.
+        seed: seed of the first reset, and of resets after evaluations; None: from the operating system.
 
     Attributes:
-        loop, uplink: as given.
-        evaluation_videos: folder for films of the first episode of each evaluation, if the environment is `Filmed`.
+        loop, uplink: the arguments.
+        evaluation_videos: folder for videos of the first episode of each evaluation, if the environment is `Filmed`.
         seeded: True: another run with the same seed must play the same episodes.
     """
 
@@ -56,7 +56,7 @@ class Collector:
 
     @property
     def recorder(self) -> StepRecorder:
-        """The loop's recorder."""
+        """Return the loop's recorder."""
         return self.loop.recorder
 
     def seed_next_episode(self, seed: int) -> None:
@@ -72,7 +72,7 @@ class Collector:
         return self.play(True, False, allow, max_samples)
 
     def test(self, max_samples: float | None = None, explore: bool = False) -> bool:
-        """Play an episode without collecting it; see `play`."""
+        """Run an episode without collecting it; see `play`."""
         return self.play(False, not explore, None, max_samples)
 
     def play(
@@ -84,12 +84,12 @@ class Collector:
         seed: int | None = None,
         evaluation: int | None = None,
     ) -> bool:
-        """Play an episode as `EnvironmentLoop.play` does; after an action that is not finite, wait for another policy.
+        """Run an episode as `EnvironmentLoop.play` does. After an action that is not finite, wait for another policy.
 
         Args:
-            collect, test, seed, evaluation: as there.
-            allow: called before each slice of it; None: it may continue until the run ends.
-            max_samples: number of steps at which it is truncated; None: the recorder's.
+            collect, test, seed, evaluation: see `EnvironmentLoop.play`.
+            allow: called before each slice of the episode; None: it may continue until the run ends.
+            max_samples: number of steps at which the episode is truncated; None: the recorder's limit.
 
         Raises:
             PolicyFailedError: an action was not finite, and there is no Server.
@@ -128,7 +128,7 @@ class Collector:
             self.uplink.await_policy()
 
     def give_up_episode(self) -> None:
-        """End the open episode where it is, and drop its unsent samples."""
+        """End the open episode immediately, and drop its unsent samples."""
         self.recorder.drop_unsent()
         self.recorder.end()
 
@@ -149,10 +149,10 @@ class Collector:
     # --- directives ---------------------------------------------------------------------------------------------------
 
     def obey(self) -> None:
-        """Between episodes: run a requested evaluation, and wait during a pause.
+        """Run a requested evaluation, and wait during a pause. Called between episodes.
 
-        A worker also waits while none of the trainer's policies fits it and its samples are refused: those of its
-        untrained policy would only use up bandwidth.
+        A worker also waits while no policy of the trainer fits it and its samples are refused. Samples of its untrained
+        policy would only use bandwidth.
         """
         uplink = self.uplink
         while uplink.link is not None and not uplink.ending():
@@ -170,9 +170,9 @@ class Collector:
                 uplink.take_policy(verbose=True)
 
     def evaluate_if_due(self) -> bool:
-        """Run the evaluation that the trainer requests, if it is a new one and its policy has arrived.
+        """Run the evaluation that the trainer requests, if it is new and its policy has arrived.
 
-        It ends an open episode: the trainer may be waiting for the evaluation alone.
+        It ends an open episode, because the trainer may wait only for the evaluation.
         """
         evaluation = self.uplink.evaluation
         if evaluation is None or evaluation.id == self._evaluated:
@@ -206,6 +206,6 @@ class Collector:
         env = self.loop.environment.env
         if isinstance(env, Filmed):
             env.stop()
-        # The environment's generator is where the last seed led; training would see the same episodes after each
+        # The last seed determines the environment's generator, so that training would see the same episodes after each
         # evaluation.
         self.loop.next_seed = int(self._seeds.integers(2**31))

@@ -1,4 +1,4 @@
-"""An environment whose results are checked, which is made again when its reset has failed."""
+"""An environment with checked results, which is recreated after a failed reset."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class CheckedEnvironment:
 
     Args:
         make: makes the environment; called again when a reset has failed.
-        strict_spaces: refuse observations of another dtype, container or order of keys, instead of casting them.
+        strict_spaces: True: refuse observations with another dtype, container or order of keys, instead of casting
+            them.
 
     Raises:
-        ConfigError: `make` makes no environment.
+        ConfigError: the result of `make` is not an environment.
 
     Attributes:
         env: the environment.
-        fault: the latest exception that it raised, or that a bad result of it led to.
+        fault: the latest exception that the environment raised, or that an invalid result caused.
     """
 
     def __init__(self, make: Callable[[], Any], *, strict_spaces: bool = False) -> None:
@@ -47,11 +48,11 @@ class CheckedEnvironment:
         return getattr(getattr(self.env, "unwrapped", self.env), "default_action", None)
 
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; one whose last reset failed is made again first.
+        """Reset the environment. Recreate it first if its last reset failed.
 
         Raises:
-            EnvironmentFailedError: it returned no pair, or its observation does not belong to the space.
-            Exception: what the environment raises passes, and is the `fault`.
+            EnvironmentFailedError: the result is not a pair, or its observation does not belong to the space.
+            Exception: exceptions of the environment propagate, and become the `fault`.
         """
         if self._broken:
             self._renew()
@@ -71,15 +72,15 @@ class CheckedEnvironment:
         """Step the environment.
 
         Args:
-            action: to execute.
-            keep: give the environment a copy, since it may change its argument.
+            action: action to execute.
+            keep: True: pass the environment a copy, because it may change its argument.
 
         Returns:
             Observation, reward, terminated, truncated, info.
 
         Raises:
             EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
-            Exception: what the environment raises passes, and is the `fault`.
+            Exception: exceptions of the environment propagate, and become the `fault`.
         """
         try:
             if keep:
@@ -88,7 +89,7 @@ class CheckedEnvironment:
             obs, reward, terminated, truncated, info = result
             check = self._check
             if (
-                # The commonest case without a call; `StepCheck.step` is for all others.
+                # The most common case avoids a call; `StepCheck.step` handles all others.
                 type(obs) is ndarray
                 and obs.dtype is check.dtype
                 and obs.shape == check.few
@@ -110,7 +111,7 @@ class CheckedEnvironment:
         """Make the environment again.
 
         Raises:
-            EnvironmentFailedError: the new one has other spaces; no further try would help.
+            EnvironmentFailedError: the new environment has other spaces, so another attempt is useless.
         """
         old_spaces = self.env.observation_space, self.env.action_space
         try:
@@ -131,7 +132,7 @@ class CheckedEnvironment:
 
 
 def check_maker(name: str, maker: Any) -> None:
-    """Refuse an object where a function or class that makes one is expected.
+    """Reject an object that cannot be called to make another one.
 
     Raises:
         ConfigError: it cannot be called.

@@ -15,18 +15,18 @@ from tmrl_core.samples.segments import IS_SUCCESS, MOST_METRIC_CHARACTERS, MOST_
 logger = logging.getLogger(__name__)
 
 MEAN = ":mean"
-"""Suffix of a key: the mean over the steps is the metric."""
+"""Suffix of a key whose metric is the mean over the steps."""
 
 
 class InfoMetrics:
     """Collect numbers from the `info` dicts of each episode.
 
     Args:
-        keys: of the info, besides `is_success` of the last step; `a/b` is the key `b` of the dict `a`. The episode's
-            last value counts, or with the suffix `:mean` the mean over the steps that have one.
+        keys: keys of the info, besides `is_success` of the last step; `a/b` is the key `b` of the dict `a`. The metric
+            is the episode's last value, or with the suffix `:mean` the mean over the steps that have the key.
 
     Raises:
-        ConfigError: too many keys, or one that is too long.
+        ConfigError: there are too many keys, or a key is too long.
 
     Attributes:
         each_step: True: call `add` with each step's info.

@@ -1,4 +1,4 @@
-"""The link to the Server as a worker uses it. `tmrl_core.networking.links.WorkerLink` is one."""
+"""Protocol of a worker's link to the Server. `tmrl_core.networking.links.WorkerLink` implements it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from tmrl_core.samples import Chunk, EpisodeRecord
 
 
 class LinkCounts(Protocol):
-    """Numbers of samples since the link was made."""
+    """Numbers of samples since the link was created."""
 
     @property
     def samples_refused(self) -> int:
-        """Refused by the trainer's memory."""
+        """Number of samples that the trainer's memory refused."""
 
     @property
     def samples_dropped(self) -> int:
-        """Dropped because the queue was full."""
+        """Number of samples dropped because the queue was full."""
 
     @property
     def queued_samples(self) -> int:
-        """Given to the link, and not acknowledged, refused or dropped yet."""
+        """Number of samples passed to the link and not yet acknowledged, refused or dropped."""
 
 
 class RolloutLink(Protocol):
-    """Samples out, policies and directives in. The collecting thread calls every method."""
+    """A worker's link: it sends samples and receives policies and directives.
+
+    The collecting thread calls every method.
+    """
 
     expert: bool
-    """True: another policy than the trainer's collects the samples on purpose; the trainer accepts them."""
+    """True: this worker is an expert with its own policy, whose samples the trainer accepts."""
 
     def send(self, chunks: list[Chunk], records: list[EpisodeRecord], timeout_s: float | None = None) -> None:
-        """Queue samples; wait for free space if the link was made to.
+        """Queue samples. Wait for free space if the link is configured to.
 
         Raises:
             LinkClosedError: the link is closed, or there was no free space in time.
@@ -42,8 +45,8 @@ class RolloutLink(Protocol):
         """Raise the error that has ended this link, if any.
 
         Raises:
-            LinkClosedError: it was closed.
-            TmrlError: it failed for good.
+            LinkClosedError: the link was closed.
+            TmrlError: the link failed permanently.
         """
 
     def take_policy(self) -> PolicyUpdate | None:
@@ -57,11 +60,11 @@ class RolloutLink(Protocol):
 
     @property
     def closed(self) -> bool:
-        """True: the link was closed, or has failed for good."""
+        """True: the link was closed, or has failed permanently."""
 
     @property
     def versions_published(self) -> int:
-        """Number of versions published, as `update_actor_weights` counts them; never falls."""
+        """Number of versions published, as `update_actor_weights` counts them. It never decreases."""
 
     @property
     def directive(self) -> Directive:
@@ -77,7 +80,7 @@ class RolloutLink(Protocol):
 
     @property
     def counts(self) -> LinkCounts:
-        """Counters of the samples."""
+        """Return the counters of the samples."""
 
     def close(self, drain: bool = True) -> CloseReport:
         """End the link, by default after a wait for acknowledgements."""

@@ -1,8 +1,8 @@
 """Lockstep schedule: collect exactly the requested amount, with exactly the requested version of the policy.
 
 The request arrives as a `Collect` in the trainer's directive for this stream, and stays in force until another one
-arrives. Steps continue the open episode; complete episodes are sent complete. Evaluations run before the next
-assignment, never within one, so that a seeded worker depends on its directives only.
+arrives. Steps continue the open episode; whole episodes are sent completely. Evaluations run before the next
+assignment, never within one, so that a seeded worker depends only on its directives.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tmrl_core.samples import Chunk
 logger = logging.getLogger(__name__)
 
 SEND_S = 1.0
-"""Seconds after which collected samples of an assignment leave, so that a worker that dies loses few."""
+"""Seconds after which collected samples of an assignment are sent, so that a killed worker loses few."""
 
 
 class LockstepSchedule:
     """Collect the worker's assignment of each round, and wait for the next one in between.
 
     Args:
-        collector: collects.
+        collector: the collector.
         send_every: number of steps after which samples are also sent; 0: only after some time, and at the end of an
             assignment.
         verbose: log assignments at INFO.
@@ -55,7 +55,7 @@ class LockstepSchedule:
         self._sent = 0
         """Number of its steps that were sent, or of its episodes that ended."""
         self._fresh = False
-        """True: it begins with a new episode, and the old one is still open."""
+        """True: the assignment begins with a new episode, and the old one is still open."""
         self._sent_at = clock()
 
     @property
@@ -83,7 +83,7 @@ class LockstepSchedule:
             self._send()
 
     def _allow(self) -> int:
-        """Return the most steps of the next slice; 0: the episode ends here."""
+        """Return the maximum number of steps of the next slice; 0: the episode ends here."""
         if self._uplink.ending():
             return 0
         request = self._requested_now()
@@ -93,7 +93,7 @@ class LockstepSchedule:
             and self._current is not None
             and _same(request, self._current)
         ):
-            self._current = request  # more of the same, or less
+            self._current = request  # the same assignment with a larger or smaller amount
         if request != self._current or (request is not None and request.episodes is None and self._left() <= 0):
             if request != self._current:
                 self._abandon()
@@ -128,7 +128,7 @@ class LockstepSchedule:
         return self._requested
 
     def _abandon(self) -> None:
-        """End an assignment that was withdrawn; drop a whole episode that cannot be finished."""
+        """End a cancelled assignment. Drop an unfinished episode if whole episodes were requested."""
         request = self._current
         if request is not None and request.episodes is not None and self._recorder.recording:
             self._collector.give_up_episode()
@@ -142,7 +142,7 @@ class LockstepSchedule:
         self._sent_at = self._clock()
 
     def _wait(self) -> bool:
-        """Wait for an assignment that is not complete, and its policy; return False when the run ends."""
+        """Wait for an incomplete assignment and its policy. Return False when the run ends."""
         link = self._uplink.link
         if link is None:
             raise StarvedError(

@@ -26,14 +26,14 @@ from tmrl_core.errors import EnvironmentFailedError, PolicyFailedError
 logger = logging.getLogger(__name__)
 
 FORGIVEN_AFTER_STEPS = 1000
-"""Number of good steps in one episode after which earlier failures no longer count as in a row with the next."""
+"""Number of successful steps in one episode after which earlier failures no longer count as consecutive."""
 
 Hook = Callable[[], int]
-"""Called before each slice of an episode; returns the most steps that it may have. 0: end the episode here."""
+"""Called before each slice of an episode; returns the maximum number of its steps. 0: end the episode here."""
 
 
 class Stepper(Protocol):
-    """Single steps, as `EnvironmentLoop` and `Worker` make them."""
+    """Protocol of single steps. `EnvironmentLoop` and `Worker` implement it."""
 
     def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -45,7 +45,7 @@ class Stepper(Protocol):
 
 
 class EnvironmentLoop:
-    """Play an environment with a policy, and record the steps.
+    """Run a policy in an environment, and record the steps.
 
     Args:
         environment: the environment.
@@ -55,10 +55,11 @@ class EnvironmentLoop:
         max_failures: maximum number of consecutive failures of the environment.
 
     Attributes:
-        stepper: makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its methods.
+        stepper: object that makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its
+            methods.
         failures: number of failures of the environment.
         policy_failures: number of actions that were not finite; none of them was executed.
-        policy_failures_in_a_row: the same since the last episode that ended in order.
+        policy_failures_in_a_row: that number since the last episode that ended in order.
         next_seed: seed of the next reset; None: the environment's generator continues.
         longest_episode_s: duration of the longest episode, in seconds.
     """
@@ -94,7 +95,7 @@ class EnvironmentLoop:
         return self._polling.length
 
     def stop(self) -> None:
-        """End `play` after the step that is being made, for good; from any thread or a signal handler."""
+        """End `play` permanently after the present step. Safe from any thread and signal handlers."""
         self._stopping = True
 
     # --- single steps -------------------------------------------------------------------------------------------------
@@ -125,8 +126,8 @@ class EnvironmentLoop:
         """Act on an observation and step the environment, as `Worker.step` documents.
 
         Args:
-            obs, test, collect_samples, last_step: as there.
-            act: acts in the policy's place, as in `PolicyRunner.decide`.
+            obs, test, collect_samples, last_step: see `Worker.step`.
+            act: replacement of the policy, as in `PolicyRunner.decide`.
         """
         action, extras = self.runner.decide(obs, test, collect_samples, act)
         new_obs, reward, terminated, truncated, info = self.environment.step(action, collect_samples)
@@ -154,18 +155,18 @@ class EnvironmentLoop:
         seed: int | None = None,
         evaluation: int | None = None,
     ) -> bool:
-        """Play one episode to its end, again after a failure of the environment.
+        """Run one episode to its end. After a failure of the environment, run another one.
 
         Args:
             collect: store its samples.
             test: the actor does not explore.
-            limit: number of steps after the reset at which it is truncated.
+            limit: number of steps after the reset at which the episode is truncated.
             allow: called before the reset and before each slice.
-            seed: of the reset; None: `next_seed`.
-            evaluation: id of the evaluation that it belongs to.
+            seed: seed of the reset; None: `next_seed`.
+            evaluation: id of the evaluation that the episode belongs to.
 
         Returns:
-            True: it ended in order. False: `allow` ended it or began another one meanwhile.
+            True: the episode ended in order. False: `allow` ended it or began another one.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
@@ -208,7 +209,7 @@ class EnvironmentLoop:
             return True
 
     def _advance(self, episode: Episode, longest: int) -> int:
-        """Play up to `longest` steps of the open episode; return their number."""
+        """Run up to `longest` steps of the open episode. Return their number."""
         advance = self._advance_by_stepper if self.stepper is not None else self._advance_by_itself
         played = advance(episode, longest)
         if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
@@ -216,7 +217,7 @@ class EnvironmentLoop:
         return played
 
     def _advance_by_itself(self, episode: Episode, longest: int) -> int:
-        # The steps of `step`, with everything in local variables: this is where a worker spends its time.
+        # The same as `step`, with local variables only, because a worker spends most of its time here.
         runner, env_step, record = self.runner, self.environment.step, self.recorder.step
         preprocess, test, collect, obs = self.obs_preprocessor, episode.test, episode.collect, self._obs
         act, any_action, few, extras = runner.plain_act(collect), runner.always_finite, runner.few, None
@@ -229,7 +230,7 @@ class EnvironmentLoop:
                 else:
                     action = act(obs, test)
                     if not any_action and not (
-                        # `runner.check` for all others.
+                        # `runner.check` handles all other actions.
                         type(action) is ndarray
                         and action.shape == few
                         and isfinite(action.item() if single else sum(action.tolist()))
@@ -265,7 +266,8 @@ class EnvironmentLoop:
         dropped = self.recorder.drop_unsent()
         episode = self.recorder.episode
         self.recorder.end(record=episode is not None and episode.sent)
-        # An invalid result has no traceback but ours; for an exception, log the user's once and not at every attempt.
+        # An invalid result has only our traceback. For an exception, log the user's traceback once and not at every
+        # attempt.
         found_here = isinstance(fault, EnvironmentFailedError)
         failure = str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}"
         if self._failures_in_a_row > self.max_failures:

@@ -14,9 +14,9 @@ class PolicyFiles:
     """Keep the latest policy in one file and, at intervals, a dated copy.
 
     Args:
-        path: of the latest policy; None: it is not kept.
-        history: folder and beginning of the names of the dated copies; None: there are none.
-        every: number of updates from one dated copy to the next; 0 or less: there are none.
+        path: file of the latest policy; None: it is not stored.
+        history: folder and name prefix of the dated copies; None: no copies.
+        every: number of updates between two dated copies; 0 or less: no copies.
         now: returns the local time, for the copies' names.
     """
 
@@ -34,7 +34,7 @@ class PolicyFiles:
         self._now = now
 
     def keep(self, data: bytes) -> Path | None:
-        """Keep the weights of an update; return the path of the dated copy if it made one.
+        """Store the weights of an update. Return the path of the dated copy if one was made.
 
         Raises:
             OSError: a file cannot be written.
@@ -60,4 +60,4 @@ class PolicyFiles:
             except FileExistsError:
                 continue
             return path
-        raise AssertionError("itertools.count ends never")
+        raise AssertionError("itertools.count never ends")

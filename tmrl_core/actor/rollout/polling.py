@@ -1,4 +1,4 @@
-"""The polling interval: how often a worker looks at anything but its environment."""
+"""Polling interval: number of environment steps between two polls of the link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_STEPS = 4096
 
 
 class PollingInterval:
-    """Choose the number of steps between two polls of the link, so that polling costs little and happens often.
+    """Choose the number of steps between two polls of the link, so that polls are cheap and frequent.
 
     Args:
         clock: seconds.
@@ -20,7 +20,7 @@ class PollingInterval:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.length = 16
-        """Number of steps of the next slice."""
+        """Return the number of steps of the next slice."""
         self._clock = clock
         self._start = clock()
 
@@ -29,7 +29,7 @@ class PollingInterval:
         self._start = self._clock()
 
     def end(self, steps: int) -> None:
-        """End the slice, which had so many steps. The next one fits POLL_S, and is at most four times as long."""
+        """End a slice of `steps` steps. The next slice fits POLL_S, and is at most four times as long."""
         elapsed = self._clock() - self._start
         if steps < 1:
             return

@@ -1,4 +1,4 @@
-"""One policy for many runners: its weights are held once, however many sessions act with it."""
+"""One policy for many runners: all sessions share one copy of the weights."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from tmrl_core.networking.protocol.messages import Version
 
 
 class SharedPolicy:
-    """An actor that all runners of `runner` share, and a second one that new weights are loaded into.
+    """An actor that all runners share, and a second one into which new weights are loaded.
 
-    Loading may take long and may run in another thread, while the first actor acts. `adopt` then makes the second one
-    act, for all runners at once: it belongs to the thread that acts, and to a moment at which nothing is loading. A
-    runner has a recurrent state and a generator of its own; an actor that draws from its own generator is shared with
-    that generator.
+    Loading may take long and may run in another thread, while the first actor acts. `adopt` then switches all runners
+    to the second actor. Only the acting thread may call it, and only while no load runs. Each runner has its own
+    recurrent state and generator. An actor with an internal generator is shared together with that generator.
 
     Args:
-        make_actor, observation_space, action_space, device, seed: as for `PolicyRunner`.
+        make_actor, observation_space, action_space, device, seed: see `PolicyRunner`.
 
     Raises:
-        ConfigError: `make_actor` makes no actor, or one that keeps a state of its own within an episode.
+        ConfigError: the result of `make_actor` is not an actor, or keeps an internal state within an episode.
 
     Attributes:
-        version: of the weights that act.
+        version: version of the acting weights.
         explores: False: the weights come from a file, without the trainer's exploration parameters.
     """
 
@@ -46,7 +45,7 @@ class SharedPolicy:
                 observation_space,
                 action_space,
                 device=device,
-                seed=None if seed is None else seed + number,  # else both would draw the same exploration
+                seed=None if seed is None else seed + number,  # otherwise both actors would explore equally
             )
             for number in range(2)
         )
@@ -64,15 +63,15 @@ class SharedPolicy:
 
     @property
     def actor(self) -> ActorModule:
-        """The actor that acts."""
+        """Return the acting actor."""
         return self._acting.actor
 
     def runner(self) -> PolicyRunner:
-        """Return a new runner of the actor. `refresh` it before each action."""
+        """Return a new runner of the actor. Call `refresh` with it before each action."""
         return PolicyRunner(lambda **_: self._acting.actor, *self._spaces, device=self._acting.device)
 
     def refresh(self, runner: PolicyRunner) -> None:
-        """Have a runner act with the weights that were adopted last; its episode goes on."""
+        """Make a runner act with the weights adopted last. Its episode continues."""
         if runner.actor is not self._acting.actor:
             runner.actor = self._acting.actor
 
@@ -85,12 +84,13 @@ class SharedPolicy:
             WeightsError: the weights do not fit.
         """
         self._loading.load(tag, data)
-        # The actor acted two versions ago; a message without parameters means those of the version before.
+        # The spare actor holds the parameters of two versions ago. A message without parameters means those of the
+        # previous version.
         if self._exploration:
             self._loading.set_exploration(self._exploration)
 
     def load_file(self, path: Path) -> None:
-        """Load weights that `PolicyFiles` has kept, and act with them. Raises what the actor's own `load` raises."""
+        """Load weights that `PolicyFiles` has stored, and act with them. Raise the errors of the actor's `load`."""
         self._loading.load_file(path)
         self.adopt(self.version)
         self.explores = False
@@ -101,7 +101,7 @@ class SharedPolicy:
         self._loading.set_exploration(parameters)
 
     def adopt(self, version: Version) -> None:
-        """Act with the weights loaded last, which are of this version."""
+        """Act with the weights loaded last, which have this version."""
         self._acting, self._loading = self._loading, self._acting
         self.version = version
         self.explores = True

@@ -11,13 +11,13 @@ from tmrl_core.networking.protocol.messages import Progress
 class StarvationWatch:
     """Detect that worker and trainer wait for each other, from the worker's side.
 
-    The trainer knows of all workers and reports that it gives up. Before that, another worker may still send the
-    missing samples after it has reconnected. So nothing may have changed for longer than three of the longest episodes
-    of this worker, and for at least a minute.
+    The trainer knows all workers and reports when it gives up. Before that, another worker may still reconnect and send
+    the missing samples. Therefore this worker waits until nothing has changed for at least a minute, and for longer
+    than three of its longest episodes.
 
     Args:
         longest_episode_s: duration of the longest episode so far, in seconds.
-        least_s: shortest time without a change that counts, in seconds.
+        least_s: minimum time without a change, in seconds.
         clock: seconds.
     """
 
@@ -30,7 +30,7 @@ class StarvationWatch:
         self._since = 0.0
 
     def starving(self, progress: Progress, versions: int, unacknowledged: int) -> bool:
-        """Return True if all samples have arrived, the trainer waits too, and nothing has changed for so long."""
+        """Return True if all samples have arrived, the trainer waits too, and nothing has changed for that time."""
         if unacknowledged or not progress.lack:
             self._still = None
             return False

@@ -1,6 +1,6 @@
-"""Synchronous schedule: a maximum of environment steps for each model received, and the wait for models.
+"""Synchronous schedule: a maximum of environment steps for each received model, and the wait for models.
 
-A worker with a seed takes turns with the trainer, so that one seed gives one run: it collects all that the ratio allows
+A worker with a seed takes turns with the trainer, so that runs are repeatable. It collects as much as the ratio allows
 with each version, reports that, and waits. The trainer trains on these samples until it publishes the next version, and
 then gives the turn back (`Progress.turn`). Without a seed both run concurrently.
 """
@@ -23,18 +23,18 @@ logger = logging.getLogger(__name__)
 
 
 TURNLESS_S = 10.0
-"""Seconds with a policy and no turn after which the trainer is taken for one of a release that gives none."""
+"""Seconds with a policy and no turn after which the trainer counts as an older release without turns."""
 
 
 class SynchronousSchedule:
     """Keep the ratio of environment steps to models received, for one run.
 
-    First `initial_steps` are collected without waiting; then the ratio is reached with them; then steps are counted
-    from 0, and the ratio holds before each step, or with `end_episodes` before each episode.
+    First, `initial_steps` are collected without waiting. Then the worker waits until the ratio allows them. Then steps
+    are counted from 0, and the ratio holds before each step, or with `end_episodes` before each episode.
 
     Args:
-        collector: collects.
-        max_steps_per_update: the limit; infinite: none.
+        collector: the collector.
+        max_steps_per_update: the limit; infinite: no limit.
         initial_steps, nb_steps: number of steps before the ratio holds, and after that.
         end_episodes: True: wait between episodes only.
         send_every: number of steps after which samples are also sent within an episode; 0: at episode ends.
@@ -75,11 +75,11 @@ class SynchronousSchedule:
         self._begun = not self._turns
         self._turnless_since = math.inf
         self.counting = False
-        """True: the initial steps are behind."""
+        """True: the initial steps are complete."""
 
     @property
     def steps(self) -> int:
-        """Steps that count, initial ones first, then those after them."""
+        """Number of counted steps: the initial ones at first, later those after them."""
         return self._uplink.steps_that_count() - self._origin
 
     def run(self, test_episode_interval: int) -> None:
@@ -95,7 +95,7 @@ class SynchronousSchedule:
             self._uplink.send()
 
     def _go_on(self) -> bool:
-        """Between episodes: wait until another may begin; return False when the run ends.
+        """Wait until another episode may begin. Return False when the run ends.
 
         Raises:
             StarvedError: worker and trainer wait for each other.
@@ -111,7 +111,7 @@ class SynchronousSchedule:
         return self._has_room() and self._wait()
 
     def _allow(self) -> int:
-        """Return the most steps of the next slice; 0: the episode ends here.
+        """Return the maximum number of steps of the next slice; 0: the episode ends here.
 
         Raises:
             StarvedError: worker and trainer wait for each other.
@@ -154,7 +154,7 @@ class SynchronousSchedule:
         return True
 
     def _wait(self) -> bool:
-        """Wait for models until one more step is allowed; False: the run ends."""
+        """Wait for models until one more step is allowed. False: the run ends."""
         if not self._recorder.recording or not self._allowed():
             self._models += self._uplink.update_policy(verbose=self._verbose)
         if not self._recorder.recording:
@@ -213,7 +213,7 @@ class SynchronousSchedule:
         link.wait_change(WAIT_S)
 
     def _has_turn(self) -> bool:
-        """Return True when the trainer has given this worker the turn, with the policy that the worker has."""
+        """Return True if the trainer has given this worker the turn, for the worker's present policy."""
         link = self._uplink.link
         if not self._turns or link is None:
             return True

@@ -1,8 +1,8 @@
-"""Uplink: sends samples; receives policies, directives and the end of the run.
+"""Uplink: send samples; receive policies, directives and the end of the run.
 
 It depends on neither sockets nor episodes: the link is any `RolloutLink`, or None for a worker without a Server.
-Samples come from a `SampleSource`, policies go to a `PolicyTarget`: one of each for a worker, and for a gateway with
-hundreds of sessions. All of it runs in one thread, except `stop`, which any thread and any signal handler may call.
+Samples come from a `SampleSource`, policies go to a `PolicyTarget`. A worker has one of each, and so has a gateway with
+hundreds of sessions. One thread makes all calls, except `stop`, which any thread and any signal handler may call.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from tmrl_core.samples import Chunk, EpisodeRecord
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.1
-"""Longest single wait of a worker that has nothing to do: it notices `stop` that soon."""
+"""Maximum wait of an idle worker, which limits the delay of `stop`."""
 
 
 class SampleSource(Protocol):
-    """Samples and records to send. `StepRecorder` is one."""
+    """Source of samples and records. `StepRecorder` implements it."""
 
     @property
     def name(self) -> str:
-        """Label of the worker in messages."""
+        """Return the worker's label for messages."""
 
     @property
     def version(self) -> Version:
-        """Version of the policy that acts."""
+        """Return the version of the acting policy."""
 
     @property
     def steps_collected(self) -> int:
-        """Number of samples recorded, resets included."""
+        """Return the number of recorded samples, resets included."""
 
     @property
     def samples_lost(self) -> int:
-        """Number of recorded samples that were dropped before they were taken."""
+        """Return the number of recorded samples that were dropped before they were taken."""
 
     def set_version(self, version: Version) -> None:
         """Act with this version, which the target has just loaded."""
 
     def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
-        """Return samples and records, and forget them."""
+        """Return samples and records, and remove them from the source."""
 
     def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
         """Put back samples that could not be sent."""
 
     def discard(self) -> None:
-        """Forget the samples; there is no link."""
+        """Remove the samples, because there is no link."""
 
 
 class PolicyTarget(Protocol):
-    """Policy that new weights are loaded into. `PolicyRunner` is one."""
+    """Target of new weights. `PolicyRunner` implements it."""
 
     def load(self, tag: str, data: bytes) -> None:
         """Load weights, given the tag of their format.
@@ -78,15 +78,15 @@ class PolicyTarget(Protocol):
 
 
 class Uplink:
-    """Sends the samples of a source, and loads received policies into a target.
+    """Send the samples of a source, and load received policies into a target.
 
     Args:
         link: link to the Server; None: no Server.
-        source: holds the samples and records to send.
-        target: gets the policies.
+        source: source of the samples and records.
+        target: target of the policies.
         files: store of the policy; None: it is not stored.
         drain_timeout_s: maximum wait of `close` for space in the link's queue, in seconds.
-        needs_policy: True: a stored policy that does not fit is an error, since no other will arrive.
+        needs_policy: True: True: a stored policy that does not fit is an error, because no other will arrive.
 
     Raises:
         WeightsError: a stored policy does not fit, and no other will arrive. Also the errors of the actor's `load`.
@@ -125,14 +125,14 @@ class Uplink:
     # --- the end of the run -------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End all waits, for good."""
+        """End all waits, now and later."""
         self._stopping = True
 
     def ending(self) -> bool:
         """Return True if the run ends: after `stop`, or when the trainer has finished.
 
         Raises:
-            TmrlError: the link has failed for good.
+            TmrlError: the link has failed permanently.
         """
         if self._stopping:
             return True
@@ -200,7 +200,7 @@ class Uplink:
                     break
 
     def steps_that_count(self) -> int:
-        """Return the number of samples collected, less those that were dropped or refused on their way."""
+        """Return the number of samples collected, without those that were dropped or refused."""
         lost = self._source.samples_lost
         if self.link is not None:
             counts = self.link.counts
@@ -257,7 +257,7 @@ class Uplink:
         return published
 
     def take_policy(self, verbose: bool) -> None:
-        """Load the latest policy if it is a new one, without counting versions. One that does not fit is logged."""
+        """Load the latest policy if it is new, without counting versions. If it does not fit, log that."""
         if self.link is None:
             return
         self._versions_taken = self.link.versions_published
@@ -285,7 +285,7 @@ class Uplink:
             logger.info("worker %s acts with version %d.%d of the policy", self._source.name, *update.version)
 
     def await_policy(self) -> None:
-        """Send, then wait until another version than the latest is published, or the run ends."""
+        """Send samples, then wait until a newer version is published or the run ends."""
         link = self.link
         while link is not None and link.versions_published == self._versions_taken and not self.ending():
             self.send()
@@ -316,7 +316,7 @@ class Uplink:
 
 
 def _policy_of(update: PolicyUpdate) -> Blob:
-    """Return the one policy of an update, of any name."""
+    """Return the only policy of an update, of any name."""
     if len(update.policies) != 1:
         raise WeightsError(
             f"version {update.version} brings the policies {sorted(update.policies)}; this worker plays one policy."
@@ -325,7 +325,7 @@ def _policy_of(update: PolicyUpdate) -> Blob:
 
 
 def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tuple[list[Chunk], list[EpisodeRecord]]]:
-    """Return one hand-over for each chunk; the records go with the last."""
+    """Return one item to send for each chunk. The records belong to the last."""
     if not chunks:
         return [([], records)] if records else []
     return [([chunk], records if chunk is chunks[-1] else []) for chunk in chunks]

@@ -1,7 +1,7 @@
-"""The worker: public methods over the parts that collect; it knows no configuration and no sockets.
+"""The worker: public methods over the parts that collect. It depends on neither configuration nor sockets.
 
-No lock is taken while an episode is played. `stop` may be called from any thread and from a signal handler, `close`
-from any thread.
+No lock is held while an episode runs. `stop` may be called from any thread and from a signal handler, `close` from any
+thread.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Collect samples with a collector, by one of three schedules, or play without collecting.
+    """Collect samples with a collector and one of three schedules, or run episodes without collecting.
 
-    A subclass may override `act`, `step` and `reset`: episodes are then played through them.
+    A subclass may override `act`, `step` and `reset`. Episodes then use these methods.
 
     Args:
-        collector: plays the episodes.
+        collector: runs the episodes.
         send_every: number of steps after which samples are also sent within an episode; 0: at episode ends.
         update_weights: `episode`: load new weights between episodes; `step`: as soon as they have arrived.
-        max_env_steps_per_update: of asynchronous collection, see `AsynchronousSchedule`; None: never wait.
-        send_pause_s: of asynchronous collection: episodes that end within this many seconds are sent together.
+        max_env_steps_per_update: limit of asynchronous collection, see `AsynchronousSchedule`; None: never wait.
+        send_pause_s: in asynchronous collection, episodes that end within this number of seconds are sent together.
 
     Attributes:
         collector, loop, runner, recorder, uplink: the parts.
@@ -83,12 +83,12 @@ class Worker:
 
     @property
     def env(self) -> Any:
-        """The environment."""
+        """Return the environment."""
         return self.loop.environment.env
 
     @property
     def actor(self) -> ActorModule:
-        """The policy."""
+        """Return the policy."""
         return self.runner.actor
 
     @actor.setter
@@ -97,12 +97,12 @@ class Worker:
 
     @property
     def buffer(self) -> Buffer:
-        """Samples and records that have not been sent yet."""
+        """Return the samples and records that have not been sent yet."""
         return self.recorder.buffer
 
     @property
     def sample_compressor(self) -> SampleCompressor | None:
-        """Changes each sample before it is stored."""
+        """Return the function that changes each sample before it is stored."""
         return self.recorder.sample_compressor
 
     @sample_compressor.setter
@@ -111,12 +111,12 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Label in logs and metrics."""
+        """Return the label in logs and metrics."""
         return self.recorder.name
 
     @property
     def link(self) -> RolloutLink | None:
-        """The link to the Server; None: the worker is on its own."""
+        """Return the link to the Server; None: there is no Server."""
         return self.uplink.link
 
     @property
@@ -152,7 +152,7 @@ class Worker:
     # --- single steps -------------------------------------------------------------------------------------------------
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        """Return the actor's action for an observation that has been preprocessed already."""
+        """Return the actor's action for a preprocessed observation."""
         return self.runner.act(obs, test)
 
     def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
@@ -165,7 +165,8 @@ class Worker:
             The (preprocessed) observation and the info.
 
         Raises:
-            EnvironmentFailedError: the observation does not belong to the space. What the environment raises passes.
+            EnvironmentFailedError: the observation does not belong to the space. Exceptions of the environment
+                propagate.
         """
         return self.loop.reset(collect_samples)
 
@@ -178,14 +179,14 @@ class Worker:
             obs: the previous (preprocessed) observation.
             test: passed to the actor.
             collect_samples: append the step to the Buffer as a sample.
-            last_step: end the episode here: `truncated` is set unless it has terminated.
+            last_step: True: end the episode here. `truncated` is set unless the episode has terminated.
 
         Returns:
             The (preprocessed) observation, reward, terminated, truncated, info.
 
         Raises:
             EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
-                What the environment raises passes.
+                Exceptions of the environment propagate.
             PolicyFailedError: the action is not finite.
         """
         return self.loop.step(obs, test, collect_samples, last_step, self.act if self._acts_itself else None)
@@ -196,7 +197,7 @@ class Worker:
         """Collect one episode and its record into the Buffer.
 
         Args:
-            max_samples: limit of its steps after the reset; None: `max_samples_per_episode`.
+            max_samples: limit of the episode's steps after the reset; None: `max_samples_per_episode`.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
@@ -205,10 +206,10 @@ class Worker:
         self.collector.train(max_samples=max_samples)
 
     def run_episode(self, max_samples: float | None = None, train: bool = False) -> None:
-        """Play one episode without collecting it; its record goes to the Buffer.
+        """Run one episode without collecting it. Its record is stored in the Buffer.
 
         Args:
-            max_samples: limit of its steps after the reset; None: `max_samples_per_episode`.
+            max_samples: limit of the episode's steps after the reset; None: `max_samples_per_episode`.
             train: the actor explores.
 
         Raises:
@@ -220,7 +221,7 @@ class Worker:
     def run_episodes(
         self, max_samples_per_episode: float | None = None, nb_episodes: float = math.inf, train: bool = False
     ) -> None:
-        """Play episodes as `run_episode` does, until `nb_episodes` or the end of the run."""
+        """Run episodes as `run_episode` does, until `nb_episodes` or the end of the run."""
         with self._running():
             for _ in count_to(nb_episodes):
                 if self.uplink.ending():
@@ -242,14 +243,15 @@ class Worker:
         method returns. It returns when `nb_episodes` are collected, the trainer finishes, or after `stop` or `close`.
 
         Args:
-            test_episode_interval: a test episode before every n-th episode, the first included; 0: none.
+            test_episode_interval: run a test episode before every n-th episode, including the first; 0: no test
+                episodes.
             nb_episodes: number of episodes to collect.
             verbose: log episodes at INFO, at most one line every two seconds.
             expert: discard weights, and do not test.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
-            TmrlError: the link has failed for good.
+            TmrlError: the link has failed permanently.
         """
         with self._running():
             self._asynchronous.run(test_episode_interval, nb_episodes, verbose, expert)
@@ -265,23 +267,24 @@ class Worker:
     ) -> None:
         """Collect `initial_steps`, then keep (steps + 1) / (1 + models received) at or below a maximum.
 
-        Steps are environment steps, resets included, without those that were dropped or refused. The initial steps
-        have to meet the ratio first; then steps are counted from 0 again, and models are counted from the beginning.
-        All samples are sent before any wait. The method returns when `nb_steps` are collected, the trainer finishes, or
+        Steps are environment steps, resets included, without those that were dropped or refused. The initial steps must
+        meet the ratio first. Then steps are counted from 0 again, while models are counted from the beginning. All
+        samples are sent before any wait. The method returns when `nb_steps` are collected, the trainer finishes, or
         after `stop` or `close`.
 
         Args:
-            test_episode_interval: a test episode before every n-th episode; 0: none. Only with `end_episodes`.
+            test_episode_interval: run a test episode before every n-th episode; 0: no test episodes. Only with
+                `end_episodes`.
             nb_steps: number of steps to collect after the initial ones.
             initial_steps: number of steps before the ratio holds; whole episodes with `end_episodes`.
-            max_steps_per_update: the maximum; need not be whole.
+            max_steps_per_update: the maximum, which need not be an integer.
             end_episodes: wait between episodes only.
             verbose: log each wait at INFO.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
             StarvedError: worker and trainer wait for each other.
-            TmrlError: the link has failed for good.
+            TmrlError: the link has failed permanently.
         """
         schedule = SynchronousSchedule(
             self.collector,
@@ -299,8 +302,8 @@ class Worker:
     def run_lockstep(self, verbose: bool = False) -> None:
         """Collect the assignments of the trainer, each with exactly the policy version that it names.
 
-        The worker waits for the next assignment in between, and plays the evaluations that the trainer requests. The
-        method returns when the trainer finishes, or after `stop` or `close`.
+        Between assignments, the worker waits, and runs the evaluations that the trainer requests. The method returns
+        when the trainer finishes, or after `stop` or `close`.
 
         Args:
             verbose: log each assignment at INFO.
@@ -308,7 +311,7 @@ class Worker:
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
             StarvedError: the worker is standalone.
-            TmrlError: the link has failed for good.
+            TmrlError: the link has failed permanently.
         """
         with self._running():
             LockstepSchedule(self.collector, send_every=self._send_every, verbose=verbose).run()
@@ -318,8 +321,8 @@ class Worker:
     def send_and_clear_buffer(self) -> None:
         """Send the samples in the Buffer; without a Server, discard them. Statistics stay.
 
-        The worker waits for free space if the link's queue is full and no sample may be dropped. Samples that found
-        none when the worker is stopped return to the Buffer.
+        The worker waits for free space if the link's queue is full and no sample may be dropped. If the worker is
+        stopped during the wait, the unsent samples return to the Buffer.
 
         Raises:
             LinkClosedError: the link is closed.
@@ -337,7 +340,7 @@ class Worker:
             Number of versions published since the last call, skipped ones included.
 
         Raises:
-            TmrlError: the link has failed for good.
+            TmrlError: the link has failed permanently.
         """
         return self.uplink.update_policy(verbose, blocking)
 
@@ -348,7 +351,7 @@ class Worker:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End all `run` methods soon, for good; from any thread or a signal handler."""
+        """End all `run` methods soon and permanently. Safe from any thread and signal handlers."""
         self.loop.stop()
         self.uplink.stop()
 
@@ -356,11 +359,12 @@ class Worker:
         """Stop, send the remaining samples, wait for acknowledgements up to the drain timeout, and close everything.
 
         Returns:
-            Numbers of samples acknowledged, handed over and lost; None without a Server, or if it is closed already.
+            Numbers of samples acknowledged, handed over and lost; None without a Server, or if the worker is already
+            closed.
         """
         self.stop()
         inside = self._busy_thread == threading.get_ident()
-        # Another thread may be playing: it returns after its step. Should that never end, the rest is closed anyway.
+        # Another thread may run an episode and returns after its step. If that never ends, the rest is closed anyway.
         waited = not inside and self._busy.acquire(timeout=10.0)
         try:
             if self._closed:
@@ -396,7 +400,7 @@ class Worker:
             self._busy.release()
 
     def _through_overrides(self) -> None:
-        """Have the loop make its steps by this object's methods where a subclass or a script has replaced some."""
+        """Make the loop use this object's methods for its steps if a subclass or a script has replaced some."""
         kind = type(self)
         inherited = kind.step is Worker.step and kind.reset is Worker.reset and not self._acts_itself
         self.loop.stepper = None if inherited and self.__dict__.keys().isdisjoint(("reset", "step")) else self
@@ -408,7 +412,7 @@ class Worker:
     # --- figures ------------------------------------------------------------------------------------------------------
 
     def run_env_benchmark(self, nb_steps: int, test: bool = False, verbose: bool = True) -> Any:
-        """Time the environment and the policy. No action is random instead of the policy's.
+        """Measure the speed of the environment and the policy. All actions are the policy's.
 
         Args:
             nb_steps: number of steps.
@@ -416,8 +420,8 @@ class Worker:
             verbose: log the result at INFO.
 
         Returns:
-            rtgym's own benchmark where the environment has one that is turned on; else a dict of `steps_per_s` (the
-            whole loop), `env_steps_per_s` and `inferences_per_s` (each on its own).
+            rtgym's own benchmark if the environment has it enabled. Otherwise a dict of `steps_per_s` (the whole loop),
+            `env_steps_per_s` and `inferences_per_s` (each separately).
 
         Raises:
             ValueError: `nb_steps` is not a finite number of at least 1.
@@ -428,7 +432,7 @@ class Worker:
         own = getattr(inner, "benchmarks", None) if getattr(inner, "benchmark", False) else None
         env_s = act_s = 0.0
         exploration = self.actor.exploration()
-        # Sampled from the action space instead, an action costs less, as before anything is learned.
+        # Random actions of the action space would cost less than the policy's.
         self.actor.set_exploration({name: 0.0 for name in ("random", "epsilon") if name in exploration})
         with self._running(), contextlib.ExitStack() as after:
             after.callback(self.actor.set_exploration, exploration)
@@ -478,18 +482,18 @@ def make_loop(
     strict_spaces: bool = False,
     info_metrics: Sequence[str] = (),
 ) -> EnvironmentLoop:
-    """Make an environment, the policy that plays it and the recorder of its steps, in one loop.
+    """Make a loop of an environment, a policy and a recorder of the steps.
 
     Args:
-        env_cls: makes the environment; called again when a reset has failed.
-        make_actor: `(observation_space=, action_space=)` makes the actor.
-        buffer, name, sample_compressor, crc_debug, max_samples_per_episode, info_metrics: of the recorder.
-        device, seed: of the policy runner.
-        obs_preprocessor, max_failures: of the loop.
-        strict_spaces: of the environment's checks.
+        env_cls: creates the environment; called again after a failed reset.
+        make_actor: `(observation_space=, action_space=)` creates the actor.
+        buffer, name, sample_compressor, crc_debug, max_samples_per_episode, info_metrics: parameters of the recorder.
+        device, seed: parameters of the policy runner.
+        obs_preprocessor, max_failures: parameters of the loop.
+        strict_spaces: parameter of the environment's checks.
 
     Raises:
-        ConfigError: `env_cls` makes no environment, or `make_actor` no actor.
+        ConfigError: the result of `env_cls` is not an environment, or that of `make_actor` is not an actor.
         ValueError: `max_samples_per_episode` is below 1.
     """
     check_maker("env_cls", env_cls)

@@ -224,7 +224,7 @@ class FrameReader:
             self._scratch[: self._end] = source[start:end]
 
     def take(self) -> list[Frame]:
-        """Yield the complete frames in order."""
+        """Return the complete frames in order."""
         frames, self._frames = self._frames, []
         return frames
 

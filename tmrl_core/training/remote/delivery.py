@@ -104,7 +104,7 @@ class LinkedTraining:
             self._link.close()
 
     def note_delivery(self, training: TrainingLoop, recorder: Recorder | None) -> None:
-        """Return the delivery state for a checkpoint: the streams' committed offsets and more."""
+        """Copy the streams' committed offsets and the link's counters into the training object, for a checkpoint."""
         if self.interface is not None:
             self.commit(training)
             link = self.interface.link

@@ -80,7 +80,7 @@ class LinkPieces:
         return self._sent - self._sent_read < self._window_bytes
 
     def data(self, buffers: Sequence[bytes | bytearray | memoryview]) -> Iterator[bytearray]:
-        """Return the full pieces of the remainder and these buffers; `rest` holds the new remainder."""
+        """Yield the full pieces of the remainder and these buffers; `rest` holds the new remainder."""
         for buffer in buffers:
             self._sent += len(buffer)
             view = memoryview(buffer)
