@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -60,7 +62,7 @@ class ReplayEnvironment(BaseEnvironment, VectorEnv[Any, Any, np.ndarray]):
     final_observations: list[Array] | None
 
     def _declare(self, action_shapes: list[Shape]) -> None:
-        """Declare shapes, dtypes and spaces, and begin at tick 0."""
+        """Declare shapes and dtypes, and begin at tick 0."""
         first = self.observations[0]
         BaseEnvironment.__init__(
             self,
@@ -72,12 +74,34 @@ class ReplayEnvironment(BaseEnvironment, VectorEnv[Any, Any, np.ndarray]):
             [each.dtype for each in self.actions] or None,
         )
         self.num_envs, self.recorded_ticks = int(first.shape[0]), int(first.shape[1])
-        self.single_observation_space = as_space(self.observation_shapes, self.observation_dtypes)
-        self.single_action_space = as_space(self.action_shapes, self.action_dtypes)
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._lengths_B = as_numpy(self.is_alive).astype(bool).sum(axis=1)
         self._tick_B = np.zeros(self.num_envs, np.int32)
+
+    # Computed when they are asked for: a learner that samples batches needs none of them.
+
+    @cached_property
+    def single_observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
+        """Space of the observations of one session."""
+        return as_space(self.observation_shapes, self.observation_dtypes)
+
+    @cached_property
+    def single_action_space(self) -> spaces.Space[Any]:  # type: ignore[override]
+        """Space of the actions of one session."""
+        return as_space(self.action_shapes, self.action_dtypes)
+
+    @cached_property
+    def observation_space(self) -> spaces.Space[Any]:  # type: ignore[override]
+        """Space of the observations of all sessions."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @cached_property
+    def action_space(self) -> spaces.Space[Any]:  # type: ignore[override]
+        """Space of the actions of all sessions."""
+        return batch_space(self.single_action_space, self.num_envs)
+
+    @cached_property
+    def _lengths_B(self) -> np.ndarray:
+        lengths_B: np.ndarray = as_numpy(self.is_alive).astype(bool).sum(axis=1)
+        return lengths_B
 
     def at(self, sequence: Array, tick_B: np.ndarray) -> Array:
         """Return entries of a recorded sequence; past the end of a session, its last one.
@@ -332,9 +356,10 @@ def _check_alive(is_alive: Array) -> None:
     odd = (alive_BT != 0) & (alive_BT != 1)
     if odd.any():
         raise ValueError(f"is_alive has the value {alive_BT[odd][0]!r}; allowed: 0 and 1.")
-    session, tick = np.nonzero(alive_BT[:, 1:] > alive_BT[:, :-1])
-    if len(session):
+    revived = alive_BT[:, 1:] > alive_BT[:, :-1]
+    if revived.any():
+        session, tick = np.argwhere(revived)[0]
         raise ValueError(
-            f"is_alive of session {session[0]} is 1 at tick {tick[0] + 1} after a 0; it is 1 through the terminal tick "
-            "and 0 after. Give each episode a session of its own."
+            f"is_alive of session {session} is 1 at tick {tick + 1} after a 0; it is 1 through the terminal tick and 0 "
+            "after. Give each episode a session of its own."
         )
