@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -32,6 +32,8 @@ from tmrl_core.networking.protocol.status import (
 )
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.shutdown import ShutdownSignal
+
+_Item = TypeVar("_Item")
 
 RATE_S = 1.0
 """Seconds between the two snapshots that rates are computed from, without `--watch`."""
@@ -324,106 +326,95 @@ def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
     return table
 
 
-def _table(title: str, columns: Iterable[tuple[str, bool]], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table; columns are (name, True for a number)."""
+def _table(
+    title: str, items: Iterable[_Item], columns: Iterable[tuple[str, Callable[[_Item], str]]], texts: int = 1
+) -> Table:
+    """Return a table of columns (name, text of an item); all but the first `texts` of them are numbers."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, number in columns:
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
+    cells = []
+    for index, (name, cell) in enumerate(columns):
+        table.add_column(name, justify="left" if index < texts else "right", no_wrap=True)
+        cells.append(cell)
+    for item in items:
+        table.add_row(*(Text(cell(item)) for cell in cells))
     return table
 
 
 def _budgets(budgets: dict[str, BudgetStatus]) -> Table:
     return _table(
         "budgets",
-        [("store", False), ("used", True), ("reserved", True), ("limit", True)],
+        budgets.items(),
         [
-            (
-                plain(name),
-                size(budget.used_bytes),
-                size(budget.reserved_bytes),
-                "none" if budget.limit_bytes is None else size(budget.limit_bytes),
-            )
-            for name, budget in budgets.items()
+            ("store", lambda item: plain(item[0])),
+            ("used", lambda item: size(item[1].used_bytes)),
+            ("reserved", lambda item: size(item[1].reserved_bytes)),
+            ("limit", lambda item: "none" if item[1].limit_bytes is None else size(item[1].limit_bytes)),
         ],
     )
+
+
+def _policy_of(peer: PeerStatus) -> str:
+    return f"{peer.policy[0]}.{peer.policy[1]}" if peer.role == "worker" and any(peer.policy) else "-"
 
 
 def _peers(peers: Sequence[PeerStatus]) -> Table:
     return _table(
         "peers",
+        peers,
         [
-            *(("role", False), ("name", False), ("certificate", False), ("address", False), ("run", False)),
-            *(("since", True), ("heard", True)),
-            *(("in", True), ("out", True), ("unread", True), ("policy", True)),
+            ("role", lambda peer: plain(peer.role)),
+            ("name", lambda peer: plain(peer.name)),
+            ("certificate", lambda peer: plain(peer.certificate) if peer.certificate else "-"),
+            ("address", lambda peer: plain(peer.address)),
+            ("run", lambda peer: plain(peer.run)),
+            ("since", lambda peer: duration(peer.since_s)),
+            ("heard", lambda peer: f"{peer.heard_s:.1f} s ago"),
+            ("in", lambda peer: size(peer.bytes_in)),
+            ("out", lambda peer: size(peer.bytes_out)),
+            ("unread", lambda peer: size(peer.unread_bytes)),
+            ("policy", _policy_of),
         ],
-        [
-            (
-                plain(peer.role),
-                plain(peer.name),
-                plain(peer.certificate) if peer.certificate else "-",
-                plain(peer.address),
-                plain(peer.run),
-                duration(peer.since_s),
-                f"{peer.heard_s:.1f} s ago",
-                size(peer.bytes_in),
-                size(peer.bytes_out),
-                size(peer.unread_bytes),
-                f"{peer.policy[0]}.{peer.policy[1]}" if peer.role == "worker" and any(peer.policy) else "-",
-            )
-            for peer in peers
-        ],
+        texts=5,
     )
 
 
 def _streams(streams: Sequence[StreamStatus], rate: Rates | None) -> Table:
+    per_s = {} if rate is None else rate.samples_of
     return _table(
         "streams",
+        streams,
         [
-            *(("worker", False), ("stream", False), ("state", False), ("epoch", True), ("queued", True)),
-            *(("", True), ("reserved", True), ("limit", True), ("samples", True), ("messages", True), ("bytes", True)),
-            *(("samples/s", True), ("dropped", True), ("position", True)),
+            ("worker", lambda stream: plain(stream.worker)),
+            ("stream", lambda stream: plain(stream.stream[:8])),
+            ("state", lambda stream: "active" if stream.active else "halted" if stream.linked else "left"),
+            ("epoch", lambda stream: str(stream.epoch)),
+            ("queued", lambda stream: f"{stream.queued_messages:,}"),
+            ("", lambda stream: size(stream.queued_bytes)),
+            ("reserved", lambda stream: size(stream.reserved_bytes)),
+            ("limit", lambda stream: size(stream.limit_bytes)),
+            ("samples", lambda stream: f"{stream.relayed_samples:,}"),
+            ("messages", lambda stream: f"{stream.relayed_messages:,}"),
+            ("bytes", lambda stream: size(stream.relayed_bytes)),
+            ("samples/s", lambda stream: "" if rate is None else f"{per_s.get(stream.stream, 0.0):,.0f}"),
+            ("dropped", lambda stream: f"{stream.dropped_messages:,}"),
+            ("position", lambda stream: f"{stream.position:,}"),
         ],
-        [
-            (
-                plain(stream.worker),
-                plain(stream.stream[:8]),
-                "active" if stream.active else "left" if not stream.linked else "halted",
-                str(stream.epoch),
-                f"{stream.queued_messages:,}",
-                size(stream.queued_bytes),
-                size(stream.reserved_bytes),
-                size(stream.limit_bytes),
-                f"{stream.relayed_samples:,}",
-                f"{stream.relayed_messages:,}",
-                size(stream.relayed_bytes),
-                "" if rate is None else f"{rate.samples_of.get(stream.stream, 0.0):,.0f}",
-                f"{stream.dropped_messages:,}",
-                f"{stream.position:,}",
-            )
-            for stream in streams
-        ],
+        texts=3,
     )
 
 
 def _spooled(streams: Sequence[SpooledStatus]) -> Table:
     return _table(
         "spooled: kept for the next trainer of the run",
+        streams,
         [
-            *(("worker", False), ("stream", False), ("run", False), ("samples", True), ("messages", True)),
-            *(("bytes", True), ("state", False)),
+            ("worker", lambda stream: plain(stream.worker)),
+            ("stream", lambda stream: plain(stream.stream[:8])),
+            ("run", lambda stream: plain(stream.run)),
+            ("samples", lambda stream: f"{stream.samples:,}"),
+            ("messages", lambda stream: f"{stream.messages:,}"),
+            ("bytes", lambda stream: size(stream.bytes)),
+            ("state", lambda stream: "whole" if stream.ended else "being handed over, or cut off"),
         ],
-        [
-            (
-                plain(stream.worker),
-                plain(stream.stream[:8]),
-                plain(stream.run),
-                f"{stream.samples:,}",
-                f"{stream.messages:,}",
-                size(stream.bytes),
-                "whole" if stream.ended else "being handed over, or cut off",
-            )
-            for stream in streams
-        ],
+        texts=3,
     )

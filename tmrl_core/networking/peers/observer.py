@@ -8,7 +8,7 @@ from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
 from tmrl_core.networking.peers.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import Frame
-from tmrl_core.networking.protocol.messages import PROTOCOL_VERSION, Control, Hello, StatusPage, StatusRequest, Welcome
+from tmrl_core.networking.protocol.messages import Control, StatusPage, StatusRequest, Welcome
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status
 
 
@@ -51,17 +51,7 @@ class ObserverConnection(Connection):
         self.send(StatusRequest(page))
 
     def _on_connected(self) -> None:
-        state = self.observer
-        self.send(
-            Hello(
-                versions=(PROTOCOL_VERSION,),
-                role="observer",
-                token=state.token,
-                run=state.run,
-                name=state.name,
-                peer=state.peer,
-            )
-        )
+        self.send(self.observer.hello())
 
     def _on_control(self, message: Control) -> None:
         match message:
