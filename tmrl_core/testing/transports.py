@@ -8,9 +8,10 @@ class TestMyTransport(TransportSuite):
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
@@ -19,6 +20,18 @@ from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate
 from tmrl_core.networking.relay import Relay, RelaySettings
 from tmrl_core.networking.transports.base import Driver, Listener, Transport, new_event_loop
+
+Suite = TypeVar("Suite", bound="TransportSuite")
+
+
+def in_loop(test: Callable[[Suite], Coroutine[Any, Any, None]]) -> Callable[[Suite], None]:
+    """Make a test of a coroutine, which runs in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(suite: Suite) -> None:
+        suite.run(test(suite))
+
+    return run
 
 
 class TransportSuite:
@@ -52,211 +65,173 @@ class TransportSuite:
             assert asyncio.get_running_loop().time() < deadline, "it did not happen in time"
             await asyncio.sleep(0.001)
 
-    def test_samples_of_all_sizes_arrive_in_order_and_intact(self) -> None:
+    @in_loop
+    async def test_samples_of_all_sizes_arrive_in_order_and_intact(self) -> None:
         """Messages from zero bytes to three megabytes arrive unchanged."""
+        async with Session(self) as session:
+            worker, sender = make_worker()
+            trainer = make_trainer()
+            _, driver = await session.worker(worker)
+            _, trainer_driver = await session.trainer(trainer)
+            bodies = [bytes([i % 251]) * size for i, size in enumerate((0, 1, 100, 65_480, 65_524, 65_536, 3_000_000))]
+            for body in bodies * 3:
+                assert sender.offer([body], 1)
+                driver.wake()
+            got: list[bytes] = []
 
-        async def main() -> None:
-            async with Session(self) as session:
-                worker, sender = make_worker()
-                trainer = make_trainer()
-                _, driver = await session.worker(worker)
-                _, trainer_driver = await session.trainer(trainer)
-                bodies = [
-                    bytes([i % 251]) * size for i, size in enumerate((0, 1, 100, 65_480, 65_524, 65_536, 3_000_000))
-                ]
-                for body in bodies * 3:
-                    assert sender.offer([body], 1)
-                    driver.wake()
-                got: list[bytes] = []
+            def collect() -> bool:
+                for received in trainer.take():
+                    got.append(received.payload.tobytes())
+                    trainer.acknowledge(received)
+                trainer_driver.wake()
+                return len(got) == len(bodies) * 3 and sender.samples_acked == len(got)
 
-                def collect() -> bool:
-                    for received in trainer.take():
-                        got.append(received.payload.tobytes())
-                        trainer.acknowledge(received)
-                    trainer_driver.wake()
-                    return len(got) == len(bodies) * 3 and sender.samples_acked == len(got)
+            await self.until(collect)
+            assert got == bodies * 3
 
-                await self.until(collect)
-                assert got == bodies * 3
-
-        self.run(main())
-
-    def test_weights_and_directives_go_the_other_way(self) -> None:
+    @in_loop
+    async def test_weights_and_directives_go_the_other_way(self) -> None:
         """Versions and directives of a trainer reach a worker."""
+        async with Session(self) as session:
+            worker, sender = make_worker()
+            trainer = make_trainer()
+            connection, driver = await session.trainer(trainer)
+            await session.worker(worker)
+            for i in range(20):
+                trainer.publish(PolicyUpdate((0, 0), {"policy": Blob("text", bytes([i]) * 500_000)}))
+                driver.wake()
+            await self.until(lambda: worker.policy_version == (1, 20))
+            await self.until(lambda: sender.stream in trainer.members)
+            trainer.directives[sender.stream] = Directive(revision=1, pause=True)
+            connection.direct(sender.stream)
+            await self.until(lambda: worker.directive.pause)
 
-        async def main() -> None:
-            async with Session(self) as session:
-                worker, sender = make_worker()
-                trainer = make_trainer()
-                connection, driver = await session.trainer(trainer)
-                await session.worker(worker)
-                for i in range(20):
-                    trainer.publish(PolicyUpdate((0, 0), {"policy": Blob("text", bytes([i]) * 500_000)}))
-                    driver.wake()
-                await self.until(lambda: worker.policy_version == (1, 20))
-                await self.until(lambda: sender.stream in trainer.members)
-                trainer.directives[sender.stream] = Directive(revision=1, pause=True)
-                connection.direct(sender.stream)
-                await self.until(lambda: worker.directive.pause)
-
-        self.run(main())
-
-    def test_closing_one_side_in_order_is_noticed_by_the_other(self) -> None:
+    @in_loop
+    async def test_closing_one_side_in_order_is_noticed_by_the_other(self) -> None:
         """The Server records an ordered end, not a failure."""
+        async with Session(self) as session:
+            worker, _ = make_worker()
+            connection, driver = await session.worker(worker)
+            await self.until(lambda: len(session.relay.workers) == 1)
+            connection.close()
+            driver.wake()
+            await asyncio.wait_for(driver.ended, self.deadline_s)
+            await self.until(lambda: session.relay.workers == {})
+            assert session.accepted[0].reason is None, "it was closed in order"
 
-        async def main() -> None:
-            async with Session(self) as session:
-                worker, _ = make_worker()
-                connection, driver = await session.worker(worker)
-                await self.until(lambda: len(session.relay.workers) == 1)
-                connection.close()
-                driver.wake()
-                await asyncio.wait_for(driver.ended, self.deadline_s)
-                await self.until(lambda: session.relay.workers == {})
-                assert session.accepted[0].reason is None, "it was closed in order"
-
-        self.run(main())
-
-    def test_aborting_one_side_is_noticed_by_the_other(self) -> None:
+    @in_loop
+    async def test_aborting_one_side_is_noticed_by_the_other(self) -> None:
         """Abort a link as a killed process does."""
+        async with Session(self) as session:
+            worker, _ = make_worker()
+            _, driver = await session.worker(worker)
+            await self.until(lambda: len(session.relay.workers) == 1)
+            driver.abort()
+            await self.until(lambda: session.relay.workers == {})
 
-        async def main() -> None:
-            async with Session(self) as session:
-                worker, _ = make_worker()
-                _, driver = await session.worker(worker)
-                await self.until(lambda: len(session.relay.workers) == 1)
-                driver.abort()
-                await self.until(lambda: session.relay.workers == {})
-
-        self.run(main())
-
-    def test_closing_the_listener_ends_every_link(self) -> None:
+    @in_loop
+    async def test_closing_the_listener_ends_every_link(self) -> None:
         """When the Server closes, the clients' drivers end too."""
+        drivers = []
+        async with Session(self) as session:
+            for name in "abc":
+                _, driver = await session.worker(make_worker(name)[0])
+                drivers.append(driver)
+            await self.until(lambda: len(session.relay.workers) == 3)
+        for driver in drivers:
+            await asyncio.wait_for(driver.ended, self.deadline_s)
 
-        async def main() -> None:
-            drivers = []
-            async with Session(self) as session:
-                for name in "abc":
-                    _, driver = await session.worker(make_worker(name)[0])
-                    drivers.append(driver)
-                await self.until(lambda: len(session.relay.workers) == 3)
-            for driver in drivers:
-                await asyncio.wait_for(driver.ended, self.deadline_s)
-
-        self.run(main())
-
-    def test_dialling_where_nobody_listens_says_so(self) -> None:
+    @in_loop
+    async def test_dialling_where_nobody_listens_says_so(self) -> None:
         """The error for a port without a listener names the port."""
+        async with Session(self) as session:
+            port = session.listener.port
+        connection = WorkerConnection(make_worker()[0], silent_s=10, heartbeat_s=3)
+        dialling = self.make_transport("worker").dial(self.host, port, connection, 5.0)
+        assert str(port) in await _error_of(dialling)
 
-        async def main() -> None:
-            async with Session(self) as session:
-                port = session.listener.port
-            connection = WorkerConnection(make_worker()[0], silent_s=10, heartbeat_s=3)
-            dialling = self.make_transport("worker").dial(self.host, port, connection, 5.0)
-            assert str(port) in await _error_of(dialling)
-
-        self.run(main())
-
-    def test_a_port_in_use_says_so(self) -> None:
+    @in_loop
+    async def test_a_port_in_use_says_so(self) -> None:
         """The error for a used port names the port."""
+        async with Session(self) as session:
+            error = await _error_of(session.server.serve(self.host, session.listener.port, session.accept))
+            assert str(session.listener.port) in error
+            assert "in use" in error
 
-        async def main() -> None:
-            async with Session(self) as session:
-                error = await _error_of(session.server.serve(self.host, session.listener.port, session.accept))
-                assert str(session.listener.port) in error
-                assert "in use" in error
-
-        self.run(main())
-
-    def test_the_last_words_arrive_before_the_link_ends(self) -> None:
+    @in_loop
+    async def test_the_last_words_arrive_before_the_link_ends(self) -> None:
         """A client that is refused learns the reason."""
+        async with Session(self, max_workers=1) as session:
+            await session.worker(make_worker("first")[0])
+            await self.until(lambda: len(session.relay.workers) == 1)
+            refused, driver = await session.worker(make_worker("second")[0])
+            await asyncio.wait_for(driver.ended, self.deadline_s)
+            assert "max_workers" in str(refused.reason)
 
-        async def main() -> None:
-            async with Session(self, max_workers=1) as session:
-                await session.worker(make_worker("first")[0])
-                await self.until(lambda: len(session.relay.workers) == 1)
-                refused, driver = await session.worker(make_worker("second")[0])
-                await asyncio.wait_for(driver.ended, self.deadline_s)
-                assert "max_workers" in str(refused.reason)
-
-        self.run(main())
-
-    def test_heartbeats_keep_an_idle_link_and_silence_ends_one(self) -> None:
+    @in_loop
+    async def test_heartbeats_keep_an_idle_link_and_silence_ends_one(self) -> None:
         """The driver passes the time to its connection."""
+        async with Session(self, silent_s=0.4, heartbeat_s=0.05) as session:
+            alive, driver = await session.worker(make_worker("alive")[0], silent_s=0.4, heartbeat_s=0.05)
+            mute, _ = await session.worker(make_worker("mute")[0], silent_s=60, heartbeat_s=60)
+            await self.until(lambda: len(session.relay.workers) == 2)
+            await self.until(lambda: len(session.relay.workers) == 1)
+            await self.until(lambda: mute.closing)
+            assert not alive.closing
+            assert not driver.ended.done()
 
-        async def main() -> None:
-            async with Session(self, silent_s=0.4, heartbeat_s=0.05) as session:
-                alive, driver = await session.worker(make_worker("alive")[0], silent_s=0.4, heartbeat_s=0.05)
-                mute, _ = await session.worker(make_worker("mute")[0], silent_s=60, heartbeat_s=60)
-                await self.until(lambda: len(session.relay.workers) == 2)
-                await self.until(lambda: len(session.relay.workers) == 1)
-                await self.until(lambda: mute.closing)
-                assert not alive.closing
-                assert not driver.ended.done()
-
-        self.run(main())
-
-    def test_a_trainer_that_falls_silent_at_once_is_noticed(self) -> None:
+    @in_loop
+    async def test_a_trainer_that_falls_silent_at_once_is_noticed(self) -> None:
         """The deadline of a silent peer begins with the link."""
+        async with Session(self, silent_s=0.4, heartbeat_s=0.05) as session:
+            mute, _ = await session.trainer(make_trainer(), silent_s=60, heartbeat_s=60)
+            await self.until(lambda: session.relay.trainer is not None)
+            await self.until(lambda: session.relay.trainer is None)
+            await self.until(lambda: mute.closing)
 
-        async def main() -> None:
-            async with Session(self, silent_s=0.4, heartbeat_s=0.05) as session:
-                mute, _ = await session.trainer(make_trainer(), silent_s=60, heartbeat_s=60)
-                await self.until(lambda: session.relay.trainer is not None)
-                await self.until(lambda: session.relay.trainer is None)
-                await self.until(lambda: mute.closing)
-
-        self.run(main())
-
-    def test_a_paused_process_takes_no_peer_for_silent(self) -> None:
+    @in_loop
+    async def test_a_paused_process_takes_no_peer_for_silent(self) -> None:
         """A suspended laptop, or a process that is stopped or gets no processor time."""
+        async with Session(self, silent_s=0.6, heartbeat_s=0.1) as session:
+            connection, driver = await session.worker(make_worker()[0], silent_s=0.6, heartbeat_s=0.1)
+            await self.until(lambda: len(session.relay.workers) == 1)
+            time.sleep(1.0)  # like a suspended laptop, or a process that is stopped or gets no processor time
+            heard = connection.bytes_in
+            await self.until(lambda: connection.bytes_in > heard or connection.closing)
+            assert not connection.closing
+            assert not driver.ended.done()
+            assert len(session.relay.workers) == 1
 
-        async def main() -> None:
-            async with Session(self, silent_s=0.6, heartbeat_s=0.1) as session:
-                connection, driver = await session.worker(make_worker()[0], silent_s=0.6, heartbeat_s=0.1)
-                await self.until(lambda: len(session.relay.workers) == 1)
-                time.sleep(1.0)  # like a suspended laptop, or a process that is stopped or gets no processor time
-                heard = connection.bytes_in
-                await self.until(lambda: connection.bytes_in > heard or connection.closing)
-                assert not connection.closing
-                assert not driver.ended.done()
-                assert len(session.relay.workers) == 1
-
-        self.run(main())
-
-    def test_a_slow_reader_holds_back_no_other_and_no_memory_grows(self) -> None:
+    @in_loop
+    async def test_a_slow_reader_holds_back_no_other_and_no_memory_grows(self) -> None:
         """With a slow reader, the relay's budget is respected, and all samples arrive in the end."""
+        async with Session(self, budget_bytes=40 << 20) as session:
+            worker, sender = make_worker()
+            trainer = make_trainer()
+            _, trainer_driver = await session.trainer(trainer)
+            _, driver = await session.worker(worker)
+            for _ in range(100):
+                sender.offer([bytes(1_000_000)], 1)
+            driver.wake()
+            # The trainer's inbox is not read. First the inbox fills, then the relay's budget.
+            await self.until(lambda: trainer.inbox_held > 3 << 20 and session.relay.flow.queued_bytes > 2 << 20)
+            for _ in range(200):
+                await asyncio.sleep(0)
+                assert session.relay.flow.reserved_bytes <= 40 << 20
+            other, other_sender = make_worker("other")
+            await session.worker(other)
+            await self.until(lambda: other_sender.active)
+            taken = 0
 
-        async def main() -> None:
-            async with Session(self, budget_bytes=40 << 20) as session:
-                worker, sender = make_worker()
-                trainer = make_trainer()
-                _, trainer_driver = await session.trainer(trainer)
-                _, driver = await session.worker(worker)
-                for _ in range(100):
-                    sender.offer([bytes(1_000_000)], 1)
-                driver.wake()
-                # The trainer's inbox is not read. First the inbox fills, then the relay's budget.
-                await self.until(lambda: trainer.inbox_held > 3 << 20 and session.relay.flow.queued_bytes > 2 << 20)
-                for _ in range(200):
-                    await asyncio.sleep(0)
-                    assert session.relay.flow.reserved_bytes <= 40 << 20
-                other, other_sender = make_worker("other")
-                await session.worker(other)
-                await self.until(lambda: other_sender.active)
-                taken = 0
+            def drain() -> bool:
+                nonlocal taken
+                for received in trainer.take():
+                    trainer.acknowledge(received)
+                    taken += 1
+                trainer_driver.wake()
+                return taken == 100
 
-                def drain() -> bool:
-                    nonlocal taken
-                    for received in trainer.take():
-                        trainer.acknowledge(received)
-                        taken += 1
-                    trainer_driver.wake()
-                    return taken == 100
-
-                await self.until(drain)
-
-        self.run(main())
+            await self.until(drain)
 
     def test_a_connection_that_fails_by_our_own_fault_ends_its_link(self, caplog: Any) -> None:
         """A defect in one connection ends only its own link."""
@@ -330,20 +305,21 @@ class Session:
             await asyncio.wait_for(driver.ended, self.suite.deadline_s)
         await asyncio.sleep(0)  # the event loop closes the sockets in its next iteration
 
-    async def worker(self, state: WorkerState, **times: float) -> tuple[WorkerConnection, Driver]:
+    async def worker(
+        self, state: WorkerState, silent_s: float = 10, heartbeat_s: float = 3
+    ) -> tuple[WorkerConnection, Driver]:
         """Connect a worker."""
-        connection = WorkerConnection(
-            state, silent_s=times.get("silent_s", 10), heartbeat_s=times.get("heartbeat_s", 3)
-        )
-        driver = await self.suite.make_transport("worker").dial(self.suite.host, self.listener.port, connection, 10.0)
-        self.drivers.append(driver)
-        return connection, driver
+        connection = WorkerConnection(state, silent_s=silent_s, heartbeat_s=heartbeat_s)
+        return connection, await self._dial("worker", connection)
 
-    async def trainer(self, state: TrainerState, **times: float) -> tuple[TrainerConnection, Driver]:
+    async def trainer(
+        self, state: TrainerState, silent_s: float = 10, heartbeat_s: float = 3
+    ) -> tuple[TrainerConnection, Driver]:
         """Connect a trainer."""
-        connection = TrainerConnection(
-            state, silent_s=times.get("silent_s", 10), heartbeat_s=times.get("heartbeat_s", 3)
-        )
-        driver = await self.suite.make_transport("trainer").dial(self.suite.host, self.listener.port, connection, 10.0)
+        connection = TrainerConnection(state, silent_s=silent_s, heartbeat_s=heartbeat_s)
+        return connection, await self._dial("trainer", connection)
+
+    async def _dial(self, role: Literal["worker", "trainer"], connection: Connection) -> Driver:
+        driver = await self.suite.make_transport(role).dial(self.suite.host, self.listener.port, connection, 10.0)
         self.drivers.append(driver)
-        return connection, driver
+        return driver
