@@ -94,7 +94,7 @@ class WorkerLink(Link):
         name: str,
         run: str,
         signature: Mapping[str, Any] | None = None,
-        queue_bytes: int = 256 << 20,
+        queue_bytes: int = 64 << 20,
         when_full: Literal["block", "drop_oldest"] = "drop_oldest",
         drain_timeout_s: float = 10.0,
     ) -> None:

@@ -67,7 +67,6 @@ class LinkedTraining:
         interface = RemoteInterface(
             link,
             recorder=recorder,
-            max_message_bytes=config.network.max_message_bytes,
             target_return=settings.target_return,
             time_limit_s=settings.time_limit_s,
             signature=_spaces_of(training.agent),

@@ -82,10 +82,9 @@ class RemoteInterface(TrainingInterface):
         link: link to the Server.
         evaluator: None: no evaluations.
         recorder: receives the run's records; None: no records.
-        max_message_bytes: maximum size of a decoded message.
         target_return: training ends when the mean return of an evaluation reaches it.
         time_limit_s: training ends after this time.
-        spaces as text, by "observation_space" and "action_space"; workers with other spaces are logged.
+        signature: spaces as text, by "observation_space" and "action_space"; workers with other spaces are logged.
         on_publish: called with each published policy.
         clock: seconds.
     """
@@ -96,7 +95,6 @@ class RemoteInterface(TrainingInterface):
         *,
         evaluator: Evaluator | None = None,
         recorder: Recorder | None = None,
-        max_message_bytes: int = 256 << 20,
         target_return: float | None = None,
         time_limit_s: float | None = None,
         signature: dict[str, str] | None = None,
@@ -120,7 +118,6 @@ class RemoteInterface(TrainingInterface):
         """Called once, when the Server has admitted this trainer."""
         self.ending = False
         """True: the final evaluation or the end of the workers is in progress, and nothing interrupts it."""
-        self._max_message_bytes = max_message_bytes
         self._target_return = target_return
         self._time_limit_s = time_limit_s
         self._signature = signature or {}
@@ -188,7 +185,7 @@ class RemoteInterface(TrainingInterface):
         """Decode a message, and refuse it if training on it is impossible."""
         delivery = Delivery(Buffer(maxlen=None))
         try:
-            message = decode_message(one.payload, max_bytes=self._max_message_bytes)
+            message = decode_message(one.payload, max_bytes=self.link.settings.max_message_bytes)
             chunk = message.chunk
             if chunk is not None:
                 chunk.stream = one.stream
