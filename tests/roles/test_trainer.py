@@ -566,22 +566,30 @@ def send(link: WorkerLink, shape: int, rows: int = 6, reward: float = 0.0) -> No
     link.send(*buffer.take())
 
 
-def test_a_run_that_ends_while_the_server_is_away_waits_for_it_so_that_workers_hear_of_the_end(
-    server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def train_until_the_server_is_away(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> tuple[Trainer, threading.Thread]:
+    """Train for a while, close the Server, and let the time of the run end; return the trainer and its thread."""
     evaluation = EvaluationSection(episodes=2, time_limit_s=1.5)
     trainer = Trainer(config=make_config(tmp_path, epochs=10_000, evaluation=evaluation), server_port=server.port)
     running = threading.Thread(target=trainer.run)
     deadline = time.monotonic() + 60
+    running.start()
+    while trainer.training is None or not trainer.training.total_samples:
+        assert time.monotonic() < deadline
+        running.join(0.01)
+    server.close()
+    while "the Server is away: waiting" not in caplog.text:
+        assert time.monotonic() < deadline
+        running.join(0.01)
+    return trainer, running
+
+
+def test_a_run_that_ends_while_the_server_is_away_waits_for_it_so_that_workers_hear_of_the_end(
+    server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
-        running.start()
-        while trainer.training is None or not trainer.training.total_samples:
-            assert time.monotonic() < deadline
-            running.join(0.01)
-        server.close()
-        while "the Server is away: waiting" not in caplog.text:
-            assert time.monotonic() < deadline
-            running.join(0.01)
+        _, running = train_until_the_server_is_away(server, tmp_path, caplog)
         with Server(port=server.port, config=make_config(tmp_path)):
             running.join(20)
             worker.thread.join(20)
@@ -594,19 +602,8 @@ def test_a_run_that_ends_while_the_server_is_away_waits_for_it_so_that_workers_h
 def test_a_trainer_that_is_asked_to_stop_does_not_wait_on_for_a_server(
     server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    evaluation = EvaluationSection(episodes=2, time_limit_s=1.5)
-    trainer = Trainer(config=make_config(tmp_path, epochs=10_000, evaluation=evaluation), server_port=server.port)
-    running = threading.Thread(target=trainer.run)
-    deadline = time.monotonic() + 60
     with caplog.at_level(logging.WARNING):
-        running.start()
-        while trainer.training is None or not trainer.training.total_samples:
-            assert time.monotonic() < deadline
-            running.join(0.01)
-        server.close()
-        while "the Server is away: waiting" not in caplog.text:
-            assert time.monotonic() < deadline
-            running.join(0.01)
+        trainer, running = train_until_the_server_is_away(server, tmp_path, caplog)
         trainer.stop()
         running.join(20)
     assert not running.is_alive()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.disk_memory import STREAM, make, steps
 from tmrl_core.errors import CheckpointError
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
@@ -24,33 +25,8 @@ from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.remote.delivery_log import DeliveryLog
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
-STREAM = bytes([1]) * 16
 
-
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new file every few records."""
-    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MIN_SEGMENT_BYTES", 2000)
-    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MAX_SEGMENT_BYTES", 2000)
-
-
-def make(folder: Path, **kwargs: Any) -> ReplayMemory:
-    return ReplayMemory(**{"memory_size": 100, "batch_size": 8, "seed": 4, **kwargs}, storage="disk", folder=folder)
-
-
-def steps(memory: ReplayMemory) -> list[tuple[int, ...]]:
-    """(stream, episode, step) of every transition's end, oldest first; each must belong to what came before it."""
-    found = []
-    for item in range(len(memory)):
-        prev_obs, _, _, obs, _, _, _ = memory.get_transition(item)
-        assert prev_obs[:2].tolist() == obs[:2].tolist()
-        assert prev_obs[2] + 1 == obs[2]
-        found.append(tuple(obs.astype(int).tolist()))
-    return found
-
-
-def segments(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.seg"))
+pytestmark = pytest.mark.usefixtures("small_files")
 
 
 class FullDisk:

@@ -17,38 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzzing.files import mend
+from tests.training.disk_memory import STREAM, damage_some, make, segments, steps
 from tmrl_core.errors import ConfigError, FolderLockedError, StorageError
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.memories.row_files import rows_note
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
-STREAM = bytes([1]) * 16
 
-
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new file every few records."""
-    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MIN_SEGMENT_BYTES", 2000)
-    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MAX_SEGMENT_BYTES", 2000)
-
-
-def make(folder: Path, **kwargs: Any) -> ReplayMemory:
-    return ReplayMemory(**{"memory_size": 100, "batch_size": 8, "seed": 4, **kwargs}, storage="disk", folder=folder)
-
-
-def steps(memory: ReplayMemory) -> list[tuple[int, ...]]:
-    """(stream, episode, step) of every transition's end, oldest first; each must belong to what came before it."""
-    found = []
-    for item in range(len(memory)):
-        prev_obs, _, _, obs, _, _, _ = memory.get_transition(item)
-        assert prev_obs[:2].tolist() == obs[:2].tolist()
-        assert prev_obs[2] + 1 == obs[2]
-        found.append(tuple(obs.astype(int).tolist()))
-    return found
-
-
-def segments(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.seg"))
+pytestmark = pytest.mark.usefixtures("small_files")
 
 
 # --- after a crash ----------------------------------------------------------------------------------------------------
@@ -233,12 +209,7 @@ def test_files_of_any_bytes_open_or_are_the_documented_error(
     for i in range(12):
         memory.append_chunk(make_rows(1, i, 0, 8))
     memory.close()
-    for path in data.draw(st.lists(st.sampled_from(segments(folder)), max_size=3)):
-        content = bytearray(path.read_bytes())
-        for _ in range(data.draw(st.integers(1, 3))):
-            at = data.draw(st.integers(0, len(content) - 1))
-            content[at : at + 2] = data.draw(st.binary(max_size=4))
-        path.write_bytes(content)
+    damage_some(folder, data)
     try:
         memory = make(folder)
     except StorageError:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.training.disk_memory import damage_some
 from tmrl_core.errors import ConfigError, StorageError, StorageFullError
 from tmrl_core.training import FrameStackMemory, ReplayMemory
 from tmrl_core.training.memories.disk_frames import FramesNote
@@ -370,12 +371,7 @@ def test_files_of_any_bytes_open_or_are_the_documented_error(
     memory = make(folder)
     play(memory, make_rows, range(2), streams=1)
     memory.close()
-    for path in data.draw(st.lists(st.sampled_from(files(folder)), max_size=3)):
-        content = bytearray(path.read_bytes())
-        for _ in range(data.draw(st.integers(1, 3))):
-            at = data.draw(st.integers(0, len(content) - 1))
-            content[at : at + 2] = data.draw(st.binary(max_size=4))
-        path.write_bytes(content)
+    damage_some(folder, data)
     try:
         memory = make(folder)
     except StorageError:
