@@ -19,6 +19,10 @@ class TestContinuousActors(ActorSuite):
         "NumpyDeterministicMLPActor",
         "NumpyGaussianMLPActor",
         "NumpySquashedGaussianMLPActor",
+        "GaussianRNNActor",
+        "SquashedGaussianRNNActor",
+        "NumpyGaussianRNNActor",
+        "NumpySquashedGaussianRNNActor",
     )
 
     @pytest.fixture(autouse=True, params=names)
@@ -34,7 +38,12 @@ class TestDiscreteActors(TestContinuousActors):
 
     @pytest.fixture(
         autouse=True,
-        params=["QValueMLPActor", "CategoricalMLPActor", "NumpyQValueMLPActor", "NumpyCategoricalMLPActor"],
+        params=[
+            f"{backend}{kind}{network}Actor"
+            for backend in ("", "Numpy")
+            for kind in ("QValue", "Categorical")
+            for network in ("MLP", "RNN")
+        ],
     )
     def choose(self, request: pytest.FixtureRequest) -> None:
         self.name = request.param

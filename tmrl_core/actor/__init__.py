@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor as NumpyQValueMLPActor
     from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
     from tmrl_core.actor.policies.numpy.on_policy import NumpyGaussianMLPActor as NumpyGaussianMLPActor
+    from tmrl_core.actor.policies.numpy.recurrent import NumpyCategoricalRNNActor as NumpyCategoricalRNNActor
+    from tmrl_core.actor.policies.numpy.recurrent import NumpyGaussianRNNActor as NumpyGaussianRNNActor
+    from tmrl_core.actor.policies.numpy.recurrent import NumpyQValueRNNActor as NumpyQValueRNNActor
+    from tmrl_core.actor.policies.numpy.recurrent import (
+        NumpySquashedGaussianRNNActor as NumpySquashedGaussianRNNActor,
+    )
     from tmrl_core.actor.policies.numpy.squashed_gaussian import (
         NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor,
     )
@@ -28,6 +34,10 @@ if TYPE_CHECKING:
     from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor as QValueMLPActor
     from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor as CategoricalMLPActor
     from tmrl_core.actor.policies.torch.on_policy import GaussianMLPActor as GaussianMLPActor
+    from tmrl_core.actor.policies.torch.recurrent import CategoricalRNNActor as CategoricalRNNActor
+    from tmrl_core.actor.policies.torch.recurrent import GaussianRNNActor as GaussianRNNActor
+    from tmrl_core.actor.policies.torch.recurrent import QValueRNNActor as QValueRNNActor
+    from tmrl_core.actor.policies.torch.recurrent import SquashedGaussianRNNActor as SquashedGaussianRNNActor
     from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor as SquashedGaussianMLPActor
 
 __all__, __getattr__, __dir__ = lazy_names(

@@ -6,7 +6,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -204,7 +204,7 @@ class BatchActor(ActorModule):
             Actions, the state after this step, and further values by name, all with a leading batch dimension.
         """
 
-    def act(self, obs: Any, test: bool = False) -> NoReturn:
+    def act(self, obs: Any, test: bool = False) -> Any:
         """Refuse to act without a state.
 
         Raises:

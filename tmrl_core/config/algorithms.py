@@ -111,6 +111,10 @@ POLICIES = (
     Policy("GaussianMLPActor", "box", "on_policy"),
     Policy("QValueMLPActor", "discrete", "off_policy"),
     Policy("SquashedGaussianMLPActor", "box", "squashed_gaussian"),
+    Policy("CategoricalRNNActor", "discrete", "recurrent"),
+    Policy("GaussianRNNActor", "box", "recurrent"),
+    Policy("QValueRNNActor", "discrete", "recurrent"),
+    Policy("SquashedGaussianRNNActor", "box", "recurrent"),
 )
 
 ACTORS = {policy.name: policy.action_space for policy in POLICIES}

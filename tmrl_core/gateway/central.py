@@ -393,12 +393,12 @@ class CentralPlayer:
         """Choose an action. After a failure the runner is as before, so that the client may repeat its request."""
         runner = self._runner
         self._agent.policy.refresh(runner)
-        before = runner.state
+        before = runner.carried
         explores = self._explores and self._agent.policy.explores
         try:
             return runner.decide(obs, not explores, self._explores)
         except TmrlError as exc:
-            runner.state = before
+            runner.carried = before
             self._agent.note_policy_failure(exc)
             raise
 
@@ -406,14 +406,14 @@ class CentralPlayer:
         """Choose the first action of an episode, and decide of what kind it is."""
         agent, runner = self._agent, self._runner
         records, part = assigned = agent.assign()
-        before, explored = runner.state, self._explores
+        before, explored = runner.carried, self._explores
         agent.policy.refresh(runner)
         runner.reset()
         self._explores = records and part is None
         try:
             action, extras = self._decide(obs)
         except TmrlError:
-            runner.state, self._explores = before, explored
+            runner.carried, self._explores = before, explored
             if part is not None:
                 agent.evaluations.give_back(part)
             raise

@@ -251,13 +251,26 @@ class Trainer:
     def act(self, obs: Any, test: bool = True) -> Any:
         """Return the policy's action for one observation. `test`: without exploration. Needs no Server.
 
+        A recurrent policy carries its state to the next call; `begin_episode` resets it.
+
         Raises:
             ConfigError: the training object has no agent.
         """
+        return self._actor().act_(obs, test=test)
+
+    def begin_episode(self) -> None:
+        """Let `act` begin an episode. Only recurrent policies need it.
+
+        Raises:
+            ConfigError: the training object has no agent.
+        """
+        self._actor().begin_episode()
+
+    def _actor(self) -> Any:
         actor = actor_of(self._iterations.training)
         if actor is None:
             raise ConfigError("this training object has no agent that can act")
-        return actor.act_(obs, test=test)
+        return actor
 
     def finish(self) -> None:
         """Notify the workers of the run's end after `train_iteration`, and insert their last samples."""

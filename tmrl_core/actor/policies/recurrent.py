@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tmrl_core.actor.module import RecurrentActor, State
+from tmrl_core.actor.module import STATE_COLUMN, RecurrentActor, State
 from tmrl_core.actor.policies.exploration import EpsilonGreedy, RandomUntilTrained
 from tmrl_core.actor.policies.spaces import BoxBounds, DiscreteActions
 from tmrl_core.errors import ConfigError
+from tmrl_core.samples.columns import map_leaves
 
 CELLS = {"gru": ("h",), "lstm": ("h", "c")}
 """Names of the arrays of the recurrent state of each cell."""
@@ -24,6 +25,8 @@ CELLS = {"gru": ("h",), "lstm": ("h", "c")}
 class RecurrentPolicy(RecurrentActor):
     """A policy with one recurrent layer.
 
+    Workers hold its state in their runner. For scripts, `act` carries a state of its own, from `begin_episode` on.
+
     Attributes:
         cell: `gru` or `lstm`.
         cell_size: units of the recurrent layer.
@@ -31,6 +34,7 @@ class RecurrentPolicy(RecurrentActor):
 
     cell: str
     cell_size: int
+    _own_state: State | None = None
 
     def set_cell(self, cell: str, cell_size: int, state_interval: int) -> None:
         """Set the kind and the size of the recurrent layer and the interval of stored states.
@@ -47,7 +51,7 @@ class RecurrentPolicy(RecurrentActor):
         self._rng = np.random.default_rng()
 
     def seed(self, seed: int) -> None:
-        """Seed the exploration of `step`; `act_batch` is given its generator."""
+        """Seed the exploration of `step` and `act`; `act_batch` is given its generator."""
         super().seed(seed)
         self._rng = np.random.default_rng(seed)
 
@@ -77,8 +81,28 @@ class RecurrentPolicy(RecurrentActor):
         action_B, extras_B = self.choose(outputs_B, rng, deterministic)
         return action_B, state_B, extras_B
 
+    def begin_episode(self) -> None:
+        """Let `act` begin with the initial state."""
+        self._own_state = None
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """Return the action for the next observation of an episode."""
+        return self.act_with_extras(obs, test)[0]
+
+    def act_(self, obs: Any, test: bool = False) -> Any:
+        """As `act`."""
+        return self.act(obs, test)
+
+    def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
+        """Return the action for the next observation of an episode, and its extras with the state before it."""
+        before = self._own_state or self.initial_state(1)
+        obs_B = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
+        action_B, self._own_state, extras_B = self.act_batch(obs_B, before, self._rng, test)
+        states = {STATE_COLUMN + name: state_B[0] for name, state_B in before.items()}
+        return action_B[0], {**{name: value_B[0] for name, value_B in extras_B.items()}, **states}
+
     @abstractmethod
-    def infer(self, obs_B: Any, state_B: State) -> tuple[Mapping[str, np.ndarray], State]:
+    def infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[Mapping[str, np.ndarray], State]:
         """Return the parameters [B, ...] of the action distributions and the state after this tick, as new arrays."""
 
     @abstractmethod
@@ -125,13 +149,19 @@ class GaussianChoice(RecurrentPolicy):
         """Return actions, the unclipped ones as `drawn`, and the log-densities of these, `logp`."""
         log_std_BA = outputs_B["log_std"].astype(np.float64)
         drawn_BA = outputs_B["mu"].astype(np.float64)
-        logp_B = -(log_std_BA + 0.5 * math.log(2.0 * math.pi)).sum(axis=1)
+        negative_logp_BA = log_std_BA + 0.5 * math.log(2.0 * math.pi)
         if not deterministic:
             noise_BA = rng.standard_normal(drawn_BA.shape)
-            drawn_BA = drawn_BA + np.exp(log_std_BA) * noise_BA
-            logp_B -= 0.5 * np.square(noise_BA).sum(axis=1)
+            drawn_BA += np.exp(log_std_BA) * noise_BA
+            negative_logp_BA += 0.5 * noise_BA * noise_BA
+        logp_B = -np.add.reduce(negative_logp_BA, axis=1)
         extras = {"logp": logp_B.astype(np.float32), "drawn": drawn_BA.astype(np.float32)}
         return self._bounds.clipped(drawn_BA), extras
+
+    def reset_extras(self) -> dict[str, Any]:
+        """Return zeros."""
+        zeros = {"logp": np.float32(0.0), "drawn": np.zeros(self._bounds.size, np.float32)}
+        return {**super().reset_extras(), **zeros}
 
 
 class CategoricalChoice(RecurrentPolicy):
@@ -153,6 +183,10 @@ class CategoricalChoice(RecurrentPolicy):
             index_B = (rng.random((len(sums_BN), 1)) * sums_BN[:, -1:] >= sums_BN[:, :-1]).sum(axis=1)
         logp_B = logits_BN[np.arange(len(index_B)), index_B] - np.log(sums_BN[:, -1])
         return index_B + self._actions.start, {"logp": logp_B.astype(np.float32)}
+
+    def reset_extras(self) -> dict[str, Any]:
+        """Return zeros."""
+        return {**super().reset_extras(), "logp": np.float32(0.0)}
 
 
 class EpsilonGreedyChoice(EpsilonGreedy, RecurrentPolicy):

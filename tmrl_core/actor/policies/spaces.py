@@ -89,7 +89,7 @@ class BoxBounds:
 
     def clipped(self, action: np.ndarray) -> np.ndarray:
         """Return sampled actions [..., size], clipped to the bounds and with the space's shape and dtype."""
-        clipped: np.ndarray = np.clip(action, self.low, self.high).astype(self.dtype)
+        clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high).astype(self.dtype)
         return clipped.reshape(*action.shape[:-1], *self.shape)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ def check_shapes(
         WeightsError: the message names the sizes of hidden layers, missing and unknown names, or both shapes of the
             first difference.
     """
-    if (here := _hidden_sizes(expected)) != (there := _hidden_sizes(found)):
-        raise WeightsError(f"the weights are not for {owner}: hidden_sizes: {here} here, {there} in them. {advice}")
+    for key, here, there in _other_sizes(expected, found):
+        raise WeightsError(f"the weights are not for {owner}: {key}: {here} here, {there} in them. {advice}")
     missing = [name for name in expected if name not in found]
     unknown = sorted(name for name in found if name not in expected)
     if missing or unknown:
@@ -97,8 +97,8 @@ def difference(worker: Any, trainer: Mapping[str, Any]) -> str:
         found, expected = worker.get(part), trainer[part]
         if not isinstance(found, dict) or not all(_is_plain(value) for value in found.items()):
             return ""
-        if part == "shapes" and (sizes := _hidden_sizes(found)) != (ours := _hidden_sizes(expected)):
-            return f"hidden_sizes: {sizes} at the worker, {ours} at the trainer"
+        for key, ours, theirs in _other_sizes(expected, found) if part == "shapes" else ():
+            return f"{key}: {theirs} at the worker, {ours} at the trainer"
         # As on loading, metadata are compared only where both sides have them.
         names = found.keys() | expected.keys() if part == "shapes" else found.keys() & expected.keys()
         for name in sorted(names):
@@ -116,9 +116,19 @@ def _is_plain(entry: tuple[Any, Any]) -> bool:
     )
 
 
-def _hidden_sizes(shapes: Mapping[str, Any]) -> list[int]:
-    """Return the output sizes of the layers `net.0`, `net.2`, ... of a multi-layer perceptron."""
+def _other_sizes(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield name and both values of each setting that shapes show and in which two policies differ."""
+    ours, theirs = _sizes(here), _sizes(there)
+    yield from ((key, ours[key], theirs[key]) for key in ours if ours[key] != theirs[key])
+
+
+def _sizes(shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sizes of hidden layers (outputs of `net.0`, `net.2`, ...), and kind and units of a recurrent layer."""
     sizes: list[int] = []
     while isinstance(shape := shapes.get(f"net.{2 * len(sizes)}.weight"), (list, tuple)) and len(shape) == 2:
         sizes.append(shape[0])
-    return sizes
+    recurrent = shapes.get("rnn.weight_hh_l0")
+    if not isinstance(recurrent, (list, tuple)) or len(recurrent) != 2 or not recurrent[1]:
+        return {"hidden_sizes": sizes, "cell": "none", "cell_size": 0}
+    cell = {3: "gru", 4: "lstm"}.get(recurrent[0] // recurrent[1], "unknown")
+    return {"hidden_sizes": sizes, "cell": cell, "cell_size": recurrent[1]}

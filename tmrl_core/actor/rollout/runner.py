@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from tmrl_core.actor.module import ActorModule, BatchActor, State
+from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, RecurrentActor, State
 from tmrl_core.actor.rollout.environment import check_maker
 from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
 from tmrl_core.errors import ConfigError, PolicyFailedError
@@ -47,7 +47,8 @@ class PolicyRunner:
             slice.
         always_finite: True: the action space holds integers only.
         few: shape of actions that are short vectors: such an action is finite if the sum of its values is.
-        state: recurrent state of the open episode; empty without recurrence.
+        carried: recurrent state of the open episode (empty without recurrence), its number of actions, and True if the
+            next state is stored whatever that number is. To return to an earlier step, assign its value again.
     """
 
     def __init__(
@@ -71,22 +72,26 @@ class PolicyRunner:
         self.few = few_values(action_space)
         self.always_finite = only_integers(action_space)
         self._rng = np.random.default_rng()
-        self.state: State = {}
+        self.carried: tuple[State, int, bool] = {}, 0, True
         self.actor = actor.to_device(device)
         if seed is not None:
             self.seed(seed)
 
     @property
     def actor(self) -> ActorModule:
-        """The actor. A new one continues with the state of the one before it."""
+        """The actor. A new one, or one with new weights, continues with the state of the one before it."""
         return self._actor
 
     @actor.setter
     def actor(self, actor: ActorModule) -> None:
         self._actor = actor
         self._batch = actor if isinstance(actor, BatchActor) else None
-        if self._batch is not None and not self.state:
-            self.state = self._batch.initial_state(1)
+        self._interval = actor.state_interval if isinstance(actor, RecurrentActor) else 0
+        state, tick, _ = self.carried
+        if self._batch is not None and not state:
+            state = self._batch.initial_state(1)
+        self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in state.items()}
+        self.carried = state, tick, True
         self._bind()
         self.keeps_extras = self._batch is not None or type(actor).act_with_extras is not ActorModule.act_with_extras
         """True: the actor returns values besides the action, to be stored with it."""
@@ -99,8 +104,7 @@ class PolicyRunner:
 
     def reset(self) -> None:
         """Begin an episode."""
-        if self._batch is not None:
-            self.state = self._batch.initial_state(1)
+        self.carried = {} if self._batch is None else self._batch.initial_state(1), 0, True
         self._bind()
         self._actor.begin_episode()
 
@@ -132,14 +136,17 @@ class PolicyRunner:
             PolicyFailedError: the action is not finite.
         """
         more: dict[str, Any] | None = None
+        states: dict[str, Any] = {}
         if self._batch is not None:
-            action, more = self._act_batch(obs, test)
+            action, more, states = self._act_batch(obs, test)
         elif extras and self.keeps_extras:
             action, more = self._actor.act_with_extras(obs, test=test)
         else:
             action = (act or self._act)(obs, test)
         if self.override is not None:
             action, more = self.override(obs, action, more or {})
+        if states:
+            more = {**(more or {}), **states}
         self.check(action)
         return action, more
 
@@ -174,7 +181,8 @@ class PolicyRunner:
         Raises:
             WeightsError: the weights do not fit this actor, which is unchanged.
         """
-        self._adopt(self._actor.from_blob(tag, data, self.device))
+        actor = self._actor.from_blob(tag, data, self.device)
+        self.actor = actor if actor is self._actor else actor.to_device(self.device)
 
     def load_file(self, path: Path) -> None:
         """Load weights that `PolicyFiles` has stored. Raises the errors of the actor's `load`."""
@@ -192,13 +200,18 @@ class PolicyRunner:
         actor = self._actor
         self._act = actor.act if type(actor).act_ is ActorModule.act_ else actor.act_
 
-    def _adopt(self, actor: ActorModule) -> None:
-        if actor is not self._actor:
-            self.actor = actor.to_device(self.device)
-
-    def _act_batch(self, obs: Any, test: bool) -> tuple[Any, dict[str, Any]]:
+    def _act_batch(self, obs: Any, test: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Return an action, the policy's extras, and the state before the action as extras, zeros between intervals."""
         assert self._batch is not None
         obs_B = map_leaves(lambda value: np.asarray(value)[None], obs)
-        action_B, self.state, extras_B = self._batch.act_batch(obs_B, self.state, self._rng, test)
+        state_B, tick, stored = self.carried
+        action_B, after_B, extras_B = self._batch.act_batch(obs_B, state_B, self._rng, test)
+        self.carried = after_B, tick + 1, False
+        states: dict[str, Any] = {}
+        if self._interval:
+            stored = stored or tick % self._interval == 0
+            states = (
+                {STATE_COLUMN + name: value_B[0] for name, value_B in state_B.items()} if stored else self._no_state
+            )
         action = map_leaves(lambda value_B: np.asarray(value_B)[0], action_B)
-        return action, {name: np.asarray(value)[0] for name, value in extras_B.items()}
+        return action, {name: np.asarray(value)[0] for name, value in extras_B.items()}, states

@@ -86,6 +86,10 @@ EACH_POLICY = pytest.mark.parametrize(
         ("GaussianMLPActor", {"hidden_sizes": (8,)}, ACT),
         ("QValueMLPActor", {"hidden_sizes": (8,), "dueling": True}, spaces.Discrete(3)),
         ("SquashedGaussianMLPActor", {"hidden_sizes": (8,)}, ACT),
+        ("CategoricalRNNActor", {"hidden_sizes": (8,), "cell": "lstm"}, spaces.Discrete(3)),
+        ("GaussianRNNActor", {"hidden_sizes": (8,), "cell_size": 4}, ACT),
+        ("QValueRNNActor", {"hidden_sizes": (8,), "dueling": True}, spaces.Discrete(3)),
+        ("SquashedGaussianRNNActor", {"hidden_sizes": (8,), "state_interval": 5}, ACT),
     ],
 )
 
@@ -121,7 +125,7 @@ def test_workers_begin_to_explore_alike_with_torch_and_without(
             actor = actor.from_blob(*trained.to_blob(), device="cpu")
             explored.append((before, actor.exploration()))
     assert all(one == explored[0] for one in explored), explored
-    if name == "SquashedGaussianMLPActor":
+    if name.startswith("SquashedGaussian"):
         assert explored[0] == ({"random": 1.0}, {"random": 0.0})
         assert trained.exploration() == {"random": 0.0}, "the one that is trained acts as it is"
 
@@ -139,15 +143,9 @@ def test_a_share_of_random_actions_that_is_configured_stays_until_the_trainer_sa
         assert actor.exploration() == {"random": 0.0}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "CategoricalMLPActor", "DeterministicMLPActor", "GaussianMLPActor", "QValueMLPActor",
-        "SquashedGaussianMLPActor",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", sorted(ACTORS))
 def test_messages_name_the_policy_that_was_configured(name: str) -> None:
-    discrete = name in ("CategoricalMLPActor", "QValueMLPActor")
+    discrete = ACTORS[name] == "discrete"
     action_space, other = (spaces.Discrete(2), ACT) if discrete else (ACT, spaces.Discrete(2))
     make = numpy_backend_of(f"tmrl_core.actor:{name}")
     assert make is not None
@@ -172,11 +170,10 @@ from tmrl_core import RolloutWorker, SquashedGaussianMLPActor, partial
 from tmrl_core.actor import choose_actor
 from tmrl_core.errors import MissingExtraError
 obs = spaces.Box(-1, 1, (3,), np.float32)
-for name in ["CategoricalMLPActor", "DeterministicMLPActor", "GaussianMLPActor", "QValueMLPActor",
-             "SquashedGaussianMLPActor"]:
+from tmrl_core.config.algorithms import ACTORS
+for name, kind in ACTORS.items():
     policy = getattr(tmrl_core.actor, name)
-    discrete = name in ("CategoricalMLPActor", "QValueMLPActor")
-    action_space = spaces.Discrete(2) if discrete else spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2) if kind == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
     for given in (policy, partial(policy, hidden_sizes=(8,))):
         for backend in ("auto", "numpy"):
             choose_actor(given, backend=backend)(observation_space=obs, action_space=action_space).act(obs.sample())
@@ -196,11 +193,7 @@ def test_policy_names_give_numpy_backends_without_torch() -> None:
     command = [sys.executable, "-c", ON_A_ROBOT]
     lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
     names = [line.split()[0] for line in lines[:-1]]
-    assert len(names) == 10
-    assert set(names) == {
-        "NumpyCategoricalMLPActor", "NumpyDeterministicMLPActor", "NumpyGaussianMLPActor", "NumpyQValueMLPActor",
-        "NumpySquashedGaussianMLPActor",
-    }  # fmt: skip
+    assert sorted(names) == sorted(2 * [f"Numpy{name}" for name in ACTORS])
     assert all("pip install" in line for line in lines[:-1])
     assert lines[-1] == "5"
 

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron's weights and its forward pass for one observation, without torch."""
+"""Weights of policies without torch, and a multi-layer perceptron's forward pass for one observation."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 SUPPORTED_ACTIVATIONS = ("relu", "tanh")
+OBSERVATION_LIMIT = 10.0
+"""Bound of normalized observations, so that an element that was constant before does not dominate when it changes."""
 
 
-class NumpyMLPActor(ActorModule):
-    """A policy that acts on safetensors of `net.<i>.weight`, `net.<i>.bias` and of one linear layer for each head.
+class NumpyActor(ActorModule):
+    """A policy whose weights are safetensors of `net.<i>.weight`, `net.<i>.bias` and of one linear layer for each head.
 
-    A layer's bias is the last row of its matrix and is multiplied by a constant 1 at the end of the layer's input,
-    which saves a call per layer; all heads are one matrix. All intermediate results are in arrays that are allocated
-    once, so a policy is for one thread. A subclass implements `act` with `_forward`.
+    A layer's bias is the last row of its matrix; all heads are one matrix. All intermediate results are in arrays that
+    are allocated once, so a policy is for one thread.
 
     Args:
         observation_space: flattened by `tmrl_core.actor.policies.flattening`.
@@ -45,6 +46,7 @@ class NumpyMLPActor(ActorModule):
         activation: `relu` or `tanh`, or torch's class of that name.
         seed: seed of the initial weights and of exploration; None: from the operating system.
         parameters: names and initial values of other arrays beside the weights.
+        normalize_observations: True: normalize by the mean and the standard deviation that are sent with the weights.
 
     Raises:
         ConfigError: a space or an activation is not supported.
@@ -61,6 +63,7 @@ class NumpyMLPActor(ActorModule):
         activation: Any,
         seed: int | None,
         parameters: Mapping[str, np.ndarray] | None = None,
+        normalize_observations: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space)
         self._layout = layout_of(observation_space)
@@ -72,7 +75,11 @@ class NumpyMLPActor(ActorModule):
             )
         self._rng = np.random.default_rng(seed)
         self._parameters = dict(parameters or {})
-        widths = (vector_size(self._layout), *(int(width) for width in hidden_sizes))
+        self._widths = widths = (vector_size(self._layout), *(int(width) for width in hidden_sizes))
+        self._normalizes = normalize_observations
+        if normalize_observations:
+            self._parameters |= {"obs_mean": np.zeros(widths[0], np.float32), "obs_std": np.ones(widths[0], np.float32)}
+        features = self._add_layer(widths[-1])
         self._shapes: dict[str, tuple[int, ...]] = {}
         for index, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
             self._shapes[f"net.{2 * index}.weight"] = (fan_out, fan_in)
@@ -80,7 +87,7 @@ class NumpyMLPActor(ActorModule):
         self._columns: dict[str, slice] = {}
         outputs = 0
         for head, size in heads.items():
-            self._shapes[f"{head}.weight"] = (size, widths[-1])
+            self._shapes[f"{head}.weight"] = (size, features)
             self._shapes[f"{head}.bias"] = (size,)
             self._columns[head] = slice(outputs, outputs + size)
             outputs += size
@@ -88,12 +95,12 @@ class NumpyMLPActor(ActorModule):
         self._shapes |= {name: array.shape for name, array in self._parameters.items()}
         # Matrices [in + 1, out].
         self._matrices = [np.empty((fan_in + 1, fan_out), np.float32) for fan_in, fan_out in itertools.pairwise(widths)]
-        self._matrices.append(np.empty((widths[-1] + 1, outputs), np.float32))
-        # Inputs of each matrix: the values, then the 1 that meets the bias.
-        self._inputs = [np.ones(width + 1, np.float32) for width in widths]
-        self._heads = np.empty(outputs, np.float32)
+        self._matrices.append(np.empty((features + 1, outputs), np.float32))
         self._take_over({**weights, **self._parameters})
-        self._forward = self._make_forward()
+
+    def _add_layer(self, width: int) -> int:
+        """Add the parameters of a layer between hidden layers of this width and heads; return the heads' inputs."""
+        return width
 
     def _initial_weights(self) -> dict[str, np.ndarray]:
         """Uniform within 1/sqrt(inputs), as torch.nn.Linear begins, to explore with until a policy arrives."""
@@ -164,7 +171,39 @@ class NumpyMLPActor(ActorModule):
         return self.from_bytes(Path(path).read_bytes(), device)
 
     def _prepare(self, vector: np.ndarray) -> None:
-        """Change the flattened observation [size] in place before the first layer."""
+        """Normalize flattened observations [..., size] in place."""
+        vector -= self._parameters["obs_mean"]
+        vector /= self._parameters["obs_std"]
+        np.clip(vector, -OBSERVATION_LIMIT, OBSERVATION_LIMIT, out=vector)
+
+
+class NumpyMLPActor(NumpyActor):
+    """A policy that computes one observation at a time with a multi-layer perceptron.
+
+    A constant 1 at the end of a layer's input is multiplied with the bias, which saves a call per layer. A subclass
+    implements `act` with `_forward`.
+
+    The arguments are those of `NumpyActor`.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        heads: Mapping[str, int],
+        hidden_sizes: Sequence[int],
+        activation: Any,
+        seed: int | None,
+        parameters: Mapping[str, np.ndarray] | None = None,
+        normalize_observations: bool = False,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, heads, hidden_sizes, activation, seed, parameters, normalize_observations
+        )
+        # Inputs of each matrix: the values, then the 1 that meets the bias.
+        self._inputs = [np.ones(width + 1, np.float32) for width in self._widths]
+        self._heads = np.empty(self._matrices[-1].shape[1], np.float32)
+        self._forward = self._make_forward()
 
     def _make_forward(self) -> Callable[[Any], np.ndarray]:
         """Return a function that computes the heads' outputs [sum of their sizes] of one observation.
@@ -188,7 +227,7 @@ class NumpyMLPActor(ActorModule):
         direct = len(layout) == 1 and layout[0].kind == "values" and not layout[0].path
         direct_shape = layout[0].shape
         flat = direct and len(direct_shape) == 1
-        prepare = self._prepare if type(self)._prepare is not NumpyMLPActor._prepare else None
+        prepare = self._prepare if self._normalizes else None
 
         def forward(obs: Any) -> np.ndarray:
             if flat and isinstance(obs, ndarray) and obs.shape == direct_shape:

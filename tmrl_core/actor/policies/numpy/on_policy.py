@@ -9,14 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tmrl_core.actor.policies.flattening import layout_of, vector_size
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
 
 _BLOCK = 1024
 """Random numbers sampled per call."""
-OBSERVATION_LIMIT = 10.0
-"""Bound of normalized observations, so that an element that was constant before does not dominate when it changes."""
 
 
 class NumpyOnPolicyActor(NumpyMLPActor):
@@ -47,19 +44,10 @@ class NumpyOnPolicyActor(NumpyMLPActor):
         normalize_observations: bool = False,
         parameters: dict[str, np.ndarray] | None = None,
     ) -> None:
-        self._normalizes = normalize_observations
-        parameters = dict(parameters or {})
-        if normalize_observations:
-            size = vector_size(layout_of(observation_space))
-            parameters |= {"obs_mean": np.zeros(size, np.float32), "obs_std": np.ones(size, np.float32)}
         heads = {self.head: outputs}
-        super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed, parameters)
-
-    def _prepare(self, vector: np.ndarray) -> None:
-        if self._normalizes:
-            vector -= self._parameters["obs_mean"]
-            vector /= self._parameters["obs_std"]
-            np.clip(vector, -OBSERVATION_LIMIT, OBSERVATION_LIMIT, out=vector)
+        super().__init__(
+            observation_space, action_space, heads, hidden_sizes, activation, seed, parameters, normalize_observations
+        )
 
     @abstractmethod
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tmrl_core.actor.policies.flattening import vector_size
-from tmrl_core.actor.policies.numpy.on_policy import OBSERVATION_LIMIT
+from tmrl_core.actor.policies.numpy.mlp import OBSERVATION_LIMIT
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
 from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
 from tmrl_core.actor.policies.torch.module import collate_one

@@ -73,10 +73,6 @@ class TorchRecurrentActor(RecurrentPolicy, TorchMLPActor):
         self.rnn = make_layer(cell, self.features, self.cell_size)
         self.features = self.cell_size
 
-    def weights_metadata(self) -> dict[str, str]:
-        """Return the activation and the cell."""
-        return {**super().weights_metadata(), "cell": self.cell}
-
     @abstractmethod
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return the [..., N] parameters of the action distributions, by name, of [..., H] features."""
@@ -108,7 +104,7 @@ class TorchRecurrentActor(RecurrentPolicy, TorchMLPActor):
         action_B, _ = self.choose(_arrays(outputs_BT), self._rng, deterministic)
         return torch.from_numpy(action_B).to(self._own_device), after_B
 
-    def infer(self, obs_B: Any, state_B: State) -> tuple[dict[str, np.ndarray], State]:
+    def infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], State]:
         """Return the parameters of the action distributions of NumPy observations, and the next state."""
         with torch.no_grad():
             # A copy: an observation may be read-only, or its strides negative.
