@@ -83,7 +83,7 @@ def learn(config: Config, seed: int) -> Iterator[tuple[curves.Point, list[float]
     trained: list[float] = []
     products: Any = HardwareProducts if agent.precision == "bfloat16" else nullcontext
     with products():
-        for step in _collected(make_env(), agent, memory, seed, trained):
+        for step in steps_of(make_env(), agent, memory, seed, trained):
             updates = step - int(trainer.start_training)
             if updates <= 0:
                 continue
@@ -97,7 +97,7 @@ def learn(config: Config, seed: int) -> Iterator[tuple[curves.Point, list[float]
                 return
 
 
-def _collected(env: Any, agent: Any, memory: Any, seed: int, trained: list[float]) -> Iterator[int]:
+def steps_of(env: Any, agent: Any, memory: Any, seed: int, trained: list[float]) -> Iterator[int]:
     """Step the environment for ever, into the memory; yields the number of steps so far."""
     agent.get_actor().seed(seed)
     buffer = Buffer(maxlen=None)

@@ -115,6 +115,7 @@ def contradictions(config: Config) -> Iterator[str]:
         yield "worker.when_full: drop_oldest would drop requested samples in lockstep; use block or auto"
     yield from limiter_problems(config)
     yield from lockstep_problems(config)
+    yield from recorded_problems(config)
     yield from mismatches(config)
     yield from unknown_keywords(config)
     evaluation = trainer.evaluation
@@ -150,6 +151,42 @@ def limiter_problems(config: Config) -> Iterator[str]:
             f"trainer.limiter.error_buffer: {error:g} is narrower than a batch (memory.batch_size = "
             f"{memory.batch_size}) or than what one sample allows ({per_insert:g}); take {least:g} or more"
         )
+
+
+def recorded_problems(config: Config) -> Iterator[str]:
+    """Yield one line for each key that does not go with recorded sessions."""
+    memory, trainer, worker = config.memory, config.trainer, config.worker
+    if memory.recorded is not None and not 1 <= round(memory.batch_size * memory.recorded_share) < memory.batch_size:
+        yield (
+            f"memory.recorded_share: {memory.recorded_share:g} of memory.batch_size = {memory.batch_size} leaves no "
+            "row for live samples or for recorded ones; take a share between 0 and 1, such as 0.5. To train on "
+            "recorded sessions alone, use trainer.offline instead"
+        )
+    for key, path in (("trainer.offline", trainer.offline), ("memory.recorded", memory.recorded)):
+        if path is not None and worker.collection == "lockstep":
+            yield (
+                f"{key}: {path!r} needs a replay memory, and lockstep collection has none; use an off-policy agent "
+                "with another worker.collection"
+            )
+    if trainer.offline is None:
+        return
+    evaluation = trainer.evaluation
+    for key, value, why in (
+        ("memory.recorded", memory.recorded, "there are no live samples to mix it with; leave one of the two out"),
+        ("memory.max_drawn_lag", memory.max_drawn_lag, "recorded sessions have no policy lag; leave it out"),
+        (
+            "trainer.limiter.samples_per_insert",
+            trainer.limiter.samples_per_insert,
+            "no samples are inserted; leave it out",
+        ),
+        (
+            "trainer.evaluation.every_updates",
+            evaluation.every_updates or None,
+            "workers play evaluations, and there are none; leave it out and play the final policy with --test",
+        ),
+    ):
+        if value is not None:
+            yield f"{key}: {value!r}, but with trainer.offline {why}"
 
 
 LOCKSTEP_LOOPS = frozenset(

@@ -20,6 +20,7 @@ COMPARED = ("run.seed", "environment", "actor", "worker.collection", "memory", "
 
 FIXED: dict[str, str] = {
     r"memory\.(n_step|capacity|kwargs\.(length|stride))": "the stored transitions have the earlier value",
+    r"memory\.recorded": "the checkpoint holds the recorded sessions that the run began with",
     r"(actor|agent)\.kwargs\.activation": "the networks were trained with the earlier one",
 }
 """Keys that must not change, as regular expressions, with the reasons."""

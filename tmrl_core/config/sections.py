@@ -450,6 +450,18 @@ class MemorySection(Section, frozen=True, kw_only=True):
         doc("uniform, or prioritized: sample transitions with large TD errors more often, with smaller weights."),
     ] = "uniform"
     priority: Annotated[PrioritySection, doc("For `sampling: prioritized`.")] = field(default_factory=PrioritySection)
+    recorded: Annotated[
+        Text | None,
+        doc(
+            "Folder of recorded sessions (`--record`), or of such folders, to train on besides live samples. They are "
+            "kept in a memory of their own, in RAM, of the same capacity, and never dropped. Checkpoints include them. "
+            "null: live samples only."
+        ),
+    ] = None
+    recorded_share: Annotated[
+        Share,
+        doc("Part of each batch that comes from `recorded`. 0.5: one half, as in RLPD (arXiv:2302.02948)."),
+    ] = 0.5
 
 
 class AgentSection(Section, frozen=True, kw_only=True):
@@ -589,6 +601,14 @@ class TrainerSection(Section, frozen=True, kw_only=True):
             "preprocessor or compressor, and custom memories."
         ),
     ] = True
+    offline: Annotated[
+        Text | None,
+        doc(
+            "Folder of recorded sessions (`--record`), or of such folders, to train on without Server or workers. They "
+            "are appended to the memory before the first update. No limit of updates per sample holds. null: train on "
+            "the samples of workers."
+        ),
+    ] = None
     profiling: Annotated[bool, doc("Log how the time of an epoch was spent.")] = False
     agent_scheduler: Annotated[
         Reference | None, doc("Callable `(agent, epoch)` that is called at the start of each epoch.")

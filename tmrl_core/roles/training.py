@@ -21,7 +21,7 @@ from tmrl_core.config.algorithms import (
     stacks_problem,
 )
 from tmrl_core.config.references import check_kwargs
-from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.errors import ConfigError, MissingExtraError, StorageError
 from tmrl_core.roles.from_config import check_device
 from tmrl_core.training.contracts import declarations_of
 from tmrl_core.training.loops.threads import available_cores
@@ -151,24 +151,23 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     trainer, memory = config.trainer, config.memory
     agent = agent_from_config(config)
     agent_cls = agent.args[1]
-    memory_cls = resolve_with(
-        memory.cls,
-        {
-            "memory_size": memory.capacity,
-            "batch_size": memory.batch_size,
-            "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
-            "crc_debug": config.worker.crc_debug,
-            **_storage(config),
-            **_sampling_kwargs(config, agent_cls, agent.args[2]),
-            **_extras(config, agent_cls),
-            **memory.kwargs,
-        },
-        "memory.cls",
-    )
+    memory_kwargs = {
+        "memory_size": memory.capacity,
+        "batch_size": memory.batch_size,
+        "sample_preprocessor": resolve_optional(memory.sample_preprocessor, "memory.sample_preprocessor"),
+        "crc_debug": config.worker.crc_debug,
+        **_storage(config),
+        **_sampling_kwargs(config, agent_cls, agent.args[2]),
+        **_extras(config, agent_cls),
+        **memory.kwargs,
+    }
+    memory_cls = resolve_with(memory.cls, memory_kwargs, "memory.cls")
+    if memory.recorded is not None:
+        memory_cls = _mixed(config, memory_cls, memory_kwargs)
     loop = resolve_with(trainer.loop, {}, "trainer.loop")
     made = partial(
         loop,
-        env_cls=environment_maker(config.environment.cls, config.environment.kwargs),
+        env_cls=_environment(config),
         memory_cls=memory_cls,
         training_agent_cls=agent,
         **_loop_settings(config, loop),
@@ -177,6 +176,64 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     )
     _check_loop(made, trainer.loop)
     return made
+
+
+def _mixed(config: Config, live: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a function that makes the memory of live samples and recorded sessions."""
+    from tmrl_core.training.memories.mixed import MixedMemory
+
+    # Recorded sessions come from their folder again, or from a checkpoint; they belong to no policy of this run.
+    of_live = {"storage", "folder", "sync", "max_drawn_lag", "crc_debug"}
+    recorded = {name: value for name, value in kwargs.items() if name not in of_live}
+    memory = config.memory
+    return partial(
+        MixedMemory,
+        live,
+        resolve_with(memory.cls, recorded, "memory.cls"),
+        batch_size=memory.batch_size,
+        share=memory.recorded_share,
+    )
+
+
+def _environment(config: Config) -> Any:
+    """Return a function that makes the environment, which must have the spaces of recorded sessions; or their spaces.
+
+    A trainer without workers does not need the environment, so it may lack it.
+
+    Raises:
+        ConfigError: `environment.cls` names nothing, or there are no recorded sessions.
+    """
+    environment = config.environment
+    offline = config.trainer.offline
+    key, path = ("trainer.offline", offline) if offline is not None else ("memory.recorded", config.memory.recorded)
+    if path is None:
+        return environment_maker(environment.cls, environment.kwargs)
+    from tmrl_core.sessions.files import read_spaces, spaces_problem
+
+    try:
+        spaces = read_spaces(path)
+    except StorageError as exc:
+        raise ConfigError(f"{key}: {exc}") from exc
+    try:
+        make = environment_maker(environment.cls, environment.kwargs)
+    except ConfigError as exc:
+        if offline is None:
+            raise
+        logger.warning("%s. The spaces of %s are taken instead.", str(exc).rstrip("."), path)
+        return spaces
+
+    def make_environment() -> Any:
+        made = make()
+        problem = spaces_problem(spaces, (made.observation_space, made.action_space))
+        if problem:
+            made.close()
+            raise ConfigError(
+                f"{key}: {path} was recorded in another environment: {problem}. Name the environment of the recording "
+                "in `environment`, or another recording."
+            )
+        return made
+
+    return make_environment
 
 
 def _check_loop(made: partial[Any], reference: str) -> None:
@@ -219,6 +276,7 @@ def _loop_settings(config: Config, loop: Any) -> dict[str, Any]:
         "agent_scheduler": resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
         "bad_updates_folder": config.run_folder / "bad_updates",
         "threads": threads,
+        "recorded": config.memory.recorded,
     }
     ours = isinstance(loop, type) and issubclass(loop, TrainingOffline)
     return {

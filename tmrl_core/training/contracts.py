@@ -180,6 +180,11 @@ class TrainingMemory(ABC):
         return 0
 
     @property
+    def for_sessions(self) -> TrainingMemory:
+        """The memory that recorded sessions are appended to. Default: this one."""
+        return self
+
+    @property
     def disk(self) -> object | None:
         """The rows on disk; None (default): samples are in RAM."""
         return None

@@ -60,7 +60,7 @@ def test_it_stores_each_step_once_and_joins_no_episodes(one_process: Any) -> Non
     training = training_from_config(load(FOLDER / "pendulum.yaml", SMALL, {}))()
     trained: list[float] = []
     env = GenericGymEnv("Pendulum-v1", to_float32=True)
-    steps = list(islice(one_process._collected(env, training.agent, training.memory, 0, trained), 410))
+    steps = list(islice(one_process.steps_of(env, training.agent, training.memory, 0, trained), 410))
     assert steps == list(range(1, 411))
     assert len(training.memory) == 410
     assert len(trained) == 2

@@ -27,6 +27,7 @@ from tmrl_core.training.contracts import AgentLike, MemoryLike, Row, TrainingLoo
 from tmrl_core.training.interface import Delivery, TrainingInterface
 from tmrl_core.training.loops.episode_metrics import info_means
 from tmrl_core.training.loops.limiter import RateLimiter
+from tmrl_core.training.loops.recorded_sessions import SessionLoader
 from tmrl_core.training.loops.round_statistics import RoundStatistics
 from tmrl_core.training.loops.stale_samples import without_stale
 from tmrl_core.training.loops.storage_failures import Unwritten
@@ -91,6 +92,8 @@ class TrainingOffline(TrainingLoop):
         error_buffer: float | None = None,
         declared: Collection[str] = (),
         threads: int | None = None,
+        offline: str | Path | None = None,
+        recorded: str | Path | None = None,
     ) -> None:
         self.env_cls = env_cls
         self.memory_cls = memory_cls
@@ -109,6 +112,8 @@ class TrainingOffline(TrainingLoop):
         self.max_policy_lag = max_policy_lag
         self.max_bad_updates = max_bad_updates
         self.bad_updates_folder = bad_updates_folder
+        self.offline = offline
+        self.recorded = recorded
 
         self.epoch = 0
         self.round = 0
@@ -119,6 +124,8 @@ class TrainingOffline(TrainingLoop):
         self.total_samples = 0
         """Environment steps received, resets included. Never lowered."""
         self.samples_stale = 0
+        self.sessions_loaded = 0
+        """Recorded sessions in the memory; negative: these are all."""
         self.updates_skipped = 0
         """Updates that were skipped because of NaN or Inf. `total_updates` counts them too."""
         self.elapsed_s = 0.0
@@ -166,6 +173,13 @@ class TrainingOffline(TrainingLoop):
             max_updates_per_sample=max_training_steps_per_env_step,
         )
         expect(self._memory, self._agent, (observation_space, action_space), declared)
+        self._sessions = (
+            SessionLoader(offline, "trainer.offline")
+            if offline is not None
+            else None
+            if recorded is None
+            else SessionLoader(recorded, "memory.recorded")
+        )
         self._at_once = UpdatesAtOnce(self._agent)
         self._threads = Threads(threads, self._agent.device or device)
         self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")
@@ -184,6 +198,7 @@ class TrainingOffline(TrainingLoop):
         "_bad",
         "_at_once",
         "_threads",
+        "_sessions",
         "_agent",
         "_memory",
     }
@@ -207,6 +222,7 @@ class TrainingOffline(TrainingLoop):
         }
         self.total_samples = values.get("samples", self.total_samples)
         self.samples_stale = values.get("stale", self.samples_stale)
+        self.sessions_loaded = values.get("sessions", self.sessions_loaded)
 
     @property
     def versions_before(self) -> int:
@@ -314,6 +330,8 @@ class TrainingOffline(TrainingLoop):
 
     def _begin(self, interface: TrainingInterface) -> None:
         self._follow_parts()
+        if self._sessions is not None:
+            self.sessions_loaded = self._sessions.load(self._memory.for_sessions, self.sessions_loaded)
         if not self.published:
             self._publish(interface)
             interface.give_turn()
@@ -376,13 +394,17 @@ class TrainingOffline(TrainingLoop):
             self.update_model_interval - self.total_updates % self.update_model_interval,
             self.update_buffer_interval - self.total_updates % self.update_buffer_interval,
         )
-        while most > 1 and not self.limiter.can_sample(self.total_samples, self.total_updates + most - 1):
+        while most > 1 and not self._allowed(most - 1):
             most //= 2
         if most < 2:
             return []
         further = list(islice(batches, most - 1))
         self.statistics.sampling_s += time.perf_counter() - before
         return further
+
+    def _allowed(self, updates: int) -> bool:
+        """Return True if one more update may follow after `updates` further ones; no limit holds without workers."""
+        return self.offline is not None or self.limiter.can_sample(self.total_samples, self.total_updates + updates)
 
     def _update(self, batches: list[Batch], indices: Indices | None) -> None:
         """Make updates with these batches. `indices` belong to the first batch's transitions, if known already."""
@@ -484,6 +506,8 @@ class TrainingOffline(TrainingLoop):
         return f"{lack}, and the replay memory cannot be written: {why}" if lack and why else lack
 
     def _lacking(self) -> str:
+        if self.offline is not None:
+            return ""
         if self.total_samples == 0:
             refused, reason = self._refused
             if refused:
@@ -561,7 +585,7 @@ class TrainingOffline(TrainingLoop):
             **self.statistics.row(),
         }
         sampled_lag = self._memory.pop_sampled_lag()
-        if sampled_lag is not None:
+        if sampled_lag is not None and self.offline is None:
             row["drawn_lag_mean"], row["drawn_lag_max"] = sampled_lag
         return row
 

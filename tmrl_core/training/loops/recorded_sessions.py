@@ -1,0 +1,108 @@
+"""Recorded sessions become samples of a memory, by the same builders as live ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
+from tmrl_core.samples import Buffer
+from tmrl_core.samples.segments import NO_VERSION
+from tmrl_core.sessions import Session, read_sessions
+from tmrl_core.training.contracts import TrainingMemory
+from tmrl_core.training.memories.finite_samples import check_finite_samples
+
+logger = logging.getLogger(__name__)
+
+STREAM = b"recorded sessions"
+"""Stream of their samples in a memory."""
+COMMITTED_AT_ONCE = 4 << 20
+"""Bytes of samples, about, in one record of a memory on disk."""
+
+
+class SessionLoader:
+    """Appends recorded sessions to a memory once, in the order of the recording.
+
+    Args:
+        path: of the recording, see `read_sessions`.
+        key: key of the configuration that names it, for messages.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], key: str) -> None:
+        self._path = path
+        self._key = key
+
+    def load(self, memory: TrainingMemory, loaded: int) -> int:
+        """Append the sessions that the memory does not have yet, after all of them were checked.
+
+        A memory on disk notes the progress with its rows, so that loading continues after a crash.
+
+        Args:
+            memory: its rows are appended to.
+            loaded: number of sessions in the memory; negative: these are all, and nothing is to be done.
+
+        Returns:
+            The number of sessions in the memory, negative.
+
+        Raises:
+            ConfigError: there are none, or a session cannot be used; the message names it.
+            StorageError: the memory's disk cannot be written.
+        """
+        if loaded < 0:
+            return loaded
+        count = self._check()
+        deferred, memory.deferred = memory.deferred, True
+        size = 0
+        try:
+            for number, session in enumerate(self._sessions()):
+                if number < loaded:
+                    continue
+                buffer = Buffer(maxlen=None)
+                buffer.extend([replace(session, version=NO_VERSION).chunk(number, STREAM)])
+                for _, reason in memory.append(buffer) or ():
+                    raise self._refused(number, reason)
+                size += buffer.chunks[0].nbytes
+                if size >= COMMITTED_AT_ONCE:
+                    memory.commit(sessions=number + 1)
+                    size = 0
+            memory.commit(sessions=-count)
+        finally:
+            memory.deferred = deferred
+        if len(memory) >= memory.memory_size > 0:
+            logger.warning("memory.capacity: the memory is full with recorded sessions; their oldest may be missing")
+        return -count
+
+    def _sessions(self) -> Iterator[Session]:
+        try:
+            yield from read_sessions(self._path)
+        except StorageError as exc:
+            raise ConfigError(f"{self._key}: {exc}") from exc
+
+    def _check(self) -> int:
+        returns, ticks = [], 0
+        for number, session in enumerate(self._sessions()):
+            try:
+                check_finite_samples(session.chunk())
+            except SampleRefusedError as exc:
+                raise self._refused(number, exc) from exc
+            returns.append(session.episode_return)
+            ticks += len(session)
+        if not returns:
+            raise ConfigError(f"{self._key}: {self._path} holds no session. Record at least one episode first.")
+        logger.info(
+            "%s: %d sessions, %d steps, returns %.4g to %.4g, mean %.4g",
+            self._path,
+            len(returns),
+            ticks,
+            min(returns),
+            max(returns),
+            np.mean(returns),
+        )
+        return len(returns)
+
+    def _refused(self, number: int, reason: Exception) -> ConfigError:
+        return ConfigError(f"{self._key}: session {number + 1} of {self._path} cannot be used: {reason}")
