@@ -64,8 +64,8 @@ def make_config(folder: Path, **trainer: Any) -> Config:
 class Client:
     """A client that knows the protocol only: CartPole, one connection."""
 
-    def __init__(self, port: int, key: str) -> None:
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    def __init__(self, port: int, key: str, connection: http.client.HTTPConnection | None = None) -> None:
+        self.connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         self.session = self.post("/shepherd/login_user/", {"apikey": key})["session_key"]
         self.env = gymnasium.make("CartPole-v1", disable_env_checker=True)
         self.transitions: list[tuple[Any, ...]] = []
@@ -357,8 +357,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield call
 
 
-def new_key(start: Start) -> str:
-    shown, _ = start("--credentials", "key", "default").communicate(timeout=100)
+def new_key(start: Start, agent: str = "default", *more: str) -> str:
+    shown, _ = start("--credentials", "key", agent, *more).communicate(timeout=100)
     return next(line.strip() for line in shown.splitlines() if line.startswith("    "))
 
 
@@ -400,6 +400,34 @@ def test_a_gateway_that_is_killed_goes_on_with_the_same_weights_after_a_restart(
     client.close()
     gateway.send_signal(signal.SIGTERM)
     assert gateway.wait(30) == 0
+
+
+def test_a_gateway_on_another_machine_has_credentials_of_its_own(start: Start, tmp_path: Path) -> None:
+    def run(*arguments: str) -> None:
+        made = start(*arguments)
+        said, _ = made.communicate(timeout=100)
+        assert made.returncode == 0, said
+
+    own, other = (("--set", f"network.credentials_dir={tmp_path / name}") for name in ("server", "gateway"))
+    run("--credentials", "create", *own)
+    run("--credentials", "bundle", "worker", "--name", "site", *own)
+    run("--credentials", "bundle", "server", "--out", "server.bundle", *own)
+    for bundle in ("site.worker.bundle", "server.bundle"):
+        run("--credentials", "install", bundle, *other)
+    key = new_key(start, "default", *other)
+    server = start("--server", "--announce", *own)
+    at_server = ("--set", f"server.port={announced(server)}", "--set", "server.host=localhost")
+    gateway = start("--gateway", "--announce", "--set", "gateway.host=0.0.0.0", *at_server, *other)
+    port = announced(gateway)
+    context = ssl.create_default_context(cafile=str(tmp_path / "gateway" / "ca.pem"))
+    client = Client(port, key, http.client.HTTPSConnection("localhost", port, timeout=20, context=context))
+    client.episodes(2)
+    client.close()
+    assert not (tmp_path / "gateway" / "ca.key").exists()
+    assert not (tmp_path / "server" / "gateway_keys.json").exists()
+    server.terminate()
+    said, _ = server.communicate(timeout=30)
+    assert "worker site (site's certificate" in said
 
 
 def test_all_roles_of_one_machine_with_a_gateway_that_is_restarted_after_a_crash(start: Start, tmp_path: Path) -> None:

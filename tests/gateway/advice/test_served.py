@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.command_line import Start, starting
-from tests.gateway.test_serve import Client, announced
+from tests.gateway.test_serve import Client, announced, new_key
 from tmrl_core.gateway.advice.saves import read_save
 
 SETTINGS = """
@@ -29,8 +31,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_sessions_go_on_from_the_saves_after_a_kill(start: Start, tmp_path: Path) -> None:
-    made = start("--credentials", "key", "game")
-    key = next(line.strip() for line in made.communicate(timeout=60)[0].splitlines() if line.startswith("    "))
+    key = new_key(start, "game")
     saves = tmp_path / "runs" / "small" / "gateway" / "game" / "saves"
     gateway = start("--gateway", "--announce")
     client = Client(announced(gateway), key)
@@ -67,3 +68,29 @@ def test_sessions_go_on_from_the_saves_after_a_kill(start: Start, tmp_path: Path
     assert last.steps == resumed.steps + len(second.transitions)
     client.close()
     second.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the files of a running process")
+def test_a_disk_that_is_full_for_a_while_ends_no_session(start: Start, tmp_path: Path) -> None:
+    key = new_key(start, "game")
+    saves = tmp_path / "runs" / "small" / "gateway" / "game" / "saves"
+    gateway = start("--gateway", "--announce")
+    client = Client(announced(gateway), key)
+    while not (before := sorted(saves.glob("*.zip"))):
+        client.episode()
+    process = psutil.Process(gateway.pid)
+    _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+    process.rlimit(psutil.RLIMIT_FSIZE, (100, hard))
+    taken = len(client.transitions)
+    while len(client.transitions) < taken + 150:
+        client.episode()
+    assert sorted(saves.iterdir()) == before
+    process.rlimit(psutil.RLIMIT_FSIZE, (hard, hard))
+    while sorted(saves.glob("*.zip")) == before:
+        client.episode()
+    assert read_save(max(saves.glob("*.zip"))).steps > taken + 150
+    client.close()
+    gateway.terminate()
+    said, _ = gateway.communicate(timeout=30)
+    assert "cannot be saved" in said
+    assert "episodes are missing" in said
