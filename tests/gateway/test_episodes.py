@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tmrl_core.gateway.contracts import FinishedEpisode
-from tmrl_core.gateway.episodes import HEADER, EpisodeFiles, learning_curve
+from tmrl_core.gateway.episodes import HEADER, EpisodeFiles, curve_records, learning_curve
+from tmrl_core.metrics.names import SAMPLES_PER_S
 
 
 def episode(number: int, agent: str = "a") -> FinishedEpisode:
@@ -69,6 +71,16 @@ def test_what_cannot_be_written_is_dropped_with_one_warning(tmp_path: Path, capl
     assert files.read("b") == [episode(0, agent="b")]
     assert "cannot be written" in caplog.records[0].getMessage()
     assert set(threading.enumerate()) <= before
+
+
+def test_the_curve_has_no_jump_where_the_clock_was_set_back() -> None:
+    earlier = [replace(episode(number), ended_at=float(number)) for number in range(100)]
+    records = curve_records([*map(episode, range(100)), *earlier])
+    elapsed = [record.elapsed_s for record in records if record.kind == "episode"]
+    assert elapsed == sorted(elapsed)
+    assert elapsed[-1] == 198.0
+    rates = [record.values[SAMPLES_PER_S] for record in records if record.kind == "network"]
+    assert rates == pytest.approx([10.0] * len(rates), rel=0.5)
 
 
 @pytest.mark.parametrize("count", [0, 1, 200])

@@ -120,12 +120,19 @@ def learning_curve(agent: str, episodes: Sequence[FinishedEpisode]) -> bytes:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
+    return picture(curve_records(episodes), f"Agent {agent}", collectors="sessions", extra="gateway")
+
+
+def curve_records(episodes: Sequence[FinishedEpisode]) -> list[MetricRecord]:
+    """Return the records that the learning curve is drawn of."""
     records: list[MetricRecord] = []
     steps = steps_before = 0
-    began = before = episodes[0].ended_at if episodes else 0.0
+    elapsed_s = elapsed_before_s = 0.0
+    last = episodes[0].ended_at if episodes else 0.0
     for number, episode in enumerate(episodes, 1):
         steps += episode.steps
-        elapsed_s = max(0.0, episode.ended_at - began)
+        elapsed_s += max(0.0, episode.ended_at - last)  # the clock may have been set back
+        last = episode.ended_at
         values = episode_values(
             worker=episode.session_id,
             mode="train",
@@ -137,8 +144,8 @@ def learning_curve(agent: str, episodes: Sequence[FinishedEpisode]) -> bytes:
             time_s=episode.ended_at, elapsed_s=elapsed_s, step=0, kind="episode", values=values, env_steps=steps
         )
         records.append(made)
-        if number % math.ceil(len(episodes) / _INTERVALS) == 0 and episode.ended_at > before:
-            rate = (steps - steps_before) / (episode.ended_at - before)
+        if number % math.ceil(len(episodes) / _INTERVALS) == 0 and elapsed_s > elapsed_before_s:
+            rate = (steps - steps_before) / (elapsed_s - elapsed_before_s)
             records.append(
                 MetricRecord(
                     time_s=made.time_s,
@@ -149,8 +156,8 @@ def learning_curve(agent: str, episodes: Sequence[FinishedEpisode]) -> bytes:
                     env_steps=steps,
                 )
             )
-            steps_before, before = steps, episode.ended_at
-    return picture(records, f"Agent {agent}", collectors="sessions", extra="gateway")
+            steps_before, elapsed_before_s = steps, elapsed_s
+    return records
 
 
 def _row(episode: FinishedEpisode) -> str:
