@@ -71,6 +71,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/doctor/test_doctor.py",
         "tests/gateway/test_app.py",
         "tests/gateway/test_connections.py",
+        "tests/gateway/test_proxy.py",
         "tests/gateway/test_websocket.py",
         "tests/networking/links/test_links.py",
         "tests/networking/security/test_authentication.py",

@@ -98,7 +98,7 @@ class Client:
                 response = self._http.post(self._url + path, json=message, timeout=10, verify=self._ca)
                 if response.ok:
                     return response.json()
-                error = GatewayError(f"refused: {response.json()['error']}", response.status_code)
+                error = GatewayError(f"refused: {reason(response)}", response.status_code)
             except requests.exceptions.SSLError as problem:
                 raise GatewayError(
                     f"{problem}. Give the gateway's ca.pem with --ca and a name of its certificate in the URL; on a "
@@ -114,6 +114,14 @@ class Client:
                 print(f"{error} Trying again.", file=sys.stderr)
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, 5.0)
+
+
+def reason(response: requests.Response) -> str:
+    """Return the reason of a refusal; a proxy before the gateway may answer with a page of its own."""
+    try:
+        return str(response.json()["error"])
+    except (ValueError, LookupError, TypeError):
+        return f"{response.status_code} {response.reason}"
 
 
 def play(client: Client, env: Any) -> float:

@@ -125,6 +125,7 @@ def serve(folder: Path, context: ssl.SSLContext | None = None, **arguments: Any)
         lifespan="off",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
     )
     config.load()
     config.ssl = context

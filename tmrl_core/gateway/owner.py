@@ -1,5 +1,7 @@
 """The owner's pages: sessions, learning curves and saves, behind the owner's token.
 
+Links are relative, so that a reverse proxy may put a prefix before the paths.
+
 Programs send the token as `Authorization: Bearer TOKEN`. In a browser, a login form exchanges it for a cookie. The
 cookie is not sent with requests from other sites (SameSite=Strict). Pages of the same host on another port count as the
 same site, so a request that changes something also needs the gateway's own origin.
@@ -150,13 +152,13 @@ class OwnerPages:
         try:
             self._check_token(parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip())
         except HTTPException as error:
-            return HTMLResponse(_login_page(error.detail), error.status_code, headers=_HEADERS)
+            return HTMLResponse(_login_page("./", error.detail), error.status_code, headers=_HEADERS)
         cookie = secrets.token_urlsafe(32)
         now = self._clock()
         alive = [item for item in self._logins.items() if item[1] > now]
         self._logins = dict(alive[-(_MOST_LOGINS - 1) :])
         self._logins[_digest(cookie)] = now + _LOGIN_S
-        response = RedirectResponse("/owner/", 303, headers=_HEADERS)
+        response = RedirectResponse("../", 303, headers=_HEADERS)
         response.set_cookie(
             _COOKIE,
             cookie,
@@ -171,7 +173,7 @@ class OwnerPages:
     async def _logout(self, request: Request) -> Response:
         self._check_origin(request)
         self._logins.pop(_digest(request.cookies.get(_COOKIE, "")), None)
-        response = RedirectResponse("/owner/", 303, headers=_HEADERS)
+        response = RedirectResponse("../", 303, headers=_HEADERS)
         response.delete_cookie(_COOKIE, path="/owner/")
         return response
 
@@ -179,7 +181,7 @@ class OwnerPages:
 
     async def _page(self, request: Request) -> Response:
         if not self._logged_in(request):
-            return HTMLResponse(_login_page(), headers=_HEADERS)
+            return HTMLResponse(_login_page("login/"), headers=_HEADERS)
         agents = [
             (agent, self._episodes.path(agent.name).exists(), await asyncio.to_thread(_saves, agent))
             for agent in self._agents.values()
@@ -233,7 +235,9 @@ class OwnerPages:
         except OSError as error:
             raise HTTPException(500, f"{name} cannot be deleted: {error.strerror}") from error
         logger.info("save %s of agent %s deleted by the owner", name, agent.name)
-        return RedirectResponse("/owner/", 303) if request.method == "POST" else JSONResponse({"deleted": name})
+        if request.method == "POST":
+            return RedirectResponse("../" * 5, 303)
+        return JSONResponse({"deleted": name})
 
     def _agent(self, request: Request) -> GatewayAgent:
         name = request.path_params["agent"]
@@ -277,9 +281,9 @@ def _document(body: str) -> str:
     )
 
 
-def _login_page(error: str = "") -> str:
+def _login_page(action: str, error: str = "") -> str:
     return _document(
-        '<h1>Gateway</h1><form method="post" action="/owner/login/"><label>Owner\'s token '
+        f'<h1>Gateway</h1><form method="post" action="{action}"><label>Owner\'s token '
         '<input type="password" name="token" autocomplete="off" autofocus required></label> <button>Log in</button>'
         f'</form><p class="error">{escape(error)}</p>'
     )
@@ -289,7 +293,7 @@ def _overview(
     agents: Sequence[tuple[GatewayAgent, bool, list[dict[str, Any]]]], sessions: Sequence[SessionInfo]
 ) -> str:
     """Return the page of agents (each with whether it has finished episodes, and with its saves) and sessions."""
-    parts = ['<h1>Gateway</h1><form method="post" action="/owner/logout/"><button>Log out</button></form>']
+    parts = ['<h1>Gateway</h1><form method="post" action="logout/"><button>Log out</button></form>']
     rows = [
         [
             escape(one.session_id),
@@ -305,7 +309,7 @@ def _overview(
     parts.append(f"<h2>Open sessions: {len(rows)}</h2>")
     parts.append(_table(["session", "agent", "key", "opened", "idle", "steps", "episodes"], rows))
     for agent, has_episodes, saves in agents:
-        place = f"/owner/agents/{quote(agent.name, safe='')}"
+        place = f"agents/{quote(agent.name, safe='')}"
         parts.append(f"<h2>Agent {escape(agent.name)} ({escape(agent.mode)})</h2>")
         if has_episodes:
             parts.append(f'<p><img src="{place}/curve.png" alt="learning curve"></p>')
