@@ -17,7 +17,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "process": (
         "tests/actor/policies/numpy/test_backends.py::test_policy_names_give_numpy_backends_without_torch",
         "tests/actor/policies/numpy/test_backends.py::test_the_numpy_backend_needs_no_torch",
-        "tests/actor/policies/numpy/test_backends.py::test_without_torch_an_unknown_keyword_is_named_beside_what_to_install",
+        "tests/actor/policies/numpy/test_backends.py::test_without_torch_the_error_names_the_unknown_keyword_and_the_extra",
         "tests/benchmarks/test_gateway.py::test_a_short_run_gives_all_figures",
         "tests/cli/test_main.py",
         "tests/compat/config/test_config_constants.py::test_importing_reads_no_configuration",
@@ -28,7 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/doctor/test_doctor_tlspyo.py",
         "tests/envs/test_example.py::test_importing_registers_the_ids_and_nothing_else",
         "tests/envs/test_replay.py::test_arrays_are_replayed_without_torch",
-        "tests/envs/test_filmed.py::test_what_is_seen_between_start_and_stop_is_in_the_file",
+        "tests/envs/test_filmed.py::test_the_video_holds_the_frames_between_start_and_stop",
         "tests/examples/test_clients.py",
         "tests/examples/test_custom_environment.py",
         "tests/gateway/test_serve.py",

@@ -41,7 +41,7 @@ class Mute(ActorModule):
         return None
 
 
-def test_bytes_are_what_save_writes_and_load_takes_them() -> None:
+def test_to_bytes_and_from_bytes_use_save_and_load() -> None:
     source, target = Constant(), Constant()
     source.value = -3.25
     assert target.from_bytes(source.to_bytes(), "cpu") is target
@@ -68,7 +68,7 @@ def test_a_blob_of_another_format_is_refused_and_changes_nothing() -> None:
     assert actor.value == 1.5
 
 
-def test_weights_that_a_load_of_ones_own_cannot_read_are_refused() -> None:
+def test_weights_that_a_custom_load_cannot_read_are_refused() -> None:
     class Careless(Constant):
         def load(self, path: str | Path, device: Any) -> ActorModule:
             self.value = [1.5][len(Path(path).read_bytes())]
@@ -91,7 +91,7 @@ def test_without_save_and_load_the_error_names_what_to_implement(call: str, tmp_
         calls[call]()
 
 
-def test_act_is_what_a_worker_gets_and_to_device_is_self() -> None:
+def test_act_and_to_device_have_defaults() -> None:
     actor = Constant()
     assert actor.act_(None, test=True) == pytest.approx(1.5)
     assert actor.to_device("cpu") is actor

@@ -29,7 +29,7 @@ def measured(*values: float) -> list[Costs]:
         ((10, 20, 30, 40, 50), (12, 24, 36, 48, 60), False),
     ],
 )
-def test_a_loss_is_a_ratio_whose_whole_spread_is_below(
+def test_a_loss_is_a_ratio_with_its_complete_spread_below_the_limit(
     old: tuple[float, ...], new: tuple[float, ...], good: bool
 ) -> None:
     ((_, found),) = rows(measured(*old), measured(*new))

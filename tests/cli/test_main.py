@@ -173,7 +173,7 @@ def test_the_benchmark_prints_rates_and_needs_no_torch(tmp_path: Path, environ: 
     assert "steps_per_s" in rates
 
 
-def test_a_test_without_a_saved_policy_says_what_to_do(run: Run) -> None:
+def test_a_test_without_a_saved_policy_names_the_next_step(run: Run) -> None:
     done = run("--test")
     assert done.returncode == 2
     assert "has no saved policy" in done.stderr
@@ -264,7 +264,7 @@ def test_a_worker_without_a_server_keeps_trying_and_ends_in_order(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-def test_a_second_ctrl_c_ends_at_once(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_second_ctrl_c_ends_immediately(start: Callable[..., subprocess.Popen[str]]) -> None:
     # Nobody will ever acknowledge what this worker collects, so it drains for as long as it is allowed to.
     process = start("--worker", "--set", "server.port=9", "--set", "worker.drain_timeout_s=600")
     assert process.stderr is not None
@@ -288,7 +288,7 @@ def read_until(lines: Iterable[str], wanted: str) -> None:
 # --- credentials ------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_is_one_message_whatever_it_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_stays_one_message_with_any_quoted_text(capsys: pytest.CaptureFixture[str]) -> None:
     root, own = logging.getLogger(), logging.getLogger("tmrl_core")
     handlers, level, own_level = root.handlers[:], root.level, own.level
     try:
@@ -310,7 +310,7 @@ def test_a_message_is_one_message_whatever_it_quotes(capsys: pytest.CaptureFixtu
     assert "\n    12:00:00 ERROR   second" in said
 
 
-def test_credentials_from_the_ca_to_another_machine(run: Run, tmp_path: Path) -> None:
+def test_a_bundle_installs_on_another_machine(run: Run, tmp_path: Path) -> None:
     made = run("--credentials", "create", "--host", "server.example.org", "--host", "192.0.2.7")
     assert made.returncode == 0, made.stderr
     assert "server.example.org, 192.0.2.7" in made.stdout
@@ -363,7 +363,7 @@ def test_an_api_key_is_printed_once_and_ended_by_its_id(run: Run) -> None:
     assert "there is no agent 'thermostat', but default" in unknown.stderr
 
 
-def test_credentials_that_are_not_there_are_one_message(run: Run) -> None:
+def test_missing_credentials_are_one_message(run: Run) -> None:
     done = run("--credentials", "show")
     assert done.returncode == 1
     assert done.stderr.startswith("CredentialsError: ")
@@ -400,7 +400,7 @@ def test_a_request_to_end_after_the_end_changes_nothing(
     assert (process.returncode, err) == (0, "")
 
 
-def test_local_s_children_get_the_options_that_are_theirs_too() -> None:
+def test_child_processes_of_local_get_their_options() -> None:
     options = cli.parser().parse_args(["--local", "--wandb", "--set", "run.name=x", "--log-level", "error"])
     passed = cli.parser().parse_args(["--trainer", *cli.passed_on(options)])
     assert passed.overrides == ["run.name=x", "metrics.wandb=true"]
@@ -426,9 +426,7 @@ def test_local_s_children_get_the_options_that_are_theirs_too() -> None:
         ("--local", "worker.collection=lockstep", "trainer.loop: tmrl_core.training:TorchTrainingOffline does not"),
     ],
 )
-def test_what_only_the_library_knows_to_be_wrong_is_one_message_too(
-    run: Run, role: str, override: str, said: str
-) -> None:
+def test_library_errors_are_one_message(run: Run, role: str, override: str, said: str) -> None:
     done = run(role, "--set", override, "--set", "server.port=1")
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -98,14 +98,14 @@ def test_a_worker_shows_its_link_its_episodes_and_its_queue(tmp_path: Path) -> N
             assert text in "\n".join(shown)
 
 
-def test_a_worker_on_its_own_says_so(tmp_path: Path) -> None:
+def test_the_display_shows_a_worker_without_a_server(tmp_path: Path) -> None:
     with worker(config(tmp_path), standalone=True) as made:
         assert (
             "link none: this worker is on its own | episodes 0 | steps 0 (0/s)" in WorkerDisplay(made, "", "r").line()
         )
 
 
-def test_without_a_terminal_lines_are_said_while_the_role_works_and_at_its_end(tmp_path: Path, lines: Lines) -> None:
+def test_without_a_terminal_lines_are_logged_during_the_run_and_at_its_end(tmp_path: Path, lines: Lines) -> None:
     made = config(tmp_path)
     with Recorder([JsonLinesSink(made.metrics_path)]) as recorder:
         display = TrainerDisplay(made)
@@ -117,7 +117,7 @@ def test_without_a_terminal_lines_are_said_while_the_role_works_and_at_its_end(t
     assert "done | workers 0 | samples 0 (0/s) | updates 7" in lines.said[-1]
 
 
-def test_a_trainer_shows_for_how_long_its_link_has_been_down(tmp_path: Path) -> None:
+def test_a_trainer_shows_the_duration_of_a_lost_link(tmp_path: Path) -> None:
     clock, connected = [0.0], [True]
     display = TrainerDisplay(config(tmp_path), lambda: connected[0], lambda: clock[0])
     for second, now, shown in ((1.0, True, False), (2.0, False, True), (22.0, False, True), (23.0, True, False)):
@@ -140,7 +140,7 @@ def test_a_display_that_fails_ends_no_role(lines: Lines) -> None:
     assert lines.said == ["the display has failed; the role continues without it"]
 
 
-def test_a_server_says_a_line_each_minute_and_when_somebody_comes(tmp_path: Path, lines: Lines) -> None:
+def test_a_server_logs_a_line_each_minute_and_when_a_peer_joins(tmp_path: Path, lines: Lines) -> None:
     clock = [0.0]
     with Server(config=config(tmp_path)) as server:
         shown = ServerLines(server, lambda: clock[0])

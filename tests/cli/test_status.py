@@ -64,7 +64,7 @@ def until(condition: Callable[[], bool]) -> None:
         pause.wait(0.005)
 
 
-def test_a_look_over_tls_shows_workers_and_this_observer(server: Server, keys: Path) -> None:
+def test_status_over_tls_shows_workers_and_this_observer(server: Server, keys: Path) -> None:
     worker = WorkerLink(settings(keys, server.port), name="robot7", run="run")
     worker.start()
     try:
@@ -89,7 +89,9 @@ def test_a_look_over_tls_shows_workers_and_this_observer(server: Server, keys: P
         worker.close(drain=False)
 
 
-def test_a_trainers_bundle_may_look_and_a_wrong_token_is_named(server: Server, keys: Path, tmp_path: Path) -> None:
+def test_a_trainers_bundle_may_request_the_status_and_a_wrong_token_is_named(
+    server: Server, keys: Path, tmp_path: Path
+) -> None:
     bundle = credentials.bundle(keys, "trainer", "hpc", tmp_path / "t.bundle")
     with ObserverLink(settings(bundle, server.port)) as link:
         assert link.look() is not None
@@ -100,7 +102,7 @@ def test_a_trainers_bundle_may_look_and_a_wrong_token_is_named(server: Server, k
         link.look()
 
 
-def test_a_certificates_name_stands_beside_the_label_that_a_peer_gives_itself(
+def test_the_certificates_name_is_shown_with_the_peers_label(
     server: Server, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = credentials.bundle(keys, "worker", "robot7", tmp_path / "w.bundle")
@@ -180,7 +182,7 @@ def test_watching_ends_in_order(server: Server, keys: Path, capsys: pytest.Captu
     assert second["clock_s"] > first["clock_s"]
 
 
-def test_no_server_and_wrong_options_are_said(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_and_wrong_options_are_reported(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Server(config=config(keys)) as server:
         port = server.port
     status, out, err = run(capsys, "--set", f"server.port={port}", "--set", f"network.credentials_dir={keys}")
@@ -192,7 +194,7 @@ def test_no_server_and_wrong_options_are_said(keys: Path, capsys: pytest.Capture
     assert cli.main(["--server", "--json"]) == 2
 
 
-def test_labels_that_peers_chose_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_of_peers_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     stream = StreamStatus(
         worker="\x1b[2J[red]x\n",
         stream="ab" * 16,
@@ -294,7 +296,9 @@ def drawn(status: ServerStatus, columns: int, lines: int | None) -> list[str]:
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 40), (60, 15)])
 @pytest.mark.parametrize(("workers", "troubled"), [(0, 0), (1, 0), (8, 4), (64, 6)])
-def test_a_look_fits_the_terminal_with_the_trouble_first(columns: int, lines: int, workers: int, troubled: int) -> None:
+def test_a_snapshot_fits_the_terminal_with_problems_first(
+    columns: int, lines: int, workers: int, troubled: int
+) -> None:
     shown = drawn(seen_from(workers, troubled=troubled), columns, lines - 1)
     assert len(shown) < lines
     assert max(map(len, shown)) <= columns

@@ -71,7 +71,7 @@ def package_in(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("old_role", ["worker", "server and trainer"])
-def test_samples_and_policies_travel_between_an_old_version_and_this_one(
+def test_samples_and_policies_pass_between_an_old_version_and_this_one(
     old_role: str, old: Path, start: Start, tmp_path: Path
 ) -> None:
     assert package_in(old) == str(old / "tmrl_core" / "__init__.py")

@@ -54,7 +54,7 @@ def test_there_is_a_checkpoint_of_each_agent_memory_and_loop() -> None:
 
 
 @pytest.mark.parametrize("name", parts.CASES)
-def test_a_checkpoint_is_loaded_and_training_goes_on_as_it_would_have(
+def test_training_from_an_old_checkpoint_continues_identically(
     stored: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     case, expected = parts.CASES[name], dict(EXPECTED["checkpoints"][name])
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_was_loaded_can_be_written_and_loaded_again(stored: Pa
 
 
 @pytest.mark.parametrize("name", ON_DISK)
-def test_a_memory_on_disk_is_read_without_a_checkpoint_and_appended_to(stored: Path, name: str) -> None:
+def test_a_memory_on_disk_is_read_and_appended_to_without_a_checkpoint(stored: Path, name: str) -> None:
     case, expected = parts.CASES[name], EXPECTED["checkpoints"][name]
     memory = case.memory_in(stored / name)
     rows = parts.row_digests(memory)
@@ -105,7 +105,7 @@ def test_a_memory_on_disk_is_read_without_a_checkpoint_and_appended_to(stored: P
 
 @pytest.mark.parametrize("prefix", ["", "Numpy"])
 @pytest.mark.parametrize("name", parts.ACTORS)
-def test_a_file_of_weights_is_loaded_and_the_policy_acts_as_it_did(name: str, prefix: str, tmp_path: Path) -> None:
+def test_old_weights_give_the_same_actions(name: str, prefix: str, tmp_path: Path) -> None:
     actor = getattr(actors, prefix + name)(*parts.ACTORS[name], **parts.HIDDEN)
     actor = actor.load(parts.unpack("policies", tmp_path) / f"{name}.tmod", device="cpu")
     action = np.asarray(actor.act_(parts.OBSERVATION, test=True))
@@ -125,7 +125,7 @@ def configuration(folder: Path, keys: Path, **sections: Any) -> Any:
     )
 
 
-def test_samples_that_a_server_kept_reach_a_trainer_over_tls_with_credentials_of_then(tmp_path: Path) -> None:
+def test_old_spooled_samples_reach_a_trainer_with_old_credentials(tmp_path: Path) -> None:
     keys, spool = parts.unpack("credentials", tmp_path), parts.unpack("spool", tmp_path)
     case = parts.Case(training.SacAgent, settings={"epochs": 1, "steps": 2, "start_training": 65})
     server = {"port": 0, "spool_dir": str(spool)}
@@ -174,7 +174,7 @@ def server(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         ("stolen.worker.bundle", "revoked"),
     ],
 )
-def test_a_server_with_credentials_of_then_accepts_who_was_accepted(
+def test_a_server_with_old_credentials_accepts_the_same_peers(
     holder: str, problem: str, keys: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = {"credentials_dir": str(keys / holder), "hostname": "robots.example.org"}
@@ -185,7 +185,7 @@ def test_a_server_with_credentials_of_then_accepts_who_was_accepted(
     assert problem in said
 
 
-def test_what_credentials_hold_is_shown(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_credentials_are_listed(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--credentials", "show", "--set", f"network.credentials_dir={keys / 'main'}"]) == 0
     said = capsys.readouterr().out
     assert all(text in said for text in EXPECTED["credentials"]["fingerprints"])
@@ -196,7 +196,7 @@ def test_what_credentials_hold_is_shown(keys: Path, capsys: pytest.CaptureFixtur
 # --- a run's folder ---------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_of_a_run_is_read_and_gone_on_from(tmp_path: Path) -> None:
+def test_a_run_continues_from_an_old_folder(tmp_path: Path) -> None:
     folder = parts.unpack("run", tmp_path)
     run = folder / "runs" / "small"
     assert load(run / "config.yaml", environ={}).run.name == "small"

@@ -20,7 +20,7 @@ def _version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_all_sides_together_say_what_was_recorded(name: str, recorded: dict[str, list[Event]]) -> None:
+def test_all_sides_together_send_the_recorded_bytes(name: str, recorded: dict[str, list[Event]]) -> None:
     talk = Talk(recorded[name])
     CONVERSATIONS[name](talk)
     talk.finish()

@@ -26,7 +26,7 @@ def test_the_settings_are_the_parameters_of_the_class(algorithm: Algorithm) -> N
         assert f"        {one.name}: " in agent.__doc__
 
 
-def test_an_unknown_keyword_is_refused_with_those_that_are_known() -> None:
+def test_the_error_for_an_unknown_keyword_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError) as refused:
         from_values({"agent": {"kwargs": {"gama": 0.9, "device": "cpu", "lr_actor": 1e-3}}})
     words = str(refused.value)
@@ -36,7 +36,7 @@ def test_an_unknown_keyword_is_refused_with_those_that_are_known() -> None:
     from_values({"agent": {"cls": "mine:Agent", "kwargs": {"gama": 0.9}}})
 
 
-def test_one_that_the_class_hands_on_is_known() -> None:
+def test_a_keyword_that_the_class_passes_on_is_known() -> None:
     redq = {"cls": "tmrl_core.training:REDQSACAgent", "kwargs": {"n": 3, "gamma": 0.9}}
     from_values({"agent": redq})
     with pytest.raises(ConfigError, match=r"agent\.kwargs\.ms: REDQSACAgent takes no such"):
@@ -59,5 +59,5 @@ sys.exit(main(["--local", "--set", "agent.kwargs.nope=1"]))
 
 
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
-def test_ready_configurations_are_taken(path: Path) -> None:
+def test_ready_configurations_are_accepted(path: Path) -> None:
     load(path, environ={})

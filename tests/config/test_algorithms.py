@@ -52,7 +52,7 @@ each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda alg
 
 
 @each_algorithm
-def test_the_table_says_what_the_classes_say(algorithm: Algorithm) -> None:
+def test_the_table_matches_the_classes(algorithm: Algorithm) -> None:
     cls = getattr(tmrl_core.training, algorithm.name)
     assert cls is resolve(f"tmrl_core.training.{algorithm.module}:{algorithm.name}")
     assert cls.action_spaces == algorithm.action_spaces
@@ -76,7 +76,7 @@ def test_memories_are_known_by_every_name_they_have(name: str) -> None:
 
 
 @each_algorithm
-def test_what_goes_together_is_taken(algorithm: Algorithm) -> None:
+def test_compatible_parts_are_accepted(algorithm: Algorithm) -> None:
     for collection in algorithm.collection:
         for actor in algorithm.actors:
             changes = {"worker__collection": collection, "actor__cls": f"tmrl_core.actor:{actor}"}
@@ -102,12 +102,12 @@ def test_the_wrong_mode_and_the_wrong_policy_are_refused_with_the_pairs_that_wor
             from_values(values(algorithm, actor__cls=f"tmrl_core.actor:{actor}"))
 
 
-def test_the_memory_of_a_round_is_no_replay_memory() -> None:
+def test_the_memory_of_a_round_is_not_a_replay_memory() -> None:
     with pytest.raises(ConfigError, match=r"memory\.cls: .*RoundMemory does not go with .*SacAgent"):
         from_values(values(ALGORITHMS[0], memory__cls="tmrl_core.training:RoundMemory"))
 
 
-def test_what_others_have_made_is_left_to_them() -> None:
+def test_custom_classes_are_not_checked() -> None:
     from_values(
         {
             "agent": {"cls": "mine:Agent"},
@@ -135,7 +135,7 @@ def test_the_wrong_action_space_is_refused_before_the_agent_is_made(algorithm: A
                 make()
 
 
-def test_a_space_that_no_algorithm_takes_is_named() -> None:
+def test_the_error_names_a_space_without_an_algorithm() -> None:
     space = gym.spaces.MultiDiscrete([2, 3])
     problem = action_space_problem("mine:Agent", frozenset({"box"}), space)
     assert problem is not None
@@ -161,7 +161,7 @@ def test_a_space_that_no_algorithm_takes_is_named() -> None:
         ("PPOAgent", "OwnActor", DISCRETE, None),
     ],
 )
-def test_a_policy_for_other_actions_is_refused_with_those_that_fit(
+def test_the_error_for_a_wrong_policy_lists_the_fitting_ones(
     agent: str, actor: str, space: Any, advice: str | None
 ) -> None:
     settings: dict[str, Any] = {"actor": {"cls": f"tmrl_core.actor:{actor}"}, "agent": {"cls": f"mine:{agent}"}}
@@ -201,7 +201,7 @@ def test_a_memory_of_stacks_needs_stacks(space: Any, stack: int, fits: bool) -> 
     assert stacks_problem(from_values({}), space) is None
 
 
-def test_a_trainer_refuses_a_policy_for_other_actions_beside_our_own_algorithms() -> None:
+def test_a_trainer_refuses_a_wrong_policy_for_built_in_algorithms() -> None:
     settings = {
         "agent": {"cls": "tmrl_core.training:PPOAgent"},
         "actor": {"cls": "tmrl_core.actor:CategoricalMLPActor"},
@@ -213,7 +213,7 @@ def test_a_trainer_refuses_a_policy_for_other_actions_beside_our_own_algorithms(
         make()
 
 
-def test_a_trainer_refuses_a_memory_of_stacks_where_there_are_none() -> None:
+def test_a_trainer_refuses_a_frame_stack_memory_without_stacks() -> None:
     make = training_from_config(from_values({"memory": {"cls": "tmrl_core.training:FrameStackMemory"}}))
     with pytest.raises(ConfigError, match="no part of the environment's observation space"):
         make()

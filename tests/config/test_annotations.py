@@ -37,12 +37,12 @@ MISFITTING: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("value", "hint"), FITTING)
-def test_what_can_be_meant_fits(value: Any, hint: Any) -> None:
+def test_values_of_compatible_types_are_accepted(value: Any, hint: Any) -> None:
     assert fits(value, hint)
 
 
 @pytest.mark.parametrize(("value", "hint"), MISFITTING)
-def test_what_cannot_be_meant_does_not(value: Any, hint: Any) -> None:
+def test_values_of_other_types_are_refused(value: Any, hint: Any) -> None:
     assert not fits(value, hint)
 
 
@@ -56,7 +56,7 @@ class Plain:
         raise AssertionError("nothing is called")
 
 
-def test_each_misfit_is_named_with_what_is_allowed() -> None:
+def test_each_type_error_is_named_with_the_allowed_values() -> None:
     assert list(misfits(Plain, {"lr": "fast", "sizes": 64, "else": math.nan})) == [
         "lr: found 'fast', allowed: float",
         "sizes: found 64, allowed: Sequence[int]",
@@ -65,7 +65,7 @@ def test_each_misfit_is_named_with_what_is_allowed() -> None:
     assert list(misfits(len, {"obj": 1})) == []
 
 
-def test_only_the_projects_own_callables_are_held_to_it() -> None:
+def test_only_built_in_callables_are_checked() -> None:
     check_kwargs(Plain, {"lr": "fast"}, "agent.kwargs")
     from tmrl_core.training import ReplayMemory
 

@@ -42,7 +42,7 @@ from tmrl_core.errors import ConfigError
         ("[1, 2]", [1, 2]),
     ],
 )
-def test_a_yaml_scalar_means_what_it_looks_like(text: str, value: Any) -> None:
+def test_yaml_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
     found = parse_yaml(f"key: {text}\n", "x")["key"]
     assert found == value
     assert type(found) is type(value)
@@ -116,13 +116,13 @@ def test_any_text_gives_values_or_a_config_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.yaml", "a.yml", "a.json", "A.YAML"])
-def test_the_extension_says_the_format(tmp_path: Path, name: str) -> None:
+def test_the_extension_determines_the_format(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text('{"run": {"name": "x"}}', encoding="utf-8")
     assert read_document(path) == {"run": {"name": "x"}}
 
 
-def test_a_byte_order_mark_and_an_empty_file_are_fine(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_an_empty_file_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\xef\xbb\xbfrun: {name: x}\r\n")
     assert read_document(path) == {"run": {"name": "x"}}
@@ -139,7 +139,7 @@ def test_a_byte_order_mark_and_an_empty_file_are_fine(tmp_path: Path) -> None:
         ("a.yaml", b"\xff\xfe\x00", "is not UTF-8"),
     ],
 )
-def test_files_that_are_no_configuration_are_refused(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_invalid_configuration_files_are_refused(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -147,13 +147,13 @@ def test_files_that_are_no_configuration_are_refused(tmp_path: Path, name: str, 
     assert said in str(caught.value)
 
 
-def test_a_missing_file_is_named_with_those_that_are_there(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_lists_existing_ones(tmp_path: Path) -> None:
     (tmp_path / "right.yaml").touch()
     with pytest.raises(ConfigError, match=r"wrong\.yaml: no such file.*right\.yaml"):
         read_document(tmp_path / "wrong.yaml")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         read_document(tmp_path / "a.yaml")
@@ -171,6 +171,6 @@ def test_aliases_to_aliases_do_not_multiply() -> None:
 
 @pytest.mark.parametrize("parse", [parse_yaml, parse_json])
 @pytest.mark.parametrize("text", ['{"a": ["\\ud800"]}', '{"\\ud800": 1}'])
-def test_half_a_character_is_refused(parse: Callable[[str, str], object], text: str) -> None:
+def test_lone_surrogates_are_refused(parse: Callable[[str, str], object], text: str) -> None:
     with pytest.raises(ConfigError, match="lone surrogate"):
         parse(text, "my.json")

@@ -128,7 +128,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"worker": {"max_env_steps_per_update": float("inf")}}, ["worker.max_env_steps_per_update", "write null"]),
     ],
 )
-def test_what_is_refused_is_named_with_its_path(values: dict[str, Any], parts: list[str]) -> None:
+def test_errors_name_the_path_of_the_key(values: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         from_values(values, "my.yaml")
     for part in parts:
@@ -157,7 +157,7 @@ def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
     assert config.worker.max_samples_per_episode == 1000
 
 
-def test_what_kwargs_hold_is_handed_over_as_it_is() -> None:
+def test_kwargs_are_passed_on_unchanged() -> None:
     kwargs = {"hidden_sizes": [256.0, 256], "token": "x", "bound": float("inf")}
     found = from_values({"agent": {"cls": "mine:Agent", "kwargs": kwargs}}).agent.kwargs
     assert found == kwargs
@@ -298,7 +298,7 @@ def test_a_token_file_without_a_token_is_refused(
 
 
 @pytest.mark.parametrize("text", ["\udcff\udcfe", "x" * 5_000])
-def test_what_can_be_no_token_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_tokens_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("TMRL_CORE_TOKEN", text)
     with pytest.raises(ConfigError, match="TMRL_CORE_TOKEN: this is not a token") as raised:
         assert token_from_environment(os.environ)
@@ -308,7 +308,7 @@ def test_what_can_be_no_token_is_refused(monkeypatch: pytest.MonkeyPatch, text: 
 # --- the current configuration ----------------------------------------------------------------------------------------
 
 
-def test_current_is_what_is_used_else_what_is_found(tmp_path: Path) -> None:
+def test_current_is_the_used_configuration_else_the_found_one(tmp_path: Path) -> None:
     assert current().run.name == "default"
     assert current() is current()
     (tmp_path / "tmrl_core.yaml").write_text("run: {name: one}\n", encoding="utf-8")
@@ -329,7 +329,7 @@ def test_current_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert current().server.port == 4000
 
 
-def test_the_mark_of_what_was_left_out() -> None:
+def test_the_sentinel_of_omitted_arguments() -> None:
     assert repr(CFG) == "cfg"
     assert given(CFG, 3) == 3
     assert given(None, 3) is None
@@ -343,7 +343,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         Config().server.port = 3  # type: ignore[misc]
 
 
-def test_security_left_out_is_neither_tls_nor_null() -> None:
+def test_omitted_security_is_neither_tls_nor_null() -> None:
     assert Config().network.security is UNSET
     assert from_values({"network": {"security": "TLS"}}).network.security == "TLS"
     assert from_values({"network": {"security": None}}).network.security is None
@@ -359,7 +359,7 @@ def test_security_left_out_is_neither_tls_nor_null() -> None:
         ("server.example.org", "10.0.0.1", "10.0.0.1"),
     ],
 )
-def test_the_server_listens_beyond_this_machine_only_when_others_dial_it(host: str, bind: str, address: str) -> None:
+def test_the_server_listens_beyond_this_machine_only_with_a_public_host(host: str, bind: str, address: str) -> None:
     assert from_values({"server": {"host": host, "bind": bind}}).server.bind_address == address
 
 
@@ -394,19 +394,19 @@ def test_each_ready_file_loads_and_fits_the_schema(path: Path) -> None:
     jsonschema.validate(read_document(path), schema)
 
 
-def test_the_schema_refuses_what_loading_refuses() -> None:
+def test_the_schema_and_loading_refuse_the_same_values() -> None:
     schema = msgspec.json.schema(Config)
     for values in ({"server": {"prot": 1}}, {"server": {"port": "x"}}, {"worker": {"collection": "x"}}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(values, schema)
 
 
-def test_the_ready_files_are_there() -> None:
+def test_the_ready_files_exist() -> None:
     names = [path.name for path in READY]
     assert {"cartpole_ppo.yaml", "pendulum_sac.json", "pendulum_sac.yaml", "three_machines.yaml"} <= set(names)
 
 
-def test_json_and_yaml_say_the_same() -> None:
+def test_json_and_yaml_give_the_same_configuration() -> None:
     assert load(ROOT / "config" / "pendulum_sac.json") == load(ROOT / "config" / "pendulum_sac.yaml")
 
 
@@ -417,7 +417,7 @@ def test_the_page_of_all_keys_is_up_to_date() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_page_does_not_say_that_encryption_is_off_by_default() -> None:
+def test_the_page_does_not_claim_that_encryption_is_off_by_default() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith("| `security` |")]
     assert row.split("|")[3].strip() == "left out"
@@ -430,7 +430,7 @@ def test_importing_reads_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_environment_of_ones_own_has_no_keyword_arguments_but_its_own(tmp_path: Path) -> None:
+def test_a_custom_environment_gets_no_keyword_arguments_of_the_built_in_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("environment: {cls: my_package.envs:Robot}", encoding="utf-8")
     assert load(path, environ={}).environment.kwargs == {}
@@ -444,7 +444,7 @@ def test_an_environment_of_ones_own_has_no_keyword_arguments_but_its_own(tmp_pat
     )
 
 
-def test_only_the_built_in_environment_waits_for_updates_unasked(tmp_path: Path) -> None:
+def test_only_the_built_in_environment_has_a_default_rate_limit(tmp_path: Path) -> None:
     def steps(text: str, *overrides: str, built_in: bool = True) -> float | None:
         path = tmp_path / "mine.yaml"
         path.write_text(text, encoding="utf-8")
@@ -462,7 +462,7 @@ def test_only_the_built_in_environment_waits_for_updates_unasked(tmp_path: Path)
 
 @pytest.mark.parametrize("digits", [20, 400, 4000])
 @pytest.mark.parametrize("key", ["network.max_message_bytes", "memory.capacity", "trainer.steps", "run.seed"])
-def test_a_number_beyond_all_counting_is_refused(key: str, digits: int) -> None:
+def test_numbers_beyond_the_range_of_counters_are_refused(key: str, digits: int) -> None:
     section, name = key.split(".")
     with pytest.raises(ConfigError, match=rf"{key}: found .*, allowed: "):
         from_values({section: {name: 10**digits - 1}})

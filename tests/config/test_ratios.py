@@ -112,7 +112,7 @@ GRID = list(
 )
 
 
-def test_step_by_step_the_check_says_what_the_simulation_does() -> None:
+def test_for_single_steps_the_check_agrees_with_the_simulation() -> None:
     seen = set()
     for workers, initial, per_update, start, interval, ratio in GRID:
         config = synchronous(
@@ -130,7 +130,7 @@ def test_step_by_step_the_check_says_what_the_simulation_does() -> None:
     assert seen == {True, False}
 
 
-def test_with_whole_episodes_whatever_is_refused_never_finishes() -> None:
+def test_refused_combinations_with_whole_episodes_never_finish() -> None:
     generator = random.Random(1)
     refused = 0
     for workers, initial, per_update, start, interval, ratio in GRID:
@@ -197,7 +197,7 @@ def test_the_band_against_the_simulation(rate: float, per_insert: float, error: 
     assert (ratios_conflict(stepwise) is None) == finishes(stepwise, 1)
 
 
-def test_what_is_said_of_the_band_names_its_key() -> None:
+def test_messages_about_the_band_name_its_key() -> None:
     found = ratios_conflict(
         from_values({"trainer": {"limiter": {"samples_per_insert": 32.0}}, "worker": {"max_env_steps_per_update": 2.0}})
     )
@@ -243,7 +243,7 @@ def test_step_by_step_no_length_is_needed() -> None:
     assert ratios_warning(config, 1) is None, "it is refused"
 
 
-def test_of_episodes_of_unknown_length_the_one_that_saves_is_named() -> None:
+def test_the_warning_names_the_longest_safe_episode() -> None:
     config = endless()
     assert ratios_conflict(config, 1) is None
     warning = ratios_warning(config, 1)
@@ -255,7 +255,7 @@ def test_of_episodes_of_unknown_length_the_one_that_saves_is_named() -> None:
     assert "worker.max_steps_per_update = 1" in warning
 
 
-def test_where_the_length_is_known_nothing_is_warned_of() -> None:
+def test_there_is_no_warning_for_a_known_length() -> None:
     config = endless()
     assert ratios_warning(config, 1, 5) is None
     limited = from_values({"worker": {"max_samples_per_episode": 100}})
@@ -281,7 +281,7 @@ def test_without_workers_nothing_is_collected() -> None:
     assert "at least one worker" in str(ratios_conflict(from_values({}), workers=0))
 
 
-def test_the_messages_name_the_numbers_and_what_to_change() -> None:
+def test_the_messages_name_the_numbers_and_the_change() -> None:
     late = ratios_conflict(
         synchronous(max_steps_per_update=10.0, initial_steps=5, end_episodes=False, start_training=500), workers=2
     )
@@ -299,7 +299,7 @@ def test_the_messages_name_the_numbers_and_what_to_change() -> None:
     assert "Their product, 0.5, must be at least 1" in rate
 
 
-def test_what_the_messages_advise_is_enough() -> None:
+def test_the_advised_change_is_sufficient() -> None:
     for per_update, interval, ratio, workers in itertools.product((0.3, 1.0, 2.5), (3, 5, 7), (0.5, 1.0), (1, 3)):
         keys: dict[str, float | bool] = {
             "end_episodes": False,

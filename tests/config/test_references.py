@@ -40,7 +40,7 @@ def test_keyword_arguments_are_bound() -> None:
         ("collections:OrderedDict.fromkey", ["has no 'fromkey'", "fromkeys"]),
     ],
 )
-def test_what_is_not_there_is_named_with_its_key(reference: str, parts: list[str]) -> None:
+def test_the_error_names_the_missing_object_and_its_key(reference: str, parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(reference, "memory.cls")
     assert str(caught.value).startswith("memory.cls: ")
@@ -48,7 +48,7 @@ def test_what_is_not_there_is_named_with_its_key(reference: str, parts: list[str
         assert part in str(caught.value)
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_objects_that_cannot_be_called_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"agent\.cls: 'math:pi' is 3\.14\d+ \(float\), which cannot"):
         resolve_with("math:pi", {}, "agent.cls")
 
@@ -73,7 +73,7 @@ def _needs_more(**_: Any) -> Any:
         ("not_there.at_all:Robot-v0", r"^environment\.kwargs\.id: No module named 'not_there'"),
     ],
 )
-def test_what_gymnasium_cannot_make_is_a_wrong_setting(id_: str, said: str) -> None:
+def test_an_environment_that_gymnasium_cannot_make_is_a_config_error(id_: str, said: str) -> None:
     gymnasium.register("NeedsMore-v0", entry_point=_needs_more)
     try:
         with pytest.raises(ConfigError, match=said):
@@ -82,7 +82,7 @@ def test_what_gymnasium_cannot_make_is_a_wrong_setting(id_: str, said: str) -> N
         del gymnasium.registry["NeedsMore-v0"]
 
 
-def test_what_an_environment_s_own_module_lacks_keeps_its_traceback(
+def test_a_missing_import_of_an_environments_module_keeps_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lacks_something.py").write_text("import something_else\n")
@@ -91,7 +91,7 @@ def test_what_an_environment_s_own_module_lacks_keeps_its_traceback(
         environment_maker("tmrl_core.envs:GenericGymEnv", {"id": "lacks_something:Robot-v0"})()
 
 
-def test_what_is_no_environment_is_refused_with_what_it_lacks() -> None:
+def test_the_error_names_the_missing_attributes_of_an_environment() -> None:
     make = environment_maker("types:SimpleNamespace", {"reset": 1, "step": 2, "close": 3})
     with pytest.raises(
         ConfigError, match="SimpleNamespace, which is not an environment: it lacks action_space, observation_space"

@@ -6,7 +6,7 @@ from tmrl_core.config import from_values
 from tmrl_core.config.resuming import changes_since, in_force, plain
 
 
-def test_what_has_changed_is_named_with_both_values_and_the_rest_is_not_compared() -> None:
+def test_changes_are_named_with_both_values() -> None:
     stored = plain(from_values({"agent": {"kwargs": {"lr_actor": 1e-3}}, "server": {"port": 1}}))
     del stored["memory"]["batch_size"]  # as a release before this key had written it
     today = from_values({"agent": {"kwargs": {"lr_critic": 0.5}}, "trainer": {"limiter": {"samples_per_insert": 4.0}}})
@@ -17,7 +17,7 @@ def test_what_has_changed_is_named_with_both_values_and_the_rest_is_not_compared
     ]
 
 
-def test_some_may_not_change_and_of_some_the_first_value_counts() -> None:
+def test_some_keys_must_not_change_and_some_keep_their_first_value() -> None:
     def made(seed: int, **sections: Any) -> Any:
         kwargs = {"alpha": seed / 10, "activation": "relu", "hidden_sizes": [seed]}
         return from_values({"run": {"seed": seed}, "agent": {"kwargs": kwargs}, **sections})

@@ -38,7 +38,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     assert load(tmp_path / "x" / "config.yaml", environ={}) == config
 
 
-def test_a_run_folder_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> None:
+def test_an_unwritable_run_folder_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"run\.folder.*cannot be written"):
         check_run_folder(from_values({"run": {"folder": str(tmp_path / "file")}}))

@@ -99,7 +99,7 @@ def only_failed(steps: dict[str, Step], name: str, *words: str) -> Step:
 # -- all is well -------------------------------------------------------------------------------------------------------
 
 
-def test_all_is_well_for_a_worker(server: Server, robot: Path) -> None:
+def test_all_checks_succeed_for_a_worker(server: Server, robot: Path) -> None:
     steps = look(configured(server.port, robot))
     assert {step.state for step in steps.values()} == {"ok"}
     assert "as worker" in steps["configuration"].found
@@ -112,7 +112,7 @@ def test_all_is_well_for_a_worker(server: Server, robot: Path) -> None:
     assert abs(steps["clock"].figures["skew_s"]) < 1
 
 
-def test_it_takes_nobodys_place_and_disturbs_nobody(
+def test_the_doctor_occupies_no_place_and_disturbs_no_peer(
     server: Server, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = TrainerLink(
@@ -142,7 +142,7 @@ def test_it_takes_nobodys_place_and_disturbs_nobody(
 
 
 @pytest.mark.parametrize("role", ["worker", "trainer"])
-def test_the_role_is_the_one_that_the_credentials_are_for(keys: Path, tmp_path: Path, role: ClientRole) -> None:
+def test_the_role_follows_the_credentials(keys: Path, tmp_path: Path, role: ClientRole) -> None:
     bundle = credentials.bundle(keys, role, "here", tmp_path)
     credentials.install(bundle, tmp_path / "installed")
     for folder in (bundle, tmp_path / "installed"):
@@ -294,12 +294,12 @@ def listener(talk: Callable[[socket.socket], object]) -> Iterator[int]:
         sock.close()
 
 
-def test_what_listens_does_not_answer_the_handshake(robot: Path) -> None:
+def test_a_listener_that_does_not_answer_the_handshake(robot: Path) -> None:
     with listener(lambda sock: None) as port:
         only_failed(look(configured(port, robot), timeout_s=0.3), "TLS", "did not answer the TLS handshake within 0.3")
 
 
-def test_what_listens_is_something_else(robot: Path) -> None:
+def test_a_listener_with_another_protocol(robot: Path) -> None:
     with listener(lambda sock: sock.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")) as port:
         step = only_failed(look(configured(port, robot)), "TLS", "not TLS")
     assert "server.port" in step.todo
@@ -312,17 +312,17 @@ def plain() -> Iterator[Server]:
     made.close()
 
 
-def test_a_plaintext_server_is_no_tls_server(plain: Server, robot: Path) -> None:
+def test_a_plaintext_server_for_a_tls_client(plain: Server, robot: Path) -> None:
     step = only_failed(look(configured(plain.port, robot, security="TLS")), "TLS")
     assert "network.security" in step.todo + step.found
 
 
-def test_a_tls_server_is_no_plaintext_server(server: Server, robot: Path) -> None:
+def test_a_tls_server_for_a_plaintext_client(server: Server, robot: Path) -> None:
     step = only_failed(look(configured(server.port, robot, security=None)), "accepted")
     assert "network.security" in step.todo
 
 
-def test_plaintext_on_this_machine_is_looked_at_too(plain: Server, tmp_path: Path) -> None:
+def test_plaintext_on_this_machine_is_checked(plain: Server, tmp_path: Path) -> None:
     steps = look(configured(plain.port, tmp_path / "none", security=None))
     assert {name for name, step in steps.items() if step.state == "skipped"} == {
         "credentials",
@@ -352,12 +352,12 @@ def test_a_server_of_another_ca(server: Server, tmp_path: Path) -> None:
     assert steps["TLS"].state == "ok"
 
 
-def test_a_hostname_that_is_none(server: Server, robot: Path) -> None:
+def test_an_invalid_hostname(server: Server, robot: Path) -> None:
     steps = look(configured(server.port, robot, hostname="robot..lab"))
     assert "network.hostname: 'robot..lab' is not a host name" in only_failed(steps, "configuration").found
 
 
-def test_a_certificate_says_what_it_likes(robot: Path, tmp_path: Path) -> None:
+def test_texts_in_certificates_are_printed_safely(robot: Path, tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a\nok      forged\x1b[2J")])
     begin = datetime.now(timezone.utc) - timedelta(days=1)
@@ -424,12 +424,12 @@ def test_a_clock_that_is_wrong(server: Server, robot: Path) -> None:
     assert "NTP" in step.todo
 
 
-def test_a_slow_way(server: Server, robot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_connection(server: Server, robot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "SLOW_S", 0.0)
     only_failed(look(configured(server.port, robot)), "round trip", "median")
 
 
-def test_a_server_that_lets_others_measure(server: Server, robot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_share_the_servers_allowance(server: Server, robot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probes = server.relay.probes
     monkeypatch.setattr(probes, "_allowance", lambda now: 10_000)
     steps = look(configured(server.port, robot))
@@ -449,7 +449,7 @@ def arguments(server: Server, folder: Path) -> list[str]:
     return ["--doctor", "--set", f"server.port={server.port}", "--set", f"network.credentials_dir={folder}"]
 
 
-def test_the_command_line_says_that_all_is_well(
+def test_the_command_line_reports_success(
     server: Server, robot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my.yaml"
@@ -460,7 +460,9 @@ def test_the_command_line_says_that_all_is_well(
     assert out.endswith("All checks passed.\n")
 
 
-def test_the_command_line_says_what_to_do(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_reports_the_next_step(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*arguments(server, tmp_path / "none"), "--role", "trainer"]) == 1
     out = capsys.readouterr().out
     assert "FAILED  credentials: " in out
@@ -468,7 +470,7 @@ def test_the_command_line_says_what_to_do(server: Server, tmp_path: Path, capsys
     assert out.endswith("Failed: credentials.\n")
 
 
-def test_the_command_line_speaks_json(server: Server, robot: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_prints_json(server: Server, robot: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments(server, robot), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is True

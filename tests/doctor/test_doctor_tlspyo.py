@@ -35,7 +35,7 @@ def server(keys: Path) -> Iterator[Server]:
         yield made
 
 
-def test_all_is_well(server: Server, keys: Path) -> None:
+def test_all_checks_succeed(server: Server, keys: Path) -> None:
     steps = look(configured(server.port, keys, transport="tlspyo"), role="trainer")
     assert {step.state for step in steps.values()} == {"ok"}
     assert "the Server's certificate for " in steps["credentials"].found

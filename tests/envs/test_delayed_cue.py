@@ -11,7 +11,9 @@ from tmrl_core.errors import ConfigError
 
 @pytest.mark.parametrize(("length", "cues"), [(10, 2), (2, 3)])
 @pytest.mark.parametrize("right", [True, False])
-def test_only_the_last_action_counts_and_only_the_first_observation_tells(length: int, cues: int, right: bool) -> None:
+def test_only_the_last_action_counts_and_only_the_first_observation_has_the_cue(
+    length: int, cues: int, right: bool
+) -> None:
     env = DelayedCue(length, cues)
     seen = set()
     for episode in range(30):

@@ -42,7 +42,7 @@ def test_constants_and_spaces() -> None:
     assert env.action_space == spaces.Discrete(2)
 
 
-def test_toward_the_goal_and_onto_it() -> None:
+def test_rewards_towards_and_at_the_goal() -> None:
     assert play(at(2), [RIGHT, RIGHT, RIGHT]) == [
         (3, -1, False, False, 2),
         (4, -1, False, False, 1),
@@ -78,7 +78,7 @@ def test_legacy_still_terminates_on_the_goal() -> None:
     assert play(at(4, legacy=True), [RIGHT]) == [(5, 10, True, False, 0)]
 
 
-def test_every_start_comes_and_a_seed_reproduces_them() -> None:
+def test_every_start_occurs_and_a_seed_reproduces_it() -> None:
     def starts(seed: int) -> list[int]:
         env = ExampleEnv()
         first, info = env.reset(seed=seed)
@@ -180,7 +180,7 @@ def test_random_moves_have_the_expected_return(legacy: bool, published: float) -
     assert abs(np.mean(returns) - exact) < 4 * np.std(returns) / 100.0
 
 
-def test_the_shortest_way_is_worth_eight_and_a_half() -> None:
+def test_the_shortest_path_has_a_return_of_eight_and_a_half() -> None:
     returns = [
         sum(step[1] for step in play(at(start), [RIGHT if start < 5 else LEFT] * abs(5 - start))) for start in STARTS
     ]

@@ -48,7 +48,7 @@ def frames(path: Path) -> int:
     return int(count)
 
 
-def test_what_is_seen_between_start_and_stop_is_in_the_file(tmp_path: Path) -> None:
+def test_the_video_holds_the_frames_between_start_and_stop(tmp_path: Path) -> None:
     env = Filmed(Squares())
     play(env)
     for name, episodes in (("one.mp4", 1), ("two.mp4", 2)):
@@ -62,7 +62,7 @@ def test_what_is_seen_between_start_and_stop_is_in_the_file(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("picture", ["text", np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3))])
-def test_an_environment_without_pictures_goes_on(
+def test_an_environment_without_frames_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, picture: object
 ) -> None:
     env = Filmed(Squares(picture))

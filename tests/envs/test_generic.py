@@ -42,7 +42,7 @@ def _nested() -> Any:
     del gymnasium.registry["Nested-v0"]
 
 
-def test_the_default_is_pendulum_as_it_is() -> None:
+def test_the_default_is_the_unchanged_pendulum() -> None:
     env = GenericGymEnv()
     plain = gymnasium.make("Pendulum-v1")
     assert env.observation_space == plain.observation_space

@@ -67,7 +67,7 @@ def test_compiled_it_learns_the_same(ddpg: Any) -> None:
     assert_alike(*agents)
 
 
-def test_it_learns_what_is_worth_most(ddpg: Any) -> None:
+def test_it_learns_the_best_action(ddpg: Any) -> None:
     """Actions near 0.5 are rewarded most, whatever is observed, and nothing that follows counts."""
     torch.manual_seed(0)
     generator = np.random.default_rng(0)

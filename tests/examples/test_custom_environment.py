@@ -93,7 +93,7 @@ def test_it_is_the_environment_that_comes_with_the_package(line_walk: Any) -> No
     assert ours.render() == line_walk.render()
 
 
-def test_the_random_baseline_says_its_mean(tmp_path: Path) -> None:
+def test_the_random_baseline_prints_its_mean(tmp_path: Path) -> None:
     script = EXAMPLE / "scripts" / "random_baseline.py"
     said = run(tmp_path, script, "--episodes", "2000")
     classic = run(tmp_path, script, "--episodes", "2000", "--env", "tmrl_core.envs:example-v0", "--legacy")
@@ -140,7 +140,7 @@ def test_train_restore_and_roll_out(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs" / "line_walk" / "checkpoints").iterdir()] == ["checkpoint_000001"]
 
 
-def test_the_tutorial_shows_the_code_that_is_there() -> None:
+def test_the_tutorial_shows_the_present_code() -> None:
     tutorial = (ROOT / "docs" / "tutorials" / "custom_environment.md").read_text(encoding="utf-8")
     files = [path.read_text(encoding="utf-8") for path in EXAMPLE.rglob("*.*") if path.suffix in (".py", ".yaml")]
     blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", tutorial, re.DOTALL | re.MULTILINE)

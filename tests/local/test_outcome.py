@@ -34,7 +34,7 @@ def test_an_evaluation_at_the_target_is_learned() -> None:
     )
 
 
-def test_returns_have_three_digits_and_more_beside_a_target_that_they_miss_by_less() -> None:
+def test_returns_have_three_digits_or_more_to_differ_from_the_target() -> None:
     outcome = Outcome(0.8)
     outcome.take([record("round", samples_received=9), record("evaluation", return_evaluation=0.9123)])
     outcome.take([record("evaluation", return_evaluation=0.7996)])
@@ -42,7 +42,7 @@ def test_returns_have_three_digits_and_more_beside_a_target_that_they_miss_by_le
     assert "a mean return of 0.7996 (best: 0.912), the target is 0.8;" in outcome.sentence()
 
 
-def test_without_samples_the_reason_is_that() -> None:
+def test_the_reason_names_missing_samples() -> None:
     def started(*arguments: Any, **options: Any) -> Outcome:
         outcome = Outcome(*arguments, **options)
         outcome.take([record("event", event="start")])
@@ -55,11 +55,11 @@ def test_without_samples_the_reason_is_that() -> None:
     assert sentence.startswith("Done: the policy was not evaluated (trainer.evaluation.every_updates is 0)")
 
 
-def test_a_run_that_was_finished_before_says_how_to_go_on() -> None:
+def test_a_finished_run_names_the_way_to_continue() -> None:
     assert "finished before. To continue, raise trainer.epochs" in Outcome(None).sentence()
 
 
-def test_what_the_trainer_lacks_is_known_until_it_trains_again() -> None:
+def test_the_wait_reason_is_shown_until_training_continues() -> None:
     outcome = Outcome(None)
     outcome.take([record("network", lack="no sample has arrived yet")])
     assert outcome.lack == "no sample has arrived yet"
@@ -67,7 +67,7 @@ def test_what_the_trainer_lacks_is_known_until_it_trains_again() -> None:
     assert outcome.lack == ""
 
 
-def test_only_files_that_are_there_are_named(tmp_path: Path) -> None:
+def test_only_existing_files_are_listed(tmp_path: Path) -> None:
     (tmp_path / "policy.tmod").touch()
     (tmp_path / "logs").mkdir()
     (tmp_path / "checkpoint").mkdir()
@@ -81,7 +81,7 @@ def test_only_files_that_are_there_are_named(tmp_path: Path) -> None:
     assert "checkpoint" in files(tmp_path)
 
 
-def test_what_to_type_next_is_on_the_command_line() -> None:
+def test_the_next_commands_match_the_command_line() -> None:
     from tmrl_core.cli import main as cli
 
     for line in what_next(from_values({"run": {"name": "x"}})).splitlines():
@@ -92,7 +92,7 @@ def test_what_to_type_next_is_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("display", ["", ":0"])
-def test_the_suggested_test_is_seen_in_a_window_or_a_film(display: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suggested_test_uses_a_window_or_a_video(display: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
     monkeypatch.setattr(sys, "platform", "linux")
@@ -106,11 +106,11 @@ def test_the_suggested_test_is_seen_in_a_window_or_a_film(display: str, monkeypa
     assert "config.yaml\n" in own
 
 
-def test_durations_are_said_as_people_do() -> None:
+def test_durations_are_readable() -> None:
     assert [duration_text(s) for s in (0.4, 59.4, 60, 125)] == ["0 s", "59 s", "1 min 00 s", "2 min 05 s"]
 
 
-def test_the_python_to_type_is_the_one_that_runs_this(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_suggested_python_is_the_running_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (Path.cwd() / python_here()).samefile(sys.executable)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))

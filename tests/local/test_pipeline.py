@@ -59,7 +59,7 @@ def test_the_local_transport_connects_threads_only() -> None:
     ]
 
 
-def test_a_server_elsewhere_is_here_now() -> None:
+def test_the_server_runs_on_this_machine() -> None:
     config = from_values({"server": {"host": "server.example.org", "bind": "0.0.0.0"}})
     changes = local.changes_for_this_machine(config, 2, single_process=False, quickstart=False)
     assert changes == ["server.host=127.0.0.1", "network.hostname=null", "server.bind=127.0.0.1"]
@@ -112,7 +112,7 @@ class Gone(io.StringIO):
         return super().write(text)
 
 
-def test_a_terminal_that_has_gone_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Gone()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")

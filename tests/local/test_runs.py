@@ -70,7 +70,7 @@ def roles_running(folder: Path) -> list[str]:
     return found
 
 
-def test_a_run_that_does_not_learn_says_so_and_leaves_its_files(start: Start, tmp_path: Path) -> None:
+def test_a_run_without_learning_reports_it_and_leaves_its_files(start: Start, tmp_path: Path) -> None:
     process = start("--local", "--quickstart", "-c", configured(tmp_path, 0.0))
     out, _ = process.communicate(timeout=110)
     assert process.returncode == 1, out
@@ -119,7 +119,7 @@ def test_evaluations_and_tests_are_filmed(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_roles_in_order_and_the_run_can_continue(start: Start, tmp_path: Path) -> None:
     arguments = ("--local", "-c", configured(tmp_path, 0.0), "--set", "trainer.epochs=1000")
     process = start(*arguments)
     wait_for(tmp_path, lambda record: record.step > 0, process)
@@ -144,7 +144,7 @@ def test_ctrl_c_ends_all_roles_in_order_and_the_run_goes_on_later(start: Start, 
 
 @pytest.mark.timeout(700)  # it is updates that count: on a busy machine they take their time
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-def test_the_three_bare_commands_learn_without_any_configuration(start: Start, tmp_path: Path) -> None:
+def test_the_three_commands_learn_without_configuration(start: Start, tmp_path: Path) -> None:
     server = start("--server", "--announce", "--set", "server.port=0")
     assert server.stdout is not None
     # Its messages come on the same pipe here.

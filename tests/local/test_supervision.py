@@ -36,9 +36,7 @@ class Listener:
         self.said.append(text)
 
 
-def test_only_a_number_that_is_configured_limits_the_trainer_s_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_configured_number_limits_the_trainers_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def threads(**trainer: int) -> list[int | None]:
         group = Processes(from_values({"run": {"folder": str(tmp_path)}, "trainer": trainer}), [], workers=1)
         return [child.threads for child in (group.server, *group.workers, group.trainer)]
@@ -69,7 +67,7 @@ def ended(child: Child) -> None:
     child.process.wait(60)
 
 
-def test_a_child_ends_in_order_when_it_is_asked_to(processes: Processes) -> None:
+def test_a_child_ends_in_order_on_request(processes: Processes) -> None:
     processes.server.start(announces=True)
     listener = Listener()
     assert processes.port_of_server(listener) > 0
@@ -93,7 +91,7 @@ def test_a_child_ends_when_its_supervisor_dies(tmp_path: Path, processes: Proces
     assert "the supervisor is gone" in processes.server.log.read_text(encoding="utf-8")
 
 
-def test_a_server_that_cannot_start_says_why(processes: Processes) -> None:
+def test_a_server_that_cannot_start_reports_the_reason(processes: Processes) -> None:
     processes.server.arguments = ["--server", "--announce", "--set", "server.prot=1"]
     processes.server.start(announces=True)
     with pytest.raises(ConfigError, match=r"(?s)the server ended with exit status 2; the last lines of .*server\.prot"):
@@ -123,7 +121,7 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
 
 
-def test_restarts_of_long_ago_do_not_count(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_restarts_do_not_count(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
     monkeypatch.setattr(supervision, "STEADY_S", 0.0)
     processes.trainer.start()
@@ -151,7 +149,7 @@ def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pro
         processes.look(Listener())
 
 
-def test_a_trainer_that_fails_ends_the_run_with_its_last_words(processes: Processes) -> None:
+def test_a_failing_trainer_ends_the_run_with_its_last_messages(processes: Processes) -> None:
     processes.trainer.arguments = ["--trainer", "--set", "trainer.loop=no_such_module:Loop"]
     processes.trainer.start()
     ended(processes.trainer)
@@ -188,7 +186,7 @@ def failing(error: Exception) -> Threads:
     return group
 
 
-def test_why_a_thread_failed_is_raised_and_not_said_besides(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_of_a_thread_is_raised_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     for error in (TmrlError("one of ours"), ZeroDivisionError("unexpected")):
         group = failing(error)
         with pytest.raises(type(error), match=str(error)):
@@ -197,7 +195,7 @@ def test_why_a_thread_failed_is_raised_and_not_said_besides(caplog: pytest.LogCa
     assert caplog.text == ""
 
 
-def test_a_trainer_that_fails_while_all_end_is_no_success(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trainer_that_fails_during_shutdown_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     for error in (TmrlError("the disk is full"), ZeroDivisionError("unexpected")):
         group = failing(error)
         group.end(Listener())
@@ -205,7 +203,7 @@ def test_a_trainer_that_fails_while_all_end_is_no_success(caplog: pytest.LogCapt
     assert caplog.text == ""
 
 
-def test_a_worker_that_fails_while_all_end_is_said_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_fails_during_shutdown_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     for error, traced in ((TmrlError("no place"), False), (ZeroDivisionError("unexpected"), True)):
         caplog.clear()
         group = Threads(Config(), workers=0)
@@ -216,7 +214,7 @@ def test_a_worker_that_fails_while_all_end_is_said_in_a_line(caplog: pytest.LogC
         assert group.failed is None
 
 
-def test_a_full_disk_is_said_where_somebody_sees_it(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_on_the_terminal(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener()
     processes._look_at_disk(listener)
     assert listener.said == []
@@ -234,7 +232,7 @@ def test_a_full_disk_is_said_where_somebody_sees_it(processes: Processes, monkey
     assert "cannot be checked" in listener.said[-1]
 
 
-def test_a_trainer_that_fails_at_its_end_is_no_success(processes: Processes) -> None:
+def test_a_trainer_that_fails_at_its_end_is_a_failure(processes: Processes) -> None:
     processes.trainer.arguments = ["--trainer", "--set", "trainer.epochs=none"]
     processes.trainer.start()
     ended(processes.trainer)
@@ -243,7 +241,7 @@ def test_a_trainer_that_fails_at_its_end_is_no_success(processes: Processes) -> 
     assert "trainer.epochs" in str(processes.failed)
 
 
-def test_a_trainer_that_ends_when_it_is_asked_to_has_not_failed(processes: Processes) -> None:
+def test_a_requested_end_of_the_trainer_is_not_a_failure(processes: Processes) -> None:
     processes.trainer.start()
     processes.end(Listener())
     assert processes.trainer.status == 0

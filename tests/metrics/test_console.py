@@ -36,7 +36,7 @@ def say(text: str) -> None:
 
 
 @bare_logging()
-def test_messages_are_seen_where_nobody_set_up_logging(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_are_shown_without_logging_setup(capsys: pytest.CaptureFixture[str]) -> None:
     say("before")
     assert show_messages()
     say("after")
@@ -54,7 +54,7 @@ def test_a_second_call_does_not_double_them(capsys: pytest.CaptureFixture[str]) 
 
 
 @bare_logging()
-def test_they_follow_a_standard_error_that_changes(
+def test_messages_follow_a_replaced_standard_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show_messages()
@@ -81,7 +81,7 @@ def test_an_application_that_set_up_logging_is_left_alone(what: str) -> None:
 
 
 @bare_logging()
-def test_they_step_aside_when_the_application_sets_up_logging_later(capsys: pytest.CaptureFixture[str]) -> None:
+def test_later_logging_setup_of_the_application_takes_over(capsys: pytest.CaptureFixture[str]) -> None:
     show_messages()
     own = io.StringIO()
     logging.getLogger().addHandler(logging.StreamHandler(own))
@@ -94,7 +94,7 @@ def test_they_step_aside_when_the_application_sets_up_logging_later(capsys: pyte
 
 
 @bare_logging()
-def test_hiding_undoes_it() -> None:
+def test_hiding_undoes_showing() -> None:
     show_messages()
     hide_messages()
     package = logging.getLogger("tmrl_core")
@@ -136,7 +136,7 @@ logging.getLogger("tmrl_core.anything").info("this was seen")
 
 
 @pytest.mark.parametrize("kind", ["server", "worker", "trainer"])
-def test_scripts_that_configure_no_logging_see_what_the_public_classes_say(kind: str, tmp_path: Path) -> None:
+def test_scripts_without_logging_setup_see_messages_of_the_public_classes(kind: str, tmp_path: Path) -> None:
     outputs = []
     for logs in ("bare", "configured"):
         command = [sys.executable, "-c", RUNS, kind, logs, str(tmp_path)]

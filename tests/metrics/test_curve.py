@@ -114,7 +114,7 @@ def test_a_whole_run(tmp_path: Path, drawn: list[Figure]) -> None:
     ],
     ids=["nothing", "a start", "one episode", "two episodes", "one evaluation", "one round", "no rates", "many"],
 )
-def test_few_points_or_odd_ones_are_drawn_as_well(tmp_path: Path, records: list[MetricRecord]) -> None:
+def test_few_or_unusual_points_are_drawn(tmp_path: Path, records: list[MetricRecord]) -> None:
     write(tmp_path, records)
     assert imread(draw(tmp_path)).shape == (960, 1440, 4)
 
@@ -134,7 +134,7 @@ def test_huge_numbers_neither_end_the_drawing_nor_hide_the_rest(tmp_path: Path, 
     assert smooth[3:].tolist() == [-200.0] * 7
 
 
-def test_without_records_it_says_so(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_a_curve_without_records_reports_it(tmp_path: Path, drawn: list[Figure]) -> None:
     write(tmp_path, [])
     draw(tmp_path)
     shown = texts(drawn[0])
@@ -156,7 +156,7 @@ def test_rates_of_different_sizes_have_axes_of_their_own(tmp_path: Path, drawn: 
     assert lower.get_ylim()[1] > 50_000 > 1000 > other.get_ylim()[1] > 200
 
 
-def test_policy_lag_is_shown_where_there_are_no_rates(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_policy_lag_is_shown_without_rates(tmp_path: Path, drawn: list[Figure]) -> None:
     write(tmp_path, [network(index, policy_lag_mean=1.5, policy_lag_max=4.0) for index in range(5)])
     draw(tmp_path)
     assert drawn[0].axes[1].get_ylabel() == "policy lag\n(versions)"
@@ -179,7 +179,7 @@ def test_a_name_that_is_used_again_shows_the_latest_run(tmp_path: Path) -> None:
     assert latest_run([]) == []
 
 
-def test_the_picture_that_is_there_stays_when_drawing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_picture_stays_when_drawing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, [start()])
     before = draw(tmp_path).read_bytes()
 

@@ -57,7 +57,7 @@ def row(text: str, label: str) -> str:
     return " ".join(found.split())
 
 
-def test_everything_is_shown() -> None:
+def test_the_display_shows_all_values() -> None:
     text = drawn(display(RUN, time_limit_s=480.0))
     assert "pendulum" in text.splitlines()[0]
     assert "0:41 of 8:00" in text.splitlines()[-1]
@@ -109,14 +109,14 @@ def test_a_run_that_has_not_begun_is_shown() -> None:
     assert shown.line() == "0:00 waiting for workers | workers 0 | samples 0 (0/s) | updates 0 (0/s)"
 
 
-def test_the_line_says_the_same() -> None:
+def test_the_line_has_the_same_values() -> None:
     assert display(RUN).line() == (
         "0:41 learning | workers 2 | samples 4,200 (200/s) | updates 2,500 (150/s) | train -855 | test -150"
         " | evaluation -187 | target -200 reached, confirming | lag 1.2 | dropped 7 | gaps 1"
     )
 
 
-def test_the_phase_is_guessed_until_it_is_told() -> None:
+def test_the_phase_is_inferred_until_it_is_recorded() -> None:
     shown = display([])
     phases = []
     for made in (
@@ -133,7 +133,7 @@ def test_the_phase_is_guessed_until_it_is_told() -> None:
     assert phases == ["waiting", "collecting", "learning", "evaluating", "evaluating", "evaluating", "done"]
 
 
-def test_the_clock_stands_still_when_the_run_is_done() -> None:
+def test_the_clock_stops_at_the_end_of_the_run() -> None:
     shown = display([*RUN, make("event", 50, 2500, event="end", message="learned")], now_s=500.0)
     assert shown.elapsed_s == 50.0
     assert "learned" in drawn(shown)
@@ -153,31 +153,31 @@ def test_the_clock_of_a_display_that_waited_for_the_run_does_not_jump_back() -> 
     assert shown.elapsed_s == 9.0
 
 
-def test_the_clock_of_a_run_that_went_on_has_its_earlier_time() -> None:
+def test_the_clock_of_a_resumed_run_includes_its_earlier_time() -> None:
     shown = ProgressDisplay(clock=lambda: 1000.0)
     shown.update([record("event", {"event": "start"}, step=100, started_s=940.0, now_s=1000.0)])
     assert shown.elapsed_s == 60.0
 
 
-def test_the_clock_begins_anew_with_a_new_run_of_the_same_file() -> None:
+def test_the_clock_restarts_with_a_new_run_in_the_same_file() -> None:
     shown = ProgressDisplay(clock=lambda: 1000.0)
     shown.update([record("event", {"event": "start"}, step=0, started_s=100.0, now_s=100.0)])
     shown.update([record("event", {"event": "start"}, step=0, started_s=960.0, now_s=960.0)])
     assert shown.elapsed_s == 40.0
 
 
-def test_rates_are_reckoned_where_they_are_not_recorded() -> None:
+def test_missing_rates_are_computed() -> None:
     shown = display([make("network", second, 50 * second, samples_received=100 * second) for second in range(30)])
     assert shown.rates() == (100.0, 50.0)
     assert display([]).rates() == (0.0, 0.0)
 
 
-def test_workers_are_counted_from_events_where_nobody_counts_them() -> None:
+def test_workers_are_counted_from_events_without_network_records() -> None:
     assert "workers 2" in display(RUN[:4]).line()
     assert "workers 1" in display([*RUN[:4], make("event", 3, event="worker_left", worker="b")]).line()
 
 
-def test_what_training_waits_for_is_shown_until_it_goes_on() -> None:
+def test_the_wait_reason_of_training_is_shown_until_it_continues() -> None:
     shown = display([make("network", 1, 5, samples_received=9, lack="400 more samples")])
     assert "training waits: 400 more samples" in drawn(shown)
     assert "waits: 400 more samples" in shown.line()
@@ -185,12 +185,12 @@ def test_what_training_waits_for_is_shown_until_it_goes_on() -> None:
     assert "waits" not in drawn(shown) + shown.line()
 
 
-def test_a_number_that_is_not_finite_does_no_harm() -> None:
+def test_numbers_that_are_not_finite_are_displayed() -> None:
     shown = display([*RUN, make("round", 42, 2500, policy_lag_mean=None, return_train=float("nan"))])
     assert "lag 1.2" in shown.line()
 
 
-def test_lines_come_every_few_seconds_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_lines_are_printed_every_few_seconds_without_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     now = [0.0]
     out = io.StringIO()
@@ -208,7 +208,7 @@ def test_lines_come_every_few_seconds_where_there_is_no_terminal(tmp_path: Path)
     assert "updates 2,500" in lines[3]
 
 
-def test_on_a_terminal_it_is_drawn_in_place(tmp_path: Path) -> None:
+def test_the_display_is_updated_in_place_on_a_terminal(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm"})
@@ -221,7 +221,7 @@ def test_on_a_terminal_it_is_drawn_in_place(tmp_path: Path) -> None:
     assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h")  # and is visible again
 
 
-def test_the_terminal_is_given_back_when_the_loop_fails(tmp_path: Path) -> None:
+def test_the_terminal_is_released_when_the_loop_fails(tmp_path: Path) -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, legacy_windows=False, _environ={"TERM": "xterm"})
 
@@ -246,7 +246,7 @@ def test_a_trace_stays_short_and_spans_the_whole_run() -> None:
     assert trace.last == 999.0
 
 
-def test_a_short_trace_is_itself() -> None:
+def test_a_short_trace_is_unchanged() -> None:
     trace = Trace(limit=8)
     for value in (3.0, 1.0, 2.0):
         trace.add(value)

@@ -19,14 +19,14 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def test_a_file_that_is_not_there_yet_has_no_records(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     reader = follow(tmp_path / "metrics.jsonl")
     assert reader.read() == []
     append(tmp_path / "metrics.jsonl", line(1))
     assert [record.step for record in reader.read()] == [1]
 
 
-def test_each_record_comes_once(tmp_path: Path) -> None:
+def test_each_record_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     reader = follow(path)
     for step in range(3):
@@ -35,7 +35,7 @@ def test_each_record_comes_once(tmp_path: Path) -> None:
         assert reader.read() == []
 
 
-def test_a_line_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_read_once_complete(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     reader = follow(path)
     got = []
@@ -48,7 +48,7 @@ def test_a_line_that_is_being_written_comes_when_it_is_whole(tmp_path: Path) -> 
     ]
 
 
-def test_lines_that_hold_no_record_are_counted_and_stepped_over(tmp_path: Path) -> None:
+def test_invalid_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     append(path, line(1) + line(2)[:30] + b"\n" + b"\n" + b"\xff\n" + line(3))
     reader = follow(path)
@@ -56,7 +56,7 @@ def test_lines_that_hold_no_record_are_counted_and_stepped_over(tmp_path: Path) 
     assert reader.bad_lines == 2
 
 
-def test_a_file_that_was_cut_is_read_from_its_start(tmp_path: Path) -> None:
+def test_a_truncated_file_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     reader = follow(path)
     append(path, line(1) + line(2) + line(3)[:10])
@@ -75,7 +75,7 @@ def test_another_file_under_the_same_name_is_read_from_its_start(tmp_path: Path)
     assert [record.step for record in reader.read()] == [8, 9]
 
 
-def test_read_records_leaves_the_torn_end(tmp_path: Path) -> None:
+def test_read_records_skips_an_incomplete_end(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     append(path, line(1) + line(2)[:-1])
     assert [record.step for record in read_records(path)] == [1]
@@ -87,7 +87,7 @@ def test_read_records_needs_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
-def test_a_pipe_in_the_file_s_place_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(OSError, match="seek"):
         follow(tmp_path / "metrics.jsonl").read()

@@ -83,7 +83,7 @@ def test_every_sink_gets_every_record_in_order() -> None:
     assert all(sink.closed for sink in sinks)
 
 
-def test_close_delivers_what_waits() -> None:
+def test_close_writes_waiting_records() -> None:
     sink = MemorySink()
     recorder = Recorder([sink])
     fill(recorder, 500)
@@ -91,7 +91,7 @@ def test_close_delivers_what_waits() -> None:
     assert steps(sink) == list(range(500))
 
 
-def test_a_second_close_says_the_same_and_later_records_go_nowhere() -> None:
+def test_a_second_close_returns_the_same_and_later_records_are_ignored() -> None:
     sink = MemorySink()
     recorder = Recorder([sink])
     assert recorder.close(30.0)
@@ -101,7 +101,7 @@ def test_a_second_close_says_the_same_and_later_records_go_nowhere() -> None:
     assert sink.records == []
 
 
-def test_a_slow_sink_loses_its_oldest_records_and_holds_nobody_up() -> None:
+def test_a_slow_sink_loses_its_oldest_records_and_delays_no_other() -> None:
     slow, quick = Gate(), Counting()
     recorder = Recorder([slow, quick], queue_records=3)
     recorder.record("round", {}, step=0)
@@ -130,7 +130,7 @@ def test_flush_gives_up_on_a_slow_sink() -> None:
     assert recorder.close(30.0)
 
 
-def test_close_leaves_a_hanging_sink_behind_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_abandons_a_hanging_sink_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     slow, quick = Gate(), MemorySink()
     recorder = Recorder([slow, quick])
     fill(recorder, 5)
@@ -155,7 +155,7 @@ def test_a_sink_that_fails_for_a_while_loses_nothing() -> None:
     assert (state.failed, state.error) == (0, "")
 
 
-def test_a_sink_that_always_fails_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_that_always_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     broken, good = Failing(10**9), MemorySink()
     recorder = Recorder([broken, good], attempts=2, pause_s=0.0)
     fill(recorder, 60)
@@ -177,7 +177,7 @@ def test_the_pause_after_a_failure_ends_with_a_close() -> None:
     assert steps(sink) == [0, 1]
 
 
-def test_failing_to_flush_and_to_close_is_told_and_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_of_flush_and_close_are_logged_and_harmless(caplog: pytest.LogCaptureFixture) -> None:
     sink = FailingEnds()
     recorder = Recorder([sink], pause_s=0.0)
     fill(recorder, 3)
@@ -198,7 +198,7 @@ def test_records_may_come_from_several_threads() -> None:
     assert sorted(steps(sink)) == sorted(list(range(200)) * 4)
 
 
-def test_the_elapsed_time_goes_on_after_a_resume() -> None:
+def test_the_elapsed_time_continues_after_a_resume() -> None:
     now = [1000.0]
     sink = MemorySink()
     recorder = Recorder([sink], elapsed_s=60.0, clock=lambda: now[0])
@@ -211,7 +211,7 @@ def test_the_elapsed_time_goes_on_after_a_resume() -> None:
     assert made.values == {"event": "checkpoint", "message": "written", "path": "runs/x"}
 
 
-def test_without_sinks_it_is_quiet() -> None:
+def test_a_recorder_without_sinks_does_nothing() -> None:
     sinks: list[MetricSink] = []
     with Recorder(sinks) as recorder:
         fill(recorder, 3)

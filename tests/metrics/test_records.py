@@ -40,12 +40,12 @@ def test_a_record_survives_its_line() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_becomes_null_in_a_line(value: float) -> None:
+def test_numbers_that_are_not_finite_become_null(value: float) -> None:
     assert decode_line(encode_line(make(loss_actor=value))).values == {"train/actor_loss": None}
 
 
 @pytest.mark.parametrize("line", [b'{"time_s": 1.0, "elap', b"", b"[]", b'{"time_s": "x"}', b"\xff\xfe"])
-def test_a_line_that_holds_no_record_is_an_error(line: bytes) -> None:
+def test_a_line_without_a_record_is_an_error(line: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_line(line)
 
@@ -95,7 +95,7 @@ def test_numbers_leaves_labels_out() -> None:
         ("test", 4, {"eval/ep_rew": -3.5, "eval/ep_len": 200, names.EVALUATION: 4}),
     ],
 )
-def test_an_episodes_values_are_named_by_what_it_was_for(
+def test_an_episodes_values_have_names_by_its_purpose(
     mode: Literal["train", "test"], evaluation: int | None, expected: dict[str, Value]
 ) -> None:
     values = episode_values(
@@ -143,7 +143,7 @@ def test_rows_have_the_names_of_stable_baselines3_in_records() -> None:
 
 
 @pytest.mark.parametrize("short", names.OF_ROWS)
-def test_the_table_of_names_goes_both_ways(short: str) -> None:
+def test_the_table_of_names_maps_both_ways(short: str) -> None:
     assert names.short(names.metric_name(short)) == short
 
 

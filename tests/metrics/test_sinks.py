@@ -53,18 +53,18 @@ def test_a_memory_sink_keeps_the_latest() -> None:
     assert [kept.step for kept in sink.records] == [2, 3]
 
 
-def test_a_memory_sink_needs_room() -> None:
+def test_a_memory_sink_needs_a_positive_limit() -> None:
     with pytest.raises(ValueError, match="limit"):
         MemorySink(limit=0)
 
 
-def test_a_line_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
+def test_a_line_is_readable_as_soon_as_it_is_written(tmp_path: Path) -> None:
     with JsonLinesSink(tmp_path / "metrics.jsonl") as sink:
         sink.write(make(1))
         assert len(read_records(tmp_path / "metrics.jsonl")) == 1
 
 
-def test_a_torn_last_line_does_not_spoil_what_follows(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with JsonLinesSink(path) as sink:
         sink.write(make(1))
@@ -140,7 +140,7 @@ def test_the_console_shows_a_rounds_row() -> None:
         assert part in text
 
 
-def test_the_console_leaves_out_what_comes_too_often() -> None:
+def test_the_console_omits_frequent_records() -> None:
     shown: list[str] = []
     sink = ConsoleSink(log=shown.append)
     sink.write(record("episode", {"x": 1}, step=0, started_s=0.0))
@@ -196,7 +196,7 @@ def test_time_spans_as_text(seconds: float, expected: str) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_round_fits_the_terminal_with_what_matters_first(width: int) -> None:
+def test_a_round_fits_the_terminal_with_important_values_first(width: int) -> None:
     row = dict.fromkeys(names.OF_ROWS, 12345.678) | {
         "loss_mine": 1.0,
         "updates_skipped": 3,

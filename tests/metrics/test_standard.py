@@ -9,13 +9,13 @@ from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 
 
-def test_json_lines_are_always_there(tmp_path: Path) -> None:
+def test_json_lines_are_always_written(tmp_path: Path) -> None:
     with Recorder(open_sinks(tmp_path, console=False)) as recorder:
         assert [state.name for state in recorder.states] == ["JsonLinesSink"]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_what_is_asked_for_comes_with_them(tmp_path: Path) -> None:
+def test_requested_sinks_are_added(tmp_path: Path) -> None:
     sinks = open_sinks(tmp_path, tensorboard=True, wandb=WandbSettings(project="tests"))
     with Recorder(sinks) as recorder:
         names = [state.name for state in recorder.states]

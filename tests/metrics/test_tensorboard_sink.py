@@ -75,7 +75,7 @@ def test_hyper_parameters_are_the_configurations_values(tmp_path: Path) -> None:
     assert values == {"agent.cls": "a:B", "agent.kwargs.lr": 0.5, "run.seed": "null", "run.deep": True}
 
 
-def test_what_is_not_finite_is_kept(tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_written(tmp_path: Path) -> None:
     with TensorBoardSink(tmp_path) as sink:
         sink.write(record("round", {"loss_actor": math.nan}, step=1, started_s=0.0))
     assert math.isnan(events(tmp_path)[-1].summary.value[0].simple_value)

@@ -18,7 +18,7 @@ def test_returns_have_three_significant_digits(value: float | None, text: str) -
     assert return_text(value) == text
 
 
-def test_a_return_can_be_told_from_the_target_beside_it() -> None:
+def test_a_return_differs_visibly_from_the_target() -> None:
     assert return_text(0.7996, 0.8) == "0.7996"
     assert return_text(-200.25, -200.0) == "-200.2"
     assert return_text(-200.0, -200.0) == "-200"

@@ -174,7 +174,7 @@ def test_an_id_is_a_folder_s_own_and_kept_for_resumes(tmp_path: Path) -> None:
     assert run_id_of(tmp_path / "old", "run7") == "run7"
 
 
-def test_without_network_the_run_is_kept_on_disk_and_the_key_to_ourselves(
+def test_without_network_the_run_is_kept_on_disk_and_the_key_is_not_stored(
     tmp_path: Path, nowhere: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level("DEBUG")
@@ -209,7 +209,7 @@ def test_with_key_and_network_the_run_is_online(
     assert runs(tmp_path) == []
 
 
-def test_an_upload_that_hangs_holds_the_end_up_for_its_limit_only(tmp_path: Path, wandb_server: FakeWandb) -> None:
+def test_a_hanging_upload_delays_the_end_only_up_to_its_limit(tmp_path: Path, wandb_server: FakeWandb) -> None:
     sink = WandbSink(project="tests", folder=tmp_path, run_id="run7", key=KEY, finish_limit_s=0.5)
     recorder = Recorder([sink])
     recorder.write(make(1))
@@ -247,7 +247,7 @@ def test_the_key_is_found_where_wandb_login_puts_it(nobodys_account: Path) -> No
     assert _netrc_key("https://elsewhere.org") is None
 
 
-def test_a_folder_that_wandb_left_is_not_taken_for_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_wandb_files_is_not_imported_as_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wandb").mkdir()
     monkeypatch.delitem(sys.modules, "wandb")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

@@ -51,7 +51,7 @@ def test_the_order_is_the_documented_one() -> None:
         spaces.Box(-1, 1, (3,), np.float64),
     ],
 )
-def test_numpy_and_torch_flatten_alike(space: Any) -> None:
+def test_numpy_and_torch_flatten_equally(space: Any) -> None:
     space.seed(3)
     layout = layout_of(space)
     for _ in range(5):
@@ -80,7 +80,7 @@ def test_a_space_without_numbers_is_refused() -> None:
         (spaces.Discrete(3, start=1), 0, r"is 0, not in 1\.\.3"),
     ],
 )
-def test_what_does_not_fit_the_space_is_refused(space: Any, obs: Any, message: str) -> None:
+def test_observations_outside_of_the_space_are_refused(space: Any, obs: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         flat(space, obs)
 
@@ -93,12 +93,12 @@ def test_what_does_not_fit_the_space_is_refused(space: Any, obs: Any, message: s
         (spaces.Box(np.array([0.0, 1.0]), np.array([1.0, 1.0]), dtype=np.float64), "low < high"),
     ],
 )
-def test_an_action_space_that_cannot_be_filled_is_refused(space: Any, message: str) -> None:
+def test_unbounded_action_spaces_are_refused(space: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         action_bounds("Policy", space)
 
 
-def test_the_wrapper_that_the_refusal_of_endless_bounds_names_bounds_them() -> None:
+def test_the_wrapper_named_for_infinite_bounds_makes_them_finite() -> None:
     class Endless(gymnasium.Env[Any, Any]):
         observation_space = spaces.Box(-1, 1, (1,), np.float32)
         action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -108,7 +108,7 @@ def test_the_wrapper_that_the_refusal_of_endless_bounds_names_bounds_them() -> N
     assert action_bounds("Policy", env.action_space).high.tolist() == [3, 3]
 
 
-def test_the_wrapper_that_the_refusal_of_images_names_makes_numbers_of_them() -> None:
+def test_the_wrapper_named_for_images_flattens_them() -> None:
     class Camera(gymnasium.Env[Any, Any]):
         observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
         action_space = spaces.Discrete(2)

@@ -36,7 +36,7 @@ def test_other_weights_are_named() -> None:
     assert difference(architecture(), trainer) == "head.bias: none at the worker, [3] at the trainer"
 
 
-def test_a_class_with_a_format_of_its_own_has_no_architecture() -> None:
+def test_a_class_with_a_custom_format_has_no_architecture() -> None:
     class Own(SquashedGaussianMLPActor):
         def save(self, path: Any) -> None:
             raise NotImplementedError
@@ -57,6 +57,6 @@ def test_a_class_with_a_format_of_its_own_has_no_architecture() -> None:
         {"metadata": {}, "shapes": {"net.0.weight": [1 << 20_000, 3]}},
     ],
 )
-def test_what_is_no_architecture_is_not_compared(found: Any) -> None:
+def test_invalid_architectures_are_not_compared(found: Any) -> None:
     assert difference(found, architecture()) == ""
     assert difference(architecture(), {}) == ""

@@ -13,7 +13,7 @@ from tmrl_core.errors import ConfigError, EnvironmentFailedError
 ACT = np.full(1, 0.5, np.float32)
 
 
-def test_results_pass_as_they_are_and_the_action_is_the_environments_own(counting_env: Any) -> None:
+def test_results_are_unchanged_and_the_environment_gets_a_copy_of_the_action(counting_env: Any) -> None:
     class Writing(counting_env):  # type: ignore[misc]
         def step(self, action: Any) -> Any:
             result = super().step(action)
@@ -32,7 +32,7 @@ def test_results_pass_as_they_are_and_the_action_is_the_environments_own(countin
     assert environment.fault is None
 
 
-def test_what_it_raises_passes_and_is_the_fault(counting_env: Any) -> None:
+def test_exceptions_propagate_and_are_recorded_as_fault(counting_env: Any) -> None:
     error = ZeroDivisionError("mine")
     environment = CheckedEnvironment(lambda: counting_env(script={(0, 1): error, (1, 1): np.zeros(2, np.float32)}))
     environment.reset()
@@ -45,7 +45,7 @@ def test_what_it_raises_passes_and_is_the_fault(counting_env: Any) -> None:
     assert isinstance(environment.fault, EnvironmentFailedError)
 
 
-def test_it_is_made_again_after_a_failed_reset_only(counting_env: Any) -> None:
+def test_the_environment_is_recreated_only_after_a_failed_reset(counting_env: Any) -> None:
     made: list[Any] = []
 
     def make() -> Any:
@@ -67,7 +67,7 @@ def test_it_is_made_again_after_a_failed_reset_only(counting_env: Any) -> None:
     assert made[1].is_closed
 
 
-def test_what_makes_no_environment_is_refused() -> None:
+def test_a_factory_without_an_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match="env_cls: found 3 of type int; wanted: what makes one"):
         CheckedEnvironment(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="made a dict, which is not an environment"):
@@ -75,7 +75,7 @@ def test_what_makes_no_environment_is_refused() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_check_fits_what_its_step_would_not_change(strict: bool) -> None:
+def test_a_check_accepts_exactly_the_values_that_step_leaves_unchanged(strict: bool) -> None:
     check = StepCheck(spaces.Box(-1, 1, (3,), np.float32), strict)
     good = np.zeros(3, np.float32)
     assert check.fits(good, 1.0)

@@ -71,7 +71,7 @@ def steps(link: Any) -> list[tuple[tuple[int, int], int, int]]:
     ]
 
 
-def test_exactly_so_many_steps_with_exactly_that_version(make: Any, link: Any) -> None:
+def test_an_assignment_has_the_exact_number_of_steps_of_the_exact_version(make: Any, link: Any) -> None:
     trainer = Trainer(link, asks(Collect(1, (1, 1), 4)), asks(Collect(2, (1, 2), 5)))
     make(length=3).run_lockstep()
     # A reset is no step, and an episode goes on in the next round.
@@ -89,7 +89,7 @@ def test_exactly_so_many_steps_with_exactly_that_version(make: Any, link: Any) -
     ]
 
 
-def test_nothing_is_collected_before_the_version_is_here(make: Any, link: Any) -> None:
+def test_collection_waits_for_the_requested_version(make: Any, link: Any) -> None:
     trainer = Trainer(
         link,
         asks(Collect(1, (1, 2), 3), publishes=False),
@@ -102,7 +102,7 @@ def test_nothing_is_collected_before_the_version_is_here(make: Any, link: Any) -
     assert "version 1.2 of the policy, to collect round 1 with; it has 1.1" in trainer.said
 
 
-def test_a_newer_version_than_the_asked_one_collects_nothing(make: Any, link: Any) -> None:
+def test_nothing_is_collected_with_a_newer_version_than_requested(make: Any, link: Any) -> None:
     link.publish(1.0)
     trainer = Trainer(link, asks(Collect(1, (1, 1), 3)), asks(Collect(1, (1, 2), 3), publishes=False))
     make().run_lockstep()
@@ -110,7 +110,7 @@ def test_a_newer_version_than_the_asked_one_collects_nothing(make: Any, link: An
     assert {version for version, _, _ in steps(link)} == {(1, 2)}
 
 
-def test_more_of_the_same_round_goes_on_and_less_ends_it(make: Any, link: Any) -> None:
+def test_an_increased_amount_continues_and_a_reduced_amount_ends_the_assignment(make: Any, link: Any) -> None:
     trainer = Trainer(
         link,
         asks(Collect(1, (1, 1), 2)),
@@ -121,7 +121,7 @@ def test_more_of_the_same_round_goes_on_and_less_ends_it(make: Any, link: Any) -
     assert trainer.arrived == [0, 3, 6, 6]
 
 
-def test_what_is_not_wanted_any_more_is_given_up_within_a_slice(make: Any, link: Any) -> None:
+def test_a_cancelled_assignment_ends_within_a_slice(make: Any, link: Any) -> None:
     worker = make(length=1000)
     trainer = Trainer(link, asks(Collect(1, (1, 1), 900)), asks(Collect(2, (1, 2), 2)))
     worker.env.on_step = lambda: trainer.direct() if worker.env.steps == 100 else None
@@ -133,7 +133,7 @@ def test_what_is_not_wanted_any_more_is_given_up_within_a_slice(make: Any, link:
     assert [step for _, _, step in steps(link)] == list(range(len(versions)))
 
 
-def test_whole_episodes_begin_anew_and_are_sent_whole(make: Any, link: Any) -> None:
+def test_assignments_of_episodes_begin_with_a_reset_and_send_complete_episodes(make: Any, link: Any) -> None:
     trainer = Trainer(
         link, asks(Collect(1, (1, 1), 2)), asks(Collect(2, (1, 2), episodes=2)), asks(Collect(3, (1, 3), episodes=1))
     )
@@ -150,7 +150,7 @@ def test_a_seed_begins_an_episode_with_it(make: Any, link: Any) -> None:
     assert worker.env.seeds == [1, 77]
 
 
-def test_another_incarnation_begins_with_another_episode(make: Any, link: Any) -> None:
+def test_a_new_incarnation_begins_a_new_episode(make: Any, link: Any) -> None:
     Trainer(
         link,
         asks(Collect(1, (1, 1), 2)),
@@ -160,7 +160,7 @@ def test_another_incarnation_begins_with_another_episode(make: Any, link: Any) -
     assert steps(link)[3:] == [((2, 2), 1, 0), ((2, 2), 1, 1), ((2, 2), 1, 2)]
 
 
-def test_an_evaluation_comes_before_the_share_and_ends_the_open_episode(make: Any, link: Any) -> None:
+def test_an_evaluation_precedes_the_assignment_and_ends_the_open_episode(make: Any, link: Any) -> None:
     trainer = Trainer(
         link,
         asks(Collect(1, (1, 1), 2)),
@@ -203,14 +203,14 @@ def test_extras_have_columns_also_where_an_episode_begins(make: Any, link: Any, 
         assert link.chunks[0].extras["logp"].tolist() == pytest.approx([0, -0.5, -0.5, -0.5, 0, -0.5, -0.5])
 
 
-def test_what_cannot_be_read_is_not_collected(make: Any, link: Any) -> None:
+def test_unreadable_assignments_are_ignored(make: Any, link: Any) -> None:
     trainer = Trainer(link, lambda trainer: setattr(link, "directive", Directive(1, collect=b"nonsense")))
     make().run_lockstep()
     assert len(link) == 0
     assert trainer.said[-1] == "the trainer's next round"
 
 
-def test_pause_begins_no_share(make: Any, link: Any) -> None:
+def test_a_pause_delays_the_next_assignment(make: Any, link: Any) -> None:
     trainer = Trainer(
         link, asks(Collect(1, (1, 1), 2), pause=True), asks(Collect(1, (1, 1), 2), publishes=False)
     )  # fmt: skip
@@ -218,6 +218,6 @@ def test_pause_begins_no_share(make: Any, link: Any) -> None:
     assert trainer.arrived == [0, 0, 3]
 
 
-def test_a_worker_on_its_own_has_nobody_to_ask(make: Any) -> None:
+def test_lockstep_without_a_server_is_an_error(make: Any) -> None:
     with pytest.raises(StarvedError, match="there is none: the worker is standalone"):
         make(linked=False).run_lockstep()

@@ -122,7 +122,7 @@ def test_crc_debug_carries_the_original_transition(counting_env: Any, constant_a
 
 
 @pytest.mark.parametrize("limit", [1, 7, 200, None])
-def test_the_fast_loop_does_what_single_steps_do(limit: int | None) -> None:
+def test_the_fast_loop_equals_single_steps(limit: int | None) -> None:
     class BySteps(Worker):
         def step(self, *args: Any, **kwargs: Any) -> Any:
             return super().step(*args, **kwargs)
@@ -315,7 +315,7 @@ def test_numbers_of_infos_become_metrics_of_the_episode(
     assert "info['text'] is 'x' of type str" in warning
 
 
-def test_is_success_of_the_last_step_is_a_metric_unasked(constant_actor: Any) -> None:
+def test_is_success_of_the_last_step_is_always_a_metric(constant_actor: Any) -> None:
     worker = make(Informing(), constant_actor)
     worker.collect_train_episode(max_samples=2)
     worker.collect_train_episode()
@@ -346,7 +346,7 @@ class Odd(Informing):
     "reward", [np.array([1.0]), np.array([[1]]), np.array(1.0), [1.0], 1, True, np.float32(1), torch.tensor(1.0)]
 )
 @pytest.mark.parametrize("slow", [False, True])
-def test_values_are_those_of_their_step_whatever_the_environment_does_to_them(
+def test_recorded_values_do_not_change_when_the_environment_reuses_its_arrays(
     reward: Any, slow: bool, constant_actor: Any
 ) -> None:
     worker = make(Odd(reward), constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
@@ -365,7 +365,7 @@ def test_values_are_those_of_their_step_whatever_the_environment_does_to_them(
     assert len(memory) == 6
 
 
-def test_crc_debug_compares_with_what_was_seen_before_the_environment_wrote_over_it(constant_actor: Any) -> None:
+def test_crc_debug_stores_a_copy_of_the_observation(constant_actor: Any) -> None:
     worker = make(Odd(1.0), constant_actor, crc_debug=True)
     worker.collect_train_episode()
     memory = ReplayMemory(memory_size=10, crc_debug=True)
@@ -375,7 +375,7 @@ def test_crc_debug_compares_with_what_was_seen_before_the_environment_wrote_over
 
 @pytest.mark.parametrize("reward", [[1.0, 2.0], None, "1", np.array([np.nan])])
 @pytest.mark.parametrize("slow", [False, True])
-def test_what_is_no_reward_is_named(reward: Any, slow: bool, constant_actor: Any) -> None:
+def test_the_error_names_an_invalid_reward(reward: Any, slow: bool, constant_actor: Any) -> None:
     worker = make(Odd(reward), constant_actor, max_failures=0, obs_preprocessor=(lambda obs: obs) if slow else None)
     with pytest.raises(EnvironmentFailedError, match="the reward is"):
         worker.collect_train_episode()
@@ -411,24 +411,26 @@ class NoActor:
         (Duck, NoActor, r"actor_module_cls made a NoActor; wanted: .*tmrl_core\.actor\.ActorModule"),
     ],
 )
-def test_what_makes_no_environment_or_actor_is_named(env: Any, actor: Any, words: str, constant_actor: Any) -> None:
+def test_the_error_names_an_invalid_factory_of_environment_or_actor(
+    env: Any, actor: Any, words: str, constant_actor: Any
+) -> None:
     with pytest.raises(ConfigError, match=words):
         compose(env, actor or constant_actor)
 
 
-def test_an_actor_that_is_made_already_is_refused(constant_actor: Any) -> None:
+def test_an_actor_instance_is_refused_as_factory(constant_actor: Any) -> None:
     made = constant_actor(Duck.observation_space, Duck.action_space)
     with pytest.raises(ConfigError, match="of type ConstantActor; wanted: what makes one when it is called"):
         compose(Duck, made)
 
 
-def test_an_environment_that_derives_from_nothing_is_played(constant_actor: Any) -> None:
+def test_an_environment_needs_no_base_class(constant_actor: Any) -> None:
     worker = make(Duck(), constant_actor)
     worker.collect_train_episode()
     assert len(worker.buffer) == 4
 
 
-def test_a_reset_without_seed_is_told_what_it_takes(constant_actor: Any) -> None:
+def test_the_error_for_a_reset_without_seed_shows_the_signature(constant_actor: Any) -> None:
     worker = make(Duck(), constant_actor, seed=1, max_failures=0)
     with pytest.raises(EnvironmentFailedError, match="Gymnasium's reset takes the keywords seed and options"):
         worker.collect_train_episode()
@@ -491,7 +493,7 @@ def test_one_bad_number_anywhere_is_noticed_by_the_fast_loop(
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), None])
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_reward_that_is_no_number_is_a_failure(
+def test_a_reward_that_is_not_a_number_is_a_failure(
     reward: Any, slow: bool, counting_env: Any, constant_actor: Any
 ) -> None:
     class Env(counting_env):  # type: ignore[misc]
@@ -505,7 +507,7 @@ def test_a_reward_that_is_no_number_is_a_failure(
     assert worker.buffer.stat_train_return == 6.0
 
 
-def test_what_was_sent_of_a_failed_episode_is_closed(counting_env: Any, constant_actor: Any, link: Any) -> None:
+def test_the_sent_part_of_a_failed_episode_is_ended(counting_env: Any, constant_actor: Any, link: Any) -> None:
     env = counting_env(length=5, script={(0, 4): RuntimeError("cut")})
     worker = make(env, constant_actor, link=link, send_every=2)
     worker.run(nb_episodes=1, verbose=False)
@@ -519,7 +521,7 @@ def test_what_was_sent_of_a_failed_episode_is_closed(counting_env: Any, constant
     assert episodes.count(0) + worker.recorder.samples_dropped == 4
 
 
-def test_a_failing_reset_makes_the_environment_anew(counting_env: Any, constant_actor: Any) -> None:
+def test_a_failing_reset_recreates_the_environment(counting_env: Any, constant_actor: Any) -> None:
     made: list[Any] = []
 
     def env_cls() -> Any:
@@ -535,7 +537,7 @@ def test_a_failing_reset_makes_the_environment_anew(counting_env: Any, constant_
     assert worker.buffer.stat_train_steps == 2
 
 
-def test_an_environment_made_anew_with_other_spaces_is_refused(counting_env: Any, constant_actor: Any) -> None:
+def test_a_recreated_environment_with_other_spaces_is_refused(counting_env: Any, constant_actor: Any) -> None:
     made: list[Any] = []
 
     def env_cls() -> Any:
@@ -565,9 +567,7 @@ def test_too_many_failures_in_a_row_end_it(
     assert [bool(record.exc_info) for record in caplog.records] == [True, False][:max_failures]
 
 
-def test_what_an_environment_returned_wrongly_is_said_with_what_is_wanted(
-    counting_env: Any, constant_actor: Any
-) -> None:
+def test_the_error_shows_the_invalid_result_and_the_expected_form(counting_env: Any, constant_actor: Any) -> None:
     nowhere = np.array([0, np.nan, 0], np.float32)
     env = counting_env(script={(0, 1): nowhere})
     with pytest.raises(
@@ -578,7 +578,7 @@ def test_what_an_environment_returned_wrongly_is_said_with_what_is_wanted(
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_an_environment_of_the_older_kind_is_told_what_step_returns_now(
+def test_the_error_for_an_old_gym_step_shows_the_new_form(
     wrapped: bool, counting_env: Any, constant_actor: Any
 ) -> None:
     class Done(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -595,9 +595,7 @@ def test_an_environment_of_the_older_kind_is_told_what_step_returns_now(
         make(env, constant_actor, max_failures=0).collect_train_episode()
 
 
-def test_an_environment_of_the_older_kind_is_told_what_reset_returns_now(
-    counting_env: Any, constant_actor: Any
-) -> None:
+def test_the_error_for_an_old_gym_reset_shows_the_new_form(counting_env: Any, constant_actor: Any) -> None:
     class Bare(gymnasium.Wrapper[Any, Any, Any, Any]):
         def reset(self, **kwargs: Any) -> Any:
             return self.env.reset(**kwargs)[0]
@@ -623,7 +621,9 @@ def test_many_good_steps_forgive_earlier_failures(counting_env: Any, constant_ac
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_errors_of_the_user_are_not_the_environments(slow: bool, counting_env: Any, constant_actor: Any) -> None:
+def test_errors_of_user_code_are_not_failures_of_the_environment(
+    slow: bool, counting_env: Any, constant_actor: Any
+) -> None:
     class Broken(constant_actor):  # type: ignore[misc]
         def act(self, obs: Any, test: bool = False) -> Any:
             raise RuntimeError("bug in the policy")
@@ -634,7 +634,7 @@ def test_errors_of_the_user_are_not_the_environments(slow: bool, counting_env: A
     assert worker.loop.failures == 0
 
 
-def test_what_the_codec_cannot_carry_is_named(counting_env: Any, constant_actor: Any) -> None:
+def test_the_error_names_unsupported_values(counting_env: Any, constant_actor: Any) -> None:
     worker = make(counting_env(), constant_actor, obs_preprocessor=lambda obs: {"camera": object()})
     with pytest.raises(CodecError, match=r"camera.*object"):
         worker.collect_train_episode()
@@ -657,7 +657,7 @@ def test_public_steps_let_the_environments_errors_pass(counting_env: Any, consta
 @pytest.mark.parametrize(
     "space", [spaces.Discrete(7), spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3)})]
 )
-def test_other_observations_are_played_too(space: Any, constant_actor: Any) -> None:
+def test_observations_of_other_structures_are_supported(space: Any, constant_actor: Any) -> None:
     class Env(gymnasium.Env[Any, Any]):
         observation_space = space
         action_space = spaces.Box(-1, 1, (1,), np.float32)
@@ -707,7 +707,7 @@ class NoiseActor(ActorModule):
 
 
 @pytest.mark.parametrize("between_episodes", [False, True])
-def test_exploration_draws_other_numbers_than_the_environment_of_the_same_seed(between_episodes: bool) -> None:
+def test_exploration_and_environment_use_different_random_numbers_for_one_seed(between_episodes: bool) -> None:
     noise: list[float] = []
     actions: list[float] = []
 
@@ -744,7 +744,7 @@ class Halved(Worker):
         return super().act(obs, test) / 2
 
 
-def test_a_subclass_acts_steps_and_resets_in_its_own_way(counting_env: Any, constant_actor: Any) -> None:
+def test_a_subclass_may_override_act_step_and_reset(counting_env: Any, constant_actor: Any) -> None:
     class Own(Halved):
         resets = 0
 
@@ -781,7 +781,7 @@ def test_a_script_may_replace_a_method_of_one_worker(counting_env: Any, constant
     assert len(lasts) == 2
 
 
-def test_a_reset_that_begins_no_episode_is_named(counting_env: Any, constant_actor: Any) -> None:
+def test_the_error_names_a_reset_that_does_not_begin_an_episode(counting_env: Any, constant_actor: Any) -> None:
     class Lazy(Worker):
         def reset(self, collect_samples: bool) -> Any:
             return None, {}
@@ -790,7 +790,7 @@ def test_a_reset_that_begins_no_episode_is_named(counting_env: Any, constant_act
         compose(counting_env, constant_actor, kind=Lazy).collect_train_episode()
 
 
-def test_the_actor_hears_of_each_episode_before_it_acts(counting_env: Any, constant_actor: Any) -> None:
+def test_begin_episode_is_called_before_the_first_action(counting_env: Any, constant_actor: Any) -> None:
     class Told(constant_actor):  # type: ignore[misc]
         def begin_episode(self) -> None:
             self.seen.append("begin")
@@ -803,7 +803,7 @@ def test_the_actor_hears_of_each_episode_before_it_acts(counting_env: Any, const
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_what_a_person_chooses_is_executed_and_recorded(slow: bool, counting_env: Any, constant_actor: Any) -> None:
+def test_a_persons_action_is_executed_and_recorded(slow: bool, counting_env: Any, constant_actor: Any) -> None:
     worker = make(counting_env(length=3), constant_actor, obs_preprocessor=(lambda obs: obs) if slow else None)
     worker.runner.override = lambda obs, action, extras: (
         (np.full(1, 0.75, np.float32) if obs[1] == 1 else action),

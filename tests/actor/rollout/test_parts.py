@@ -14,7 +14,7 @@ FILES = sorted(Path(rollout.__file__).parent.glob("*.py"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_no_part_reads_what_is_private_to_another(file: Path) -> None:
+def test_no_part_reads_private_attributes_of_another(file: Path) -> None:
     found = [
         f"line {node.lineno}: {ast.unparse(node)}"
         for node in ast.walk(ast.parse(file.read_text("utf-8")))

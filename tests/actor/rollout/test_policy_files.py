@@ -33,7 +33,7 @@ def test_a_dated_copy_every_n_updates_never_over_another(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("every", [0, -3])
-def test_never_means_never(every: int, tmp_path: Path) -> None:
+def test_no_copies_are_written_when_disabled(every: int, tmp_path: Path) -> None:
     files = PolicyFiles(None, str(tmp_path / "mine_"), every=every)
     assert files.keep(b"x") is None
     assert list(tmp_path.iterdir()) == []

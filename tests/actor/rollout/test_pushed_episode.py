@@ -98,7 +98,7 @@ def test_an_episode_is_recorded_without_an_environment_loop(link: Any) -> None:
     ]
 
 
-def test_a_client_that_goes_away_leaves_an_aborted_episode(link: Any) -> None:
+def test_a_disconnected_client_leaves_an_aborted_episode(link: Any) -> None:
     gateway = Gateway(link, limit=100)
     gateway.begin(obs(1))
     gateway.step(obs(2), 1.0, False)
@@ -107,7 +107,7 @@ def test_a_client_that_goes_away_leaves_an_aborted_episode(link: Any) -> None:
     assert [(record.length, record.end) for record in link.records] == [(1, "aborted")]
 
 
-def test_what_a_client_sends_is_checked_before_it_is_recorded(link: Any) -> None:
+def test_observations_of_a_client_are_checked_before_recording(link: Any) -> None:
     gateway = Gateway(link, limit=100)
     gateway.begin(obs(1))
     for bad in (np.zeros(3, np.float32), obs(np.nan), [1.0, 2.0]):

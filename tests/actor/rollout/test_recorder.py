@@ -58,7 +58,7 @@ def test_steps_that_are_pushed_become_samples_and_a_record(flag: str) -> None:
     assert [segment.version for segment in recorder.buffer.chunks[0].segments] == [(3, 7)]
 
 
-def test_an_episode_that_just_stops_is_aborted_and_not_joined_with_the_next() -> None:
+def test_an_interrupted_episode_is_aborted_and_not_joined_with_the_next() -> None:
     recorder = StepRecorder(Buffer(None))
     recorder.begin(obs(0), {})
     push(recorder, 2)
@@ -74,7 +74,7 @@ def test_an_episode_that_just_stops_is_aborted_and_not_joined_with_the_next() ->
     ]
 
 
-def test_the_limit_truncates_and_the_pusher_is_told() -> None:
+def test_the_limit_truncates_and_the_caller_is_notified() -> None:
     recorder = StepRecorder(Buffer(None), max_samples_per_episode=3)
     recorder.begin(obs(0), {})
     assert not push(recorder, 2)

@@ -88,7 +88,7 @@ class Keeping(TrainingAgent):
         return self.actor
 
 
-def test_the_state_begins_anew_with_each_episode_and_travels_with_each_sample(tmp_path: Path) -> None:
+def test_the_state_is_reset_with_each_episode_and_stored_with_each_sample(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     credentials.ensure(keys)
     values: dict[str, Any] = {

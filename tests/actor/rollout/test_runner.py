@@ -60,7 +60,7 @@ def runner(actor: Any, action_space: Any = ACT, **kwargs: Any) -> PolicyRunner:
     return PolicyRunner(actor, OBS, action_space, **kwargs)
 
 
-def test_the_state_goes_on_within_an_episode_and_begins_anew_with_the_next() -> None:
+def test_the_state_continues_within_an_episode_and_is_reset_with_the_next() -> None:
     policy = runner(Counting)
     assert policy.act(SEEN).tolist() == [1], "a script may act before any episode"
     for _ in range(2):
@@ -127,7 +127,7 @@ def test_exploration_is_seeded_and_off_in_tests() -> None:
     assert exploration_seed(3) != 3
 
 
-def test_an_actor_without_a_batch_hears_of_each_episode() -> None:
+def test_begin_episode_is_called_for_actors_without_batches() -> None:
     policy = runner(Plain)
     assert isinstance(policy.actor, Plain)
     policy.reset()
@@ -139,7 +139,7 @@ def test_an_actor_without_a_batch_hears_of_each_episode() -> None:
 
 
 @pytest.mark.parametrize("actor", [Plain, Counting])
-def test_an_override_chooses_after_the_policy_whose_state_goes_on(actor: Any) -> None:
+def test_an_override_acts_after_the_policy_and_keeps_the_recurrent_state_current(actor: Any) -> None:
     policy = runner(actor)
     policy.reset()
     chosen: list[tuple[Any, Any, Any]] = []
@@ -168,7 +168,7 @@ def test_an_action_that_is_not_finite_is_refused(way: str) -> None:
         policy.decide(bad if way == "policy" else SEEN, False, True)
 
 
-def test_integers_are_finite_and_wide_actions_are_looked_at_too() -> None:
+def test_integers_are_finite_and_wide_actions_are_checked() -> None:
     def acts(action: Any) -> Any:
         class Fixed(ActorModule):
             def act(self, obs: Any, test: bool = False) -> Any:
@@ -199,7 +199,7 @@ def test_weights_are_loaded_into_the_actor_or_another_one(tmp_path: Path) -> Non
     assert policy.actor is not second
 
 
-def test_a_batch_actor_says_what_to_call_instead_of_act() -> None:
+def test_the_error_of_a_batch_actor_names_the_method_to_call() -> None:
     with pytest.raises(NotImplementedError, match=r"call act_batch, or let .*PolicyRunner hold the state"):
         Counting(OBS, ACT).act(SEEN)
 

@@ -34,7 +34,7 @@ class Weighted(ActorModule):
         return self
 
 
-def test_runners_share_the_actor_and_have_states_of_their_own() -> None:
+def test_runners_share_the_actor_but_not_the_state() -> None:
     policy = SharedPolicy(Counting, OBS, ACT)
     first, second = policy.runner(), policy.runner()
     assert first.actor is second.actor is policy.actor
@@ -61,7 +61,7 @@ def test_loaded_weights_act_only_once_they_are_adopted() -> None:
     assert policy.version == (1, 1)
 
 
-def test_an_episode_goes_on_with_new_weights() -> None:
+def test_an_episode_continues_with_new_weights() -> None:
     policy = SharedPolicy(type("Loading", (Counting,), {"from_bytes": lambda self, data, device: self}), OBS, ACT)
     runner = policy.runner()
     runner.reset()
@@ -93,7 +93,7 @@ def test_exploration_belongs_to_the_adopted_weights_and_lasts() -> None:
     assert policy.runner().act(SEEN).tolist() == [2.25], "of the version before, as nothing else was said"
 
 
-def test_a_kept_policy_acts_at_once(tmp_path: Path) -> None:
+def test_a_stored_policy_acts_immediately(tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(b"3")
     policy = SharedPolicy(Weighted, OBS, ACT)
     policy.load_file(tmp_path / "kept")
@@ -104,6 +104,6 @@ def test_a_kept_policy_acts_at_once(tmp_path: Path) -> None:
     assert policy.explores
 
 
-def test_an_actor_with_a_state_of_its_own_is_refused() -> None:
+def test_an_actor_with_an_internal_state_is_refused() -> None:
     with pytest.raises(ConfigError, match="Plain overrides begin_episode"):
         SharedPolicy(Plain, OBS, ACT)

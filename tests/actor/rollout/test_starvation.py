@@ -14,7 +14,7 @@ class Clock:
         return self.now
 
 
-def test_starving_needs_everything_still_for_the_whole_window() -> None:
+def test_starvation_needs_a_full_window_without_changes() -> None:
     clock = Clock()
     watch = StarvationWatch(longest_episode_s=1.0, clock=clock)
     waiting = Progress(samples=10, updates=5, lack="3 samples")
@@ -34,7 +34,7 @@ def test_starving_needs_everything_still_for_the_whole_window() -> None:
         (Progress(samples=10, updates=5), 1, 0),
     ],
 )
-def test_anything_that_moves_starts_the_window_again(progress: Progress, versions: int, unacknowledged: int) -> None:
+def test_any_change_restarts_the_window(progress: Progress, versions: int, unacknowledged: int) -> None:
     clock = Clock()
     watch = StarvationWatch(longest_episode_s=0.0, clock=clock)
     waiting = Progress(samples=10, updates=5, lack="3 samples")
@@ -45,7 +45,7 @@ def test_anything_that_moves_starts_the_window_again(progress: Progress, version
     assert not watch.starving(waiting, 1, 0)
 
 
-def test_a_trainer_that_gave_up_is_believed_at_once_but_not_before_everything_has_arrived() -> None:
+def test_a_trainer_that_gave_up_counts_as_starved_once_all_samples_have_arrived() -> None:
     watch = StarvationWatch(longest_episode_s=1.0, clock=Clock())
     parting = Progress(samples=10, updates=5, lack="3 samples", gave_up=True)
     assert not watch.starving(parting, 1, 4)

@@ -48,7 +48,7 @@ def test_bounds_are_not_checked() -> None:
         (NESTED, {"a": np.zeros(2, np.float32), "b": (1, np.zeros(3, np.int64))}, "observation['b'][1]"),
     ],
 )
-def test_what_is_wrong_is_named(space: Any, obs: Any, words: str) -> None:
+def test_the_problem_is_named(space: Any, obs: Any, words: str) -> None:
     problem = make_observation_check(space).problem(obs)
     assert problem is not None
     assert words in problem
@@ -94,12 +94,12 @@ def test_values_that_survive_are_cast(space: Any, value: Any) -> None:
 
 
 @pytest.mark.parametrize("reward", [0, 1.5, True, np.float32(2), np.float64(-1), np.int64(3), np.array(1.0)])
-def test_numbers_are_rewards(reward: Any) -> None:
+def test_numbers_are_valid_rewards(reward: Any) -> None:
     assert reward_problem(reward) is None
 
 
 @pytest.mark.parametrize("reward", [float("nan"), np.float32(np.inf), None, "1", np.zeros(2)])
-def test_other_things_are_not(reward: Any) -> None:
+def test_other_values_are_invalid_rewards(reward: Any) -> None:
     assert "the reward is" in (reward_problem(reward) or "")
 
 

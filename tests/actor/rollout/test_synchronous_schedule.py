@@ -82,7 +82,7 @@ def test_with_whole_episodes_the_ratio_holds_between_them(make: Any, link: Any) 
 
 
 @pytest.mark.parametrize("end_episodes", [True, False])
-def test_everything_collected_is_sent_before_it_waits(end_episodes: bool, make: Any, link: Any) -> None:
+def test_all_samples_are_sent_before_a_wait(end_episodes: bool, make: Any, link: Any) -> None:
     worker = make(length=5)
     waiting: list[int] = []
 
@@ -96,7 +96,7 @@ def test_everything_collected_is_sent_before_it_waits(end_episodes: bool, make: 
     assert set(waiting) == {0}
 
 
-def test_an_episode_goes_on_after_a_wait(make: Any, link: Any) -> None:
+def test_an_episode_continues_after_a_wait(make: Any, link: Any) -> None:
     worker = make(length=7)
     Trace(link)
     worker.run_synchronous(nb_steps=14, initial_steps=2, max_steps_per_update=1.0, end_episodes=False)
@@ -135,7 +135,7 @@ def test_tests_are_played_with_whole_episodes_only(make: Any, link: Any) -> None
     assert {record.mode for record in link.records} == {"train"}
 
 
-def test_lost_samples_are_taken_off_the_count(make: Any, link: Any) -> None:
+def test_lost_samples_are_subtracted_from_the_count(make: Any, link: Any) -> None:
     worker = make(length=10**6)
     trace = Trace(link)
 
@@ -179,7 +179,7 @@ def test_an_evaluation_is_played_while_waiting_even_within_an_episode(make: Any,
     assert link.records[1].length == 8
 
 
-def test_pause_rests_between_episodes(make: Any, link: Any) -> None:
+def test_a_pause_waits_between_episodes(make: Any, link: Any) -> None:
     worker = make()
     link.directive = Directive(1, pause=True)
     link.on_wait = lambda link: setattr(link, "directive", Directive(2))
@@ -187,9 +187,7 @@ def test_pause_rests_between_episodes(make: Any, link: Any) -> None:
     assert link.waits == 1
 
 
-def test_when_the_trainer_waits_too_the_error_names_the_numbers(
-    make: Any, link: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_starvation_error_names_the_numbers(make: Any, link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10**6, 4))
     monkeypatch.setattr(
         synchronous, "StarvationWatch", lambda longest: StarvationWatch(longest, clock=lambda: float(next(clock)))
@@ -203,7 +201,7 @@ def test_when_the_trainer_waits_too_the_error_names_the_numbers(
         worker.run_synchronous(max_steps_per_update=2.0)
 
 
-def test_the_trainer_is_told_what_a_worker_waits_for_once_its_samples_are_there(make: Any, link: Any) -> None:
+def test_the_wait_reason_is_sent_once_all_samples_are_acknowledged(make: Any, link: Any) -> None:
     worker = make()
 
     def arrive_then_publish(link: Any) -> None:
@@ -221,14 +219,14 @@ def test_the_trainer_is_told_what_a_worker_waits_for_once_its_samples_are_there(
     ]
 
 
-def test_a_worker_on_its_own_cannot_wait_for_models(make: Any) -> None:
+def test_a_ratio_without_a_server_is_an_error(make: Any) -> None:
     worker = make(linked=False)
     with pytest.raises(StarvedError, match="standalone"):
         worker.run_synchronous(max_steps_per_update=1.0)
     worker.run_synchronous(nb_steps=4)
 
 
-def test_nothing_initial_and_nothing_to_do(make: Any, link: Any) -> None:
+def test_zero_initial_steps_and_zero_steps_return_immediately(make: Any, link: Any) -> None:
     worker = make()
     worker.run_synchronous(nb_steps=0, initial_steps=0)
     assert worker.steps_collected == 0
@@ -275,7 +273,7 @@ def test_a_worker_with_a_seed_collects_in_its_turns_only(make: Any, link: Any) -
         assert before[0] != now[0] or before[1] == now[1], "it collected without a turn"
 
 
-def test_a_trainer_that_gives_no_turns_is_not_waited_for_for_ever(
+def test_the_wait_for_a_trainer_without_turns_ends(
     make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(synchronous, "TURNLESS_S", 0.0)

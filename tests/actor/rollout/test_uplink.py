@@ -25,7 +25,7 @@ def make(counting_env: Any, constant_actor: Any, link: Any) -> Any:
     return make
 
 
-def test_update_returns_how_many_were_published_skipped_ones_included(make: Any, link: Any) -> None:
+def test_update_returns_the_number_of_published_versions_including_skipped_ones(make: Any, link: Any) -> None:
     worker = make()
     assert worker.update_actor_weights() == 0
     for value in (0.5, 0.6, 0.7):
@@ -58,9 +58,7 @@ def test_a_version_that_arrives_during_the_call_counts_once_it_is_loaded(
     assert worker.policy_version == (1, 1)
 
 
-def test_the_actor_is_told_what_to_explore_with_after_its_weights_are_loaded(
-    make: Any, link: Any, constant_actor: Any
-) -> None:
+def test_exploration_parameters_are_set_after_the_weights_are_loaded(make: Any, link: Any, constant_actor: Any) -> None:
     told: list[tuple[float, dict[str, float]]] = []
 
     class Noisy(constant_actor):  # type: ignore[misc]
@@ -163,14 +161,14 @@ def test_the_local_copy_is_kept_and_loaded(make: Any, link: Any, tmp_path: Path)
     assert make(files=PolicyFiles(path), linked=False, needs_policy=True).actor.value == 0.7
 
 
-def test_refused_weights_are_not_kept(make: Any, link: Any, tmp_path: Path) -> None:
+def test_refused_weights_are_not_stored(make: Any, link: Any, tmp_path: Path) -> None:
     worker = make(files=PolicyFiles(tmp_path / "policy"))
     link.publish(data=b"garbage")
     worker.update_actor_weights()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kept_policy_that_does_not_fit_matters_only_when_no_other_comes(make: Any, tmp_path: Path) -> None:
+def test_a_stored_policy_that_does_not_fit_is_an_error_only_without_a_server(make: Any, tmp_path: Path) -> None:
     path = tmp_path / "policy"
     path.write_bytes(b"garbage")
     assert make(files=PolicyFiles(path)).actor.value == 0.25
@@ -196,7 +194,7 @@ class TextActor(TorchActorModule):
         return self
 
 
-def test_a_torch_policy_s_own_format_is_what_arrives_and_is_kept(make: Any, link: Any, tmp_path: Path) -> None:
+def test_a_torch_policys_custom_format_is_received_and_stored(make: Any, link: Any, tmp_path: Path) -> None:
     path = tmp_path / "policy"
     path.write_bytes(b"of before")
     worker = make(actor=TextActor, files=PolicyFiles(path))
@@ -218,7 +216,7 @@ def test_a_copy_that_cannot_be_written_does_not_stop_the_worker(
     assert "could not be kept" in caplog.text
 
 
-def test_send_hands_over_everything_and_keeps_the_statistics(make: Any, link: Any) -> None:
+def test_send_takes_all_samples_and_keeps_the_statistics(make: Any, link: Any) -> None:
     worker = make()
     worker.collect_train_episode()
     worker.run_episode()
@@ -231,7 +229,7 @@ def test_send_hands_over_everything_and_keeps_the_statistics(make: Any, link: An
     assert link.sends == [4]
 
 
-def test_without_room_it_tries_again_until_there_is_some(make: Any, link: Any) -> None:
+def test_a_full_queue_is_retried_until_there_is_space(make: Any, link: Any) -> None:
     worker = make()
     worker.collect_train_episode()
     tries = []
@@ -248,7 +246,7 @@ def test_without_room_it_tries_again_until_there_is_some(make: Any, link: Any) -
     assert len(link) == 4
 
 
-def test_stopped_without_room_samples_go_back_and_are_sent_at_the_end(make: Any, link: Any) -> None:
+def test_unsent_samples_return_to_the_buffer_on_stop_and_are_sent_at_the_end(make: Any, link: Any) -> None:
     worker = make()
     worker.collect_train_episode()
 
@@ -266,7 +264,7 @@ def test_stopped_without_room_samples_go_back_and_are_sent_at_the_end(make: Any,
     assert len(link.records) == 1
 
 
-def test_close_sends_what_is_left_and_reports(make: Any, link: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_close_sends_remaining_samples_and_reports(make: Any, link: Any, caplog: pytest.LogCaptureFixture) -> None:
     worker = make()
     obs, _ = worker.reset(collect_samples=True)
     worker.step(obs, test=False, collect_samples=True)
@@ -280,7 +278,7 @@ def test_close_sends_what_is_left_and_reports(make: Any, link: Any, caplog: pyte
         worker.run()
 
 
-def test_what_found_no_room_at_the_end_is_counted_as_lost(make: Any, link: Any) -> None:
+def test_samples_without_space_at_the_end_count_as_lost(make: Any, link: Any) -> None:
     worker = make(drain_timeout_s=0.0)
     worker.collect_train_episode()
 
@@ -354,7 +352,7 @@ def test_an_action_that_is_not_finite_is_never_executed_and_the_episodes_samples
     assert "waits for another" in said[1]
 
 
-def test_an_action_that_is_not_finite_ends_a_worker_on_its_own(make: Any, constant_actor: Any) -> None:
+def test_an_action_that_is_not_finite_ends_a_worker_without_a_server(make: Any, constant_actor: Any) -> None:
     worker = make(linked=False, actor=BrokenActor(constant_actor))
     with pytest.raises(PolicyFailedError, match="not finite"):
         worker.run_episode()
@@ -365,7 +363,7 @@ def test_an_action_that_is_not_finite_ends_a_worker_on_its_own(make: Any, consta
     assert len(worker.env.actions) == 2
 
 
-def test_a_policy_that_cannot_be_read_is_refused_said_once_and_counted(
+def test_an_unreadable_policy_is_refused_logged_once_and_counted(
     make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = make()

@@ -29,7 +29,7 @@ def kinds(link: Any) -> list[tuple[str, str]]:
     return [(record.mode, record.end) for record in link.records]
 
 
-def test_run_tests_collects_sends_and_takes_weights_in_this_order(make: Any, link: Any) -> None:
+def test_run_tests_collects_sends_and_loads_weights_in_this_order(make: Any, link: Any) -> None:
     worker = make()
     link.on_send = lambda link: link.publish(0.5 + 0.1 * len(link.sends))
     worker.run(test_episode_interval=2, nb_episodes=3, verbose=False)
@@ -42,14 +42,14 @@ def test_run_tests_collects_sends_and_takes_weights_in_this_order(make: Any, lin
     assert worker.policy_version == (1, 3)
 
 
-def test_samples_know_the_version_that_made_them(make: Any, link: Any) -> None:
+def test_samples_carry_the_acting_version(make: Any, link: Any) -> None:
     worker = make()
     link.on_send = lambda link: link.publish()
     worker.run(nb_episodes=2, verbose=False)
     assert [chunk.version.tolist() for chunk in link.chunks] == [[[0, 0]] * 4, [[1, 1]] * 4]
 
 
-def test_experts_never_take_weights_nor_test(make: Any, link: Any) -> None:
+def test_experts_neither_load_weights_nor_test(make: Any, link: Any) -> None:
     worker = make()
     link.publish(0.9)
     link.directive = Directive(revision=1, evaluation=Evaluation(1, (5,)))
@@ -59,7 +59,7 @@ def test_experts_never_take_weights_nor_test(make: Any, link: Any) -> None:
     assert link.policy is None
 
 
-def test_a_worker_on_its_own_runs_and_keeps_nothing(make: Any) -> None:
+def test_a_worker_without_a_server_runs_and_stores_nothing(make: Any) -> None:
     worker = make(linked=False)
     worker.run(nb_episodes=2, test_episode_interval=1, verbose=False)
     assert len(worker.buffer) == 0
@@ -77,7 +77,7 @@ def test_send_every_sends_within_an_episode(make: Any, link: Any) -> None:
     assert [step for chunk in link.chunks for step in chunk.step.tolist()] == [*range(11)] * 2
 
 
-def test_short_episodes_leave_together_and_all_before_the_end(make: Any, link: Any) -> None:
+def test_short_episodes_are_sent_together_and_all_before_the_end(make: Any, link: Any) -> None:
     worker = make(send_pause_s=3600.0)
     worker.run(nb_episodes=3, verbose=False)
     assert link.sends == [4, 8]
@@ -111,7 +111,7 @@ def test_everything_is_sent_before_a_pause(make: Any, link: Any) -> None:
     assert link.waits == 1
 
 
-def test_weights_are_taken_at_each_step_if_asked(make: Any, link: Any) -> None:
+def test_weights_are_loaded_at_each_step_if_configured(make: Any, link: Any) -> None:
     worker = make(length=4, update_weights="step")
 
     def publish_at_step_2() -> None:
@@ -151,7 +151,7 @@ def test_finish_is_noticed_within_an_endless_episode(make: Any, link: Any) -> No
 
 
 @pytest.mark.parametrize("send_every", [0, 5])
-def test_an_endless_episode_of_which_nothing_is_sent_is_told_once(
+def test_an_endless_unsent_episode_is_logged_once(
     send_every: int, make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(asynchronous, "LONG_EPISODE_S", 0.0)
@@ -172,7 +172,7 @@ def test_stop_ends_the_run_after_the_step(make: Any, link: Any) -> None:
     assert worker.env.steps == 50
 
 
-def test_a_link_that_failed_for_good_ends_the_run_with_its_error(make: Any, link: Any) -> None:
+def test_a_permanently_failed_link_ends_the_run_with_its_error(make: Any, link: Any) -> None:
     worker = make()
 
     def fail(link: Any) -> None:
@@ -201,7 +201,7 @@ def test_the_rate_limit_waits_for_updates_after_sending(make: Any, link: Any) ->
     assert waited_at == [8, 12, 12, 16, 16]
 
 
-def test_the_rate_limit_counts_what_is_not_acknowledged_yet(make: Any, link: Any) -> None:
+def test_the_rate_limit_counts_unacknowledged_samples(make: Any, link: Any) -> None:
     worker = make(max_env_steps_per_update=1.0)
     link.counts = link.counts._replace(queued_samples=100)
     link.on_wait = lambda link: setattr(link, "counts", link.counts._replace(queued_samples=0))
@@ -209,7 +209,7 @@ def test_the_rate_limit_counts_what_is_not_acknowledged_yet(make: Any, link: Any
     assert link.waits == 1
 
 
-def test_the_rate_limit_and_a_trainer_that_waits_end_the_run_with_their_numbers(
+def test_starvation_by_the_rate_limit_ends_the_run_with_the_numbers(
     make: Any, link: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count()
@@ -227,7 +227,7 @@ def test_the_rate_limit_and_a_trainer_that_waits_end_the_run_with_their_numbers(
     assert link.waits_for == ""
 
 
-def test_a_rate_limit_that_holds_while_training_goes_on_is_nothing_to_tell(make: Any, link: Any) -> None:
+def test_a_wait_for_the_rate_limit_is_not_logged_while_training_continues(make: Any, link: Any) -> None:
     worker = make(max_env_steps_per_update=1.0)
     link.progress = Progress(samples=4, updates=1)
     link.on_wait = lambda link: setattr(link, "progress", Progress(samples=4, updates=100))
@@ -301,7 +301,7 @@ def test_an_evaluation_that_fails_is_played_again_with_its_seed(make: Any, link:
     ]
 
 
-def test_an_evaluation_comes_before_the_rate_limit_lets_go(make: Any, link: Any) -> None:
+def test_an_evaluation_runs_while_the_rate_limit_waits(make: Any, link: Any) -> None:
     worker = make(max_env_steps_per_update=1.0)
 
     def evaluate_then_free(link: Any) -> None:
@@ -366,7 +366,7 @@ def test_the_benchmark_reports_three_rates_and_leaves_no_trace(make: Any, link: 
     assert worker.env.actions[-1] == 0.125
 
 
-def test_the_benchmark_times_the_policy_and_not_what_is_drawn_instead(make: Any, constant_actor: Any) -> None:
+def test_the_benchmark_measures_the_policy_and_no_random_actions(make: Any, constant_actor: Any) -> None:
     asked = []
 
     class Exploring(constant_actor):  # type: ignore[misc]
@@ -403,7 +403,7 @@ def test_a_benchmark_needs_a_number_of_steps(steps: float, make: Any) -> None:
         make().run_env_benchmark(steps)
 
 
-def test_compressed_samples_are_what_travels(make: Any, link: Any) -> None:
+def test_compressed_samples_are_sent(make: Any, link: Any) -> None:
     worker = make(
         sample_compressor=lambda act, obs, rew, terminated, truncated, info: (
             act,

@@ -118,7 +118,9 @@ def test_the_rate_falls_as_ours_does(modules: dict[str, Any]) -> None:
         ("pendulum", "agent.cls=tmrl_core.training:TD3Agent", "only PPOAgent and SacAgent"),
     ],
 )
-def test_what_cannot_be_translated_is_refused(modules: dict[str, Any], task: str, change: str, message: str) -> None:
+def test_unsupported_policies_cannot_be_translated(
+    modules: dict[str, Any], task: str, change: str, message: str
+) -> None:
     other = ["actor.cls=tmrl_core.actor:DeterministicMLPActor", "agent.kwargs={}"]
     changes = [change] + (other if "TD3" in change else [])
     config = load(FOLDER / f"{task}.yaml", changes, {})

@@ -69,7 +69,7 @@ def test_it_stores_each_step_once_and_joins_no_episodes(one_process: Any) -> Non
     assert not np.allclose(before[3], after[0])
 
 
-def test_a_curve_has_the_steps_that_were_asked_for(one_process: Any) -> None:
+def test_a_curve_has_the_requested_steps(one_process: Any) -> None:
     changes = ["trainer.epochs=1", "trainer.steps=40", "trainer.start_training=30"]
     changes += ["trainer.evaluation.every_updates=20", "trainer.evaluation.episodes=2"]
     config = load(FOLDER / "pendulum.yaml", [*SMALL, *changes], {})

@@ -109,7 +109,7 @@ def test_each_built_in_policy_has_a_numpy_backend(name: str, kwargs: dict[str, A
 
 
 @EACH_POLICY
-def test_workers_begin_to_explore_alike_with_torch_and_without(
+def test_initial_exploration_is_equal_with_and_without_torch(
     name: str, kwargs: dict[str, Any], action_space: Any
 ) -> None:
     policy = getattr(tmrl_core.actor, name)
@@ -130,7 +130,7 @@ def test_workers_begin_to_explore_alike_with_torch_and_without(
         assert trained.exploration() == {"random": 0.0}, "the one that is trained acts as it is"
 
 
-def test_a_share_of_random_actions_that_is_configured_stays_until_the_trainer_says_another() -> None:
+def test_the_configured_share_of_random_actions_lasts_until_the_trainer_changes_it() -> None:
     trained = SquashedGaussianMLPActor(OBS, ACT, hidden_sizes=(8,))
     for backend in ("numpy", "torch"):
         make = choose_actor(
@@ -198,7 +198,7 @@ def test_policy_names_give_numpy_backends_without_torch() -> None:
     assert lines[-1] == "5"
 
 
-def test_without_torch_an_unknown_keyword_is_named_beside_what_to_install() -> None:
+def test_without_torch_the_error_names_the_unknown_keyword_and_the_extra() -> None:
     script = """
 import sys
 sys.modules["torch"] = None  # importing it raises

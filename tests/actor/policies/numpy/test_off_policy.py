@@ -34,7 +34,7 @@ BOTH = [(cls, *rest) for one, two, *rest in BACKENDS for cls in (one, two)]
 
 
 @pytest.mark.parametrize(("cls", "numpy_cls", "observations", "actions", "kwargs"), BACKENDS)
-def test_both_backends_act_alike_on_the_same_weights(
+def test_both_backends_choose_equal_actions_with_the_same_weights(
     cls: Any, numpy_cls: Any, observations: Any, actions: Any, kwargs: Any
 ) -> None:
     torch.manual_seed(1)
@@ -78,7 +78,7 @@ def test_a_seed_repeats_the_exploration(cls: Any, observations: Any, actions: An
 
 
 @pytest.mark.parametrize("cls", [QValueMLPActor, NumpyQValueMLPActor])
-def test_epsilon_is_the_share_of_actions_by_chance(cls: Any) -> None:
+def test_epsilon_is_the_share_of_random_actions(cls: Any) -> None:
     actor = cls(VECTOR, THREE, (8,))
     actor.seed(0)
     obs = np.array([0.1, -0.2, 0.3], np.float32)

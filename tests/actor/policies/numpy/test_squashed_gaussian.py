@@ -26,7 +26,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("observations", "actions", "hidden_sizes", "activation"), PAIRS)
-def test_both_backends_act_alike_on_the_same_weights(
+def test_both_backends_choose_equal_actions_with_the_same_weights(
     observations: Any, actions: Any, hidden_sizes: tuple[int, ...], activation: str
 ) -> None:
     torch.manual_seed(1)
@@ -61,7 +61,7 @@ def test_exploration_has_the_spread_of_the_weights(actions: Any) -> None:
 
 
 @pytest.mark.parametrize("actions", [PENDULUM, SIX, spaces.Box(-1, 1, (2, 2), np.float64)])
-def test_actions_fill_the_space_until_there_are_weights_to_act_by(actions: Any) -> None:
+def test_actions_are_uniform_before_the_first_weights(actions: Any) -> None:
     numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,), seed=3)
     obs = np.array([0.3, -0.1, 0.5], np.float32)
     best = numpy_actor.act(obs, test=True)
@@ -87,7 +87,7 @@ def test_actions_fill_the_space_until_there_are_weights_to_act_by(actions: Any) 
     np.testing.assert_allclose(numpy_actor.act(obs), numpy_actor.act(obs, test=True), atol=1e-5)
 
 
-def test_what_the_trainer_says_of_random_actions_counts_with_any_weights() -> None:
+def test_the_trainers_share_of_random_actions_applies_to_any_weights() -> None:
     numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8,), seed=3)
     original = SquashedGaussianMLPActor(VECTOR, PENDULUM, hidden_sizes=(8,))
     with torch.no_grad():

@@ -70,7 +70,7 @@ def test_nested_tuples_read_only_arrays_and_tensors_are_collated() -> None:
     assert third.shape == (1, 2)
 
 
-def test_weights_travel_by_file_and_by_bytes(tmp_path: Path) -> None:
+def test_weights_survive_files_and_bytes(tmp_path: Path) -> None:
     source, by_file, by_bytes = Probe(), Probe(), Probe()
     source.save(tmp_path / "weights")
     assert by_file.load(tmp_path / "weights", "cpu") is by_file
@@ -80,7 +80,7 @@ def test_weights_travel_by_file_and_by_bytes(tmp_path: Path) -> None:
         assert torch.equal(by_bytes.state_dict()[name], value)
 
 
-def test_two_names_for_one_parameter_travel() -> None:
+def test_shared_parameters_survive_saving() -> None:
     source, target = Tied(), Tied()
     target.from_bytes(source.to_bytes(), "cpu")
     assert torch.equal(target.again.weight, source.layer.weight)
@@ -110,7 +110,7 @@ def test_damaged_weights_are_refused_whole(damage: Any) -> None:
     assert actor.to_bytes() == before
 
 
-def test_a_state_that_is_no_tensor_is_named() -> None:
+def test_the_error_names_a_state_entry_that_is_not_a_tensor() -> None:
     with pytest.raises(WeightsError, match=r"_extra_state.*is a dict"):
         WithExtraState().to_bytes()
 
@@ -123,7 +123,7 @@ def test_the_device_is_remembered() -> None:
     assert str(actor.device) == "meta"
 
 
-def test_it_knows_its_device_when_what_it_is_part_of_is_moved() -> None:
+def test_the_device_follows_when_the_parent_module_is_moved() -> None:
     model = torch.nn.Sequential(Probe())
     model.to("meta")
     assert str(model[0].device) == "meta"
@@ -183,9 +183,7 @@ class Both(Probe):
         (Both, b"bytes", "safetensors"),
     ],
 )
-def test_a_format_of_its_own_is_used_on_the_wire_and_in_files(
-    make: Any, start: bytes, tag: str, tmp_path: Path
-) -> None:
+def test_a_custom_format_is_used_on_the_wire_and_in_files(make: Any, start: bytes, tag: str, tmp_path: Path) -> None:
     source, by_file, by_bytes = make(), make(), make()
     found, data = source.to_blob()
     assert found == tag

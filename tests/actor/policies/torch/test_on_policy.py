@@ -48,7 +48,7 @@ def observations(number: int) -> list[Any]:
     "kwargs",
     [{}, {"hidden_sizes": []}, {"hidden_sizes": [7], "activation": "relu"}, {"normalize_observations": True}],
 )
-def test_the_numpy_backend_acts_alike(pieces: Any, kwargs: Any) -> None:
+def test_the_numpy_backend_chooses_equal_actions(pieces: Any, kwargs: Any) -> None:
     policy, numpy_actor = pair(*pieces, **kwargs)
     assert numpy_actor.to_bytes() == policy.to_bytes()
     for obs in observations(20):
@@ -59,7 +59,7 @@ def test_the_numpy_backend_acts_alike(pieces: Any, kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("pieces", PAIRS)
-def test_what_is_said_of_an_action_is_its_density(pieces: Any) -> None:
+def test_the_stored_log_density_is_that_of_the_action(pieces: Any) -> None:
     for actor in pair(*pieces):
         actor.seed(5)
         policy = pair(*pieces)[0]
@@ -76,7 +76,7 @@ def test_what_is_said_of_an_action_is_its_density(pieces: Any) -> None:
             assert logp.item() == pytest.approx(float(extras["logp"]), abs=2e-5)
 
 
-def test_a_category_is_drawn_as_often_as_its_probability_says() -> None:
+def test_categories_are_sampled_with_their_probabilities() -> None:
     policy, numpy_actor = pair(*PAIRS[0])
     obs = observations(1)[0]
     batch = {"x": torch.from_numpy(obs["x"])[None], "n": torch.tensor([obs["n"]])}
@@ -89,7 +89,7 @@ def test_a_category_is_drawn_as_often_as_its_probability_says() -> None:
             assert found[index - 1] / number == pytest.approx(probability, abs=slack)
 
 
-def test_a_gaussian_is_drawn_with_its_spread_and_clipped_only_where_it_acts() -> None:
+def test_gaussian_actions_have_the_standard_deviation_and_only_executed_ones_are_clipped() -> None:
     policy, numpy_actor = pair(*PAIRS[1], log_std=0.5)
     obs = observations(1)[0]
     std = policy.log_std.exp().detach().numpy()
@@ -104,7 +104,7 @@ def test_a_gaussian_is_drawn_with_its_spread_and_clipped_only_where_it_acts() ->
 
 
 @pytest.mark.parametrize("pieces", PAIRS)
-def test_the_same_seed_explores_alike(pieces: Any) -> None:
+def test_the_same_seed_gives_the_same_exploration(pieces: Any) -> None:
     for actor in pair(*pieces):
         found = []
         for _ in range(2):
@@ -150,7 +150,7 @@ def test_spaces_and_weights_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("pieces", PAIRS)
-def test_observations_are_normalized_by_what_came_with_the_weights(pieces: Any) -> None:
+def test_observations_are_normalized_with_the_statistics_in_the_weights(pieces: Any) -> None:
     policy, numpy_actor = pair(*pieces, normalize_observations=True)
     plain, _ = pair(*pieces)
     with torch.no_grad():

@@ -32,7 +32,7 @@ def test_each_action_element_fills_its_own_bounds_and_never_leaves_them() -> Non
     assert bool((actions.amax(0) > high - 0.01 * (high - low)).all())
 
 
-def test_the_log_density_is_the_obvious_one() -> None:
+def test_the_log_density_equals_a_simple_computation() -> None:
     actor = policy()
     obs = torch.rand(6, 3)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_test_is_deterministic_and_exploration_is_not() -> None:
     assert not np.array_equal(actor.act_(obs), actor.act_(obs))
 
 
-def test_random_actions_fill_the_space_and_only_while_they_are_asked_for() -> None:
+def test_random_actions_fill_the_space_only_while_requested() -> None:
     actor = policy()
     actor.seed(0)
     obs = np.array([0.1, -0.2, 0.3], np.float32)
