@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
+from tmrl_core import actor as policies
 from tmrl_core.envs import BaseEnvironment, SessionBatchEnvironment, Sessions, get_sessions
 
 B, T, N = 3, 6, 4
@@ -303,6 +304,130 @@ def test_the_density_of_a_gaussian() -> None:
     distance = torch.as_tensor(actions) - actor.mu(torch.as_tensor(OBSERVATIONS))
     assert found.log_probs is not None
     assert torch.allclose(found.log_probs, -0.5 * distance.square().sum(dim=-1) - math.log(2 * math.pi), atol=1e-5)
+
+
+# --- actors of this package -------------------------------------------------------------------------------------------
+
+STICK = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
+BUTTONS = spaces.Discrete(N, start=1)
+SMALL: dict[str, Any] = {"hidden_sizes": (8,)}
+ACTORS: list[tuple[Any, Any, dict[str, Any]]] = [
+    (policies.SquashedGaussianMLPActor, STICK, SMALL),
+    (policies.DeterministicMLPActor, STICK, SMALL),
+    (policies.QValueMLPActor, BUTTONS, SMALL),
+    (policies.CategoricalMLPActor, BUTTONS, SMALL),
+    (policies.GaussianMLPActor, STICK, SMALL),
+    *(
+        (cls, space, {**SMALL, "cell": cell, "cell_size": 6})
+        for cell in ("gru", "lstm")
+        for cls, space in (
+            (policies.SquashedGaussianRNNActor, STICK),
+            (policies.QValueRNNActor, BUTTONS),
+            (policies.CategoricalRNNActor, BUTTONS),
+            (policies.GaussianRNNActor, STICK),
+        )
+    ),
+]
+
+
+def recorded_actions(space: Any) -> Any:
+    if space is BUTTONS:
+        return ACTIONS + 1
+    return RNG.uniform(space.low, space.high, (B, T, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("cls", "space", "kwargs"), ACTORS)
+def test_actors_of_this_package_replay_sessions(cls: Any, space: Any, kwargs: Any) -> None:
+    torch.manual_seed(0)
+    actor = cls(spaces.Box(-9, 9, (5,)), space, **kwargs)
+    changes: dict[str, Any] = {"actions": recorded_actions(space), "is_alive": ALIVE}
+    if space is STICK:
+        changes["single_action_shapes"] = (2,)
+    if actor.initial_state(1):
+        names = actor.initial_state(1)
+        changes["preceding_agent_memories"] = [RNG.standard_normal((B, 6)).astype(np.float32) for _ in names]
+    results = []
+    for optimize in (False, True):
+        found = get_sessions(recorded(**changes), actor, T + 1, optimize)
+        assert set(found.actor_states) == set(actor.initial_state(1))
+        loss = sum((each.sum() for each in (found.values, found.log_probs) if each is not None), torch.zeros(()))
+        loss = torch.nan_to_num(loss, neginf=0.0)
+        grads = torch.autograd.grad(loss, list(actor.parameters()), allow_unused=True) if loss.requires_grad else ()
+        results.append([*flat(found), *(each for each in grads if each is not None)])
+    assert len(results[0]) == len(results[1])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-4)
+    if "preceding_agent_memories" in changes:
+        for name, memory in zip(actor.initial_state(1), changes["preceding_agent_memories"], strict=True):
+            assert same(found.actor_states[name][:, 0], memory)
+    if cls not in (policies.DeterministicMLPActor, policies.QValueMLPActor):
+        assert found.log_probs is not None or found.values is not None
+
+
+@pytest.mark.parametrize(("cls", "space", "kwargs"), ACTORS)
+def test_actors_of_this_package_act_in_live_environments(cls: Any, space: Any, kwargs: Any) -> None:
+    class Noise(BaseEnvironment):
+        def __init__(self) -> None:
+            super().__init__((5,), (5,), space.shape, action_dtypes="float32" if space is STICK else "int32")
+
+        def get_action_results(self, last_states: list[Tensor], actions: list[Tensor], **kwargs: Any) -> Any:
+            state = torch.sin(last_states[0] * 3.0 + 1.0) + actions[0].reshape(len(actions[0]), -1).sum(dim=1)[:, None]
+            return [state], [state]
+
+    torch.manual_seed(0)
+    actor = cls(spaces.Box(-9, 9, (5,)), space, **kwargs)
+    actor.set_exploration({"random": 0.5, "epsilon": 0.5, "noise": 0.3})
+    found = get_sessions(Noise(), actor, T, batch_size=B)
+    assert all(
+        space.contains(action.astype(space.dtype))
+        for action in found.actions[0].detach().numpy().reshape(B * T, *space.shape)
+    )
+    assert found.actions[0].shape == (B, T, *space.shape)
+    assert len(torch.unique(found.actions[0].detach().flatten())) > 1
+    greedy = get_sessions(Noise(), actor, T, deterministic=True)
+    again = get_sessions(Noise(), actor, T, deterministic=True)
+    assert torch.equal(greedy.actions[0], again.actions[0])
+    for name, states in found.actor_states.items():
+        assert states.shape == (B, T, 6), name
+        assert states.requires_grad
+
+
+def test_log_probabilities_are_those_of_the_policy() -> None:
+    torch.manual_seed(0)
+    space = spaces.Box(-9, 9, (5,))
+    obs = torch.as_tensor(OBSERVATIONS)
+    squashed = policies.SquashedGaussianMLPActor(space, STICK)
+    action, expected = squashed(obs.flatten(0, 1))
+    found = squashed.log_prob(squashed.unroll(obs, {})[0], action.reshape(B, T, 2))
+    assert torch.allclose(found.flatten(), expected, atol=1e-3)
+
+    q = policies.QValueMLPActor(space, BUTTONS, epsilon=0.2)
+    outputs, _ = q.unroll(obs, {})
+    of_each = torch.stack([q.log_prob(outputs, torch.full((B, T), action)).exp() for action in range(1, N + 1)])
+    assert torch.allclose(of_each.sum(dim=0), torch.ones(B, T))
+    assert torch.allclose(of_each.amax(dim=0), torch.full((B, T), 0.8 + 0.2 / N))
+
+    categorical = policies.CategoricalMLPActor(space, BUTTONS)
+    flat_obs = obs.flatten(0, 1)
+    index = torch.arange(B * T) % N
+    expected, _ = categorical.log_prob_and_entropy(flat_obs, index)
+    found = categorical.log_prob(categorical.unroll(obs, {})[0], (index + 1).reshape(B, T))
+    assert torch.allclose(found.flatten(), expected, atol=1e-6)
+
+    gaussian = policies.GaussianMLPActor(space, STICK)
+    drawn = torch.randn(B * T, 2)
+    expected, _ = gaussian.log_prob_and_entropy(flat_obs, drawn)
+    found = gaussian.log_prob(gaussian.unroll(obs, {})[0], drawn.reshape(B, T, 2))
+    assert torch.allclose(found.flatten(), expected, atol=1e-6)
+
+
+def test_gradients_of_continuous_actions_reach_the_policy_through_the_environment() -> None:
+    for cls in (policies.SquashedGaussianMLPActor, policies.GaussianMLPActor, policies.DeterministicMLPActor):
+        torch.manual_seed(0)
+        actor = cls(spaces.Box(-9, 9, (2,)), spaces.Box(-1, 1, (2,)))
+        actor.set_exploration({"random": 0.0})
+        torch.autograd.backward(get_sessions(Target(), actor, 3, batch_size=2).rewards.sum())
+        assert all(each.grad is not None for each in actor.net.parameters())
 
 
 # --- live environments written in torch -------------------------------------------------------------------------------

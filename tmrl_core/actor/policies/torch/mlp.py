@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tmrl_core.actor.module import State
 from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.flattening import Leaf, layout_of, vector_size
 from tmrl_core.actor.policies.torch.module import TorchActorModule
@@ -108,6 +109,53 @@ class TorchMLPActor(TorchActorModule):
         """Return [B, H] features of flattened observations [B, D]."""
         features_BH: Tensor = self.net(flat_BD)
         return features_BH
+
+    # --- whole sequences: what `tmrl_core.envs.get_sessions` needs; recurrent policies have their own ---
+
+    def initial_state(self, batch: int) -> State:
+        """Return the state at the beginning of `batch` sessions: empty, there is no recurrence."""
+        return {}
+
+    def unroll(self, obs_BT: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the outputs [B, T, ...] of the policy by name, with gradients, and the empty state.
+
+        Args:
+            obs_BT: nested as the observation space is, leaves [B, T, *shape] tensors.
+            state_B: not looked at.
+        """
+        flat_ND = flatten_batch(self.layout, obs_BT)
+        return self.outputs_of(self.encode(flat_ND.reshape(*self.layout[0].of(obs_BT).shape[:2], -1))), {}
+
+    def step(
+        self, obs_B: Any, state_B: Mapping[str, Any], deterministic: bool = False
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return actions [B, *action shape], with gradients where they are continuous, and the empty state."""
+        return self.action_of(self.outputs_of(self.encode(flatten_batch(self.layout, obs_B))), deterministic), {}
+
+    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
+        """Return the outputs of the last layers by name, [..., N], of [..., H] features."""
+        raise NotImplementedError(f"{type(self).__name__} has no outputs_of(features), so it cannot be unrolled.")
+
+    def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
+        """Return actions [B, *action shape] of the outputs of `outputs_of`, explored as in `act`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no action_of(outputs, deterministic); let it act instead."
+        )
+
+    def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor | None:
+        """Return, with gradients, the [...] log-probabilities in nats of actions [..., *action shape].
+
+        Uniformly sampled actions of the warm-up are left out of account. None, as by default: there is no density.
+        """
+        return None
+
+    def _mixed(self, action_B: Tensor, low: Tensor, high: Tensor, share: float) -> Tensor:
+        """Return actions, a share of them replaced by uniformly sampled ones."""
+        if share <= 0.0:
+            return action_B
+        uniform_B = low + self._uniform(action_B.shape) * (high - low)
+        replaced_B = self._uniform(action_B.shape[:1]) < share
+        return torch.where(replaced_B.reshape(-1, *[1] * (action_B.ndim - 1)), uniform_B, action_B)
 
     def seed(self, seed: int) -> None:
         """Give the exploration of `act` a seeded generator; otherwise it uses torch's global one."""

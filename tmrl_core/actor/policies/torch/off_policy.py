@@ -50,6 +50,11 @@ class QValueHead(EpsilonGreedy, TorchMLPActor):
             return {"q": dueling_q(self.value(features_BH), self.advantage(features_BH))}
         return {"q": self.q(features_BH)}
 
+    def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor:
+        """Return the [...] log-probabilities of actions; with `epsilon` 0, those that are not the best have -inf."""
+        best_BT = outputs_BT["q"].argmax(dim=-1) == action_BT - self._actions.start
+        return torch.log(self.epsilon / self._actions.count + (1.0 - self.epsilon) * best_BT)
+
     def index(self, action_B: Tensor) -> Tensor:
         """Return [B] int64 indices, from 0, of a batch's actions."""
         return action_B.reshape(-1).to(torch.int64) - self._actions.start
@@ -91,6 +96,14 @@ class QValueMLPActor(QValueHead):
             obs: nested as the observation space is, leaves [B, *shape] tensors.
         """
         return self.outputs_of(self.encode(flatten_batch(self.layout, obs)))["q"]
+
+    def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
+        """Return actions [B], a share `epsilon` of them random."""
+        index_B = outputs_B["q"].argmax(dim=-1)
+        if not deterministic:
+            random_B = (self._uniform(index_B.shape) * self._actions.count).to(torch.int64)
+            index_B = torch.where(self._uniform(index_B.shape) < self.epsilon, random_B, index_B)
+        return index_B + self._actions.start
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """Return the action for one observation, collated with a batch dimension of one."""
@@ -148,10 +161,23 @@ class DeterministicMLPActor(TorchMLPActor):
         Args:
             obs: nested as the observation space is, leaves [B, *shape] tensors.
         """
-        u_BA = self.mu(self.net(flatten_batch(self.layout, obs))).reshape(-1, *self._action_shape)
+        return self.outputs_of(self.encode(flatten_batch(self.layout, obs)))["action"]
+
+    def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
+        """Return `action` [..., *action shape] without noise, within the bounds, of [..., H] features."""
+        u_BA = self.mu(features_BH).reshape(*features_BH.shape[:-1], *self._action_shape)
         action_BA = self.low + (torch.tanh(u_BA) + 1.0) / 2.0 * (self.high - self.low)
         # Rounding may leave the bounds by one bit, and an environment may check them.
-        return torch.clamp(action_BA, self.low, self.high)
+        return {"action": torch.clamp(action_BA, self.low, self.high)}
+
+    def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
+        """Return actions [B, *action shape] with Gaussian noise; a share `random` of them is uniform."""
+        action_B = outputs_B["action"]
+        if deterministic:
+            return action_B
+        noise_B = torch.randn(action_B.shape, generator=self._generator, device=action_B.device)
+        noisy_B = action_B + self.noise * noise_B * (self.high - self.low) / 2.0
+        return self._mixed(torch.clamp(noisy_B, self.low, self.high), self.low, self.high, self.random)
 
     def exploration(self) -> dict[str, float]:
         """Return `noise` and `random`."""

@@ -158,6 +158,11 @@ class CategoricalHead(OnPolicyHead):
         entropy_B = -(log_probs_BN.exp() * log_probs_BN).sum(dim=-1)
         return log_probs_BN.gather(1, action[:, None]).squeeze(1), entropy_B
 
+    def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor:
+        """Return, with gradients, the [...] log-probabilities of actions."""
+        index_BT = action_BT.to(torch.int64)[..., None] - self._actions.start
+        return torch.log_softmax(outputs_BT["logits"], dim=-1).gather(-1, index_BT).squeeze(-1)
+
     def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
         """Return [B] int64 index of each action, from 0."""
         return action.reshape(-1).to(torch.int64) - self._actions.start
@@ -185,6 +190,11 @@ class GaussianHead(OnPolicyHead):
         """Return, with gradients, [B] log-density of the unclipped actions [B, A] and [B] entropy, in nats."""
         entropy = (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
         return self._density(outputs["mu"], action), entropy.expand(len(outputs["mu"]))
+
+    def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor:
+        """Return, with gradients, the [...] log-densities of actions; clipped ones have the density at the bounds."""
+        mu_BTA = outputs_BT["mu"]
+        return self._density(mu_BTA, action_BT.reshape(mu_BTA.shape))
 
     def _density(self, mu_BA: Tensor, sampled_action_BA: Tensor) -> Tensor:
         z_BA = (sampled_action_BA - mu_BA) * torch.exp(-self.log_std)
@@ -235,6 +245,14 @@ class CategoricalMLPActor(CategoricalHead, OnPolicyActor):
             index_B = torch.multinomial(log_probs_BN.exp(), 1, generator=self._generator).squeeze(1)
         return index_B, log_probs_BN.gather(1, index_B[:, None]).squeeze(1)
 
+    def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
+        """Return actions [B]."""
+        logits_BN = outputs_B["logits"]
+        if deterministic:
+            return logits_BN.argmax(dim=-1) + self._actions.start
+        index_B1 = torch.multinomial(logits_BN.detach().softmax(dim=-1), 1, generator=self._generator)
+        return index_B1.squeeze(1) + self._actions.start
+
     def _of_space(self, known: Tensor) -> Any:
         return self._actions.of(int(known[0]))
 
@@ -274,6 +292,15 @@ class GaussianMLPActor(GaussianHead, OnPolicyActor):
             noise_BA = torch.randn(mu_BA.shape, generator=self._generator, device=mu_BA.device, dtype=mu_BA.dtype)
             sampled_action_BA = mu_BA + torch.exp(self.log_std) * noise_BA
         return sampled_action_BA, self._density(mu_BA, sampled_action_BA)
+
+    def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
+        """Return actions [B, *action shape], clipped to the bounds."""
+        action_BA = outputs_B["mu"]
+        if not deterministic:
+            noise_BA = torch.randn(action_BA.shape, generator=self._generator, device=action_BA.device)
+            action_BA = action_BA + torch.exp(outputs_B["log_std"]) * noise_BA
+        low, high = (torch.as_tensor(bound).to(action_BA) for bound in (self._bounds.low, self._bounds.high))
+        return action_BA.clamp(low, high).reshape(-1, *self._bounds.shape)
 
     def _of_space(self, known: Tensor) -> Any:
         return self._bounds.clipped(known[0].cpu().numpy())

@@ -96,6 +96,31 @@ class TorchRecurrentActor(RecurrentPolicy, TorchMLPActor):
         features_BTH, after_B = unroll_layer(self.rnn, self.encode(flat_BTD), state_B)
         return self.outputs_of(features_BTH), after_B
 
+    def unroll_states(
+        self, obs_BT: Any, state_B: Mapping[str, Tensor | np.ndarray]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the outputs of `unroll`, and the states [B, T, units] before each tick.
+
+        Raises:
+            ValueError: as `unroll`.
+        """
+        batch = self.check_state(state_B)
+        flat_ND = flatten_batch(self.layout, obs_BT)
+        x_BTH = self.encode(flat_ND.reshape(batch, -1, flat_ND.shape[-1]))
+        states_T = [{name: torch.as_tensor(value).to(x_BTH) for name, value in state_B.items()}]
+        if self.cell == "gru":  # its outputs are its states
+            seen_BTH, _ = unroll_layer(self.rnn, x_BTH, states_T[0])
+            states = {"h": torch.cat([states_T[0]["h"][:, None], seen_BTH[:, :-1]], dim=1)}
+        else:
+            seen_T = []
+            for x_B1H in torch.split(x_BTH, 1, dim=1):
+                seen_B1H, after_B = unroll_layer(self.rnn, x_B1H, states_T[-1])
+                seen_T.append(seen_B1H)
+                states_T.append(after_B)
+            seen_BTH = torch.cat(seen_T, dim=1)
+            states = {name: torch.stack([each[name] for each in states_T[:-1]], dim=1) for name in state_B}
+        return self.outputs_of(seen_BTH), states
+
     def step(
         self, obs_B: Any, state_B: Mapping[str, Tensor | np.ndarray], deterministic: bool = False
     ) -> tuple[Tensor, dict[str, Tensor]]:

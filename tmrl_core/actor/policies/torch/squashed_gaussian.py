@@ -17,6 +17,8 @@ from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
 
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
+_UNIT_MARGIN = 1e-6
+"""Distance of the scaled actions to -1 and 1, where the inverse of tanh is infinite."""
 
 
 class SquashedGaussianHead(RandomUntilTrained, TorchMLPActor):
@@ -64,11 +66,18 @@ class SquashedGaussianHead(RandomUntilTrained, TorchMLPActor):
             u_BA = mu_BA + torch.exp(log_std_BA) * noise_BA
         logp_B: Tensor | None = None
         if compute_logprob:
-            gaussian_BA = -0.5 * ((u_BA - mu_BA) * torch.exp(-log_std_BA)).square() - log_std_BA
-            # log(1 - tanh(u)^2), in the form that does not lose its digits for large u (appendix C).
-            squashing_BA = 2.0 * (math.log(2.0) - u_BA - functional.softplus(-2.0 * u_BA))
-            logp_B = (gaussian_BA - 0.5 * math.log(2.0 * math.pi) - squashing_BA).sum(dim=-1)
+            logp_B = _log_density(u_BA, mu_BA, log_std_BA)
         return self.squash(u_BA), logp_B
+
+    def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor:
+        """Return, with gradients, the [...] log-densities of actions, as `squashed` does of the actions it samples.
+
+        Actions at their bounds have the density of actions just inside them.
+        """
+        mu_BTA, log_std_BTA = outputs_BT["mu"], outputs_BT["log_std"]
+        unit_BTA = 2.0 * (action_BT.reshape(mu_BTA.shape) - self.low) / (self.high - self.low) - 1.0
+        u_BTA = torch.atanh(unit_BTA.float().clamp(-1.0 + _UNIT_MARGIN, 1.0 - _UNIT_MARGIN))
+        return _log_density(u_BTA, mu_BTA, log_std_BTA)
 
     def squash(self, u_BA: Tensor) -> Tensor:
         """Return actions [..., *action shape] of [..., A] values before squashing."""
@@ -76,6 +85,14 @@ class SquashedGaussianHead(RandomUntilTrained, TorchMLPActor):
         # Rounding may leave the bounds by one bit, and an environment may check them.
         action_BA = torch.clamp(action_BA, self.low, self.high)
         return action_BA.reshape(*u_BA.shape[:-1], *self._bounds.shape)
+
+
+def _log_density(u_BA: Tensor, mu_BA: Tensor, log_std_BA: Tensor) -> Tensor:
+    """Return the [...] log-densities of squashed actions, scaled to [-1, 1], of [..., A] values before squashing."""
+    gaussian_BA = -0.5 * ((u_BA - mu_BA) * torch.exp(-log_std_BA)).square() - log_std_BA
+    # log(1 - tanh(u)^2), in the form that does not lose its digits for large u (appendix C).
+    squashing_BA = 2.0 * (math.log(2.0) - u_BA - functional.softplus(-2.0 * u_BA))
+    return (gaussian_BA - 0.5 * math.log(2.0 * math.pi) - squashing_BA).sum(dim=-1)
 
 
 class SquashedGaussianMLPActor(SquashedGaussianHead):
@@ -126,6 +143,12 @@ class SquashedGaussianMLPActor(SquashedGaussianHead):
         if test and not compute_logprob:
             return self.squash(self.mu(features_BH).float()), None
         return self.squashed(self.outputs_of(features_BH), test, compute_logprob, generator)
+
+    def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
+        """Return actions [B, *action shape]; a share `random` of them is uniform."""
+        action_B, _ = self.squashed(outputs_B, deterministic, compute_logprob=False, generator=self._generator)
+        low, high = (bound.reshape(self._bounds.shape) for bound in (self.low, self.high))
+        return self._mixed(action_B, low, high, 0.0 if deterministic else self.random)
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """Return the action for one observation with a batch dimension of one, as an array of the action space."""
