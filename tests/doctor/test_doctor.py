@@ -305,6 +305,23 @@ def test_a_listener_with_another_protocol(robot: Path) -> None:
     assert "server.port" in step.todo
 
 
+@pytest.mark.parametrize(
+    ("talk", "found"),
+    [
+        (lambda sock: sock.sendall(b"SSH-2.0-OpenSSH_9.6\r\n" * 9), "does not speak our protocol"),
+        (lambda sock: (sock.recv(1000), sock.close()), "closed the connection without a message"),
+        (lambda sock: None, "did not answer within 1 s"),
+    ],
+    ids=["other", "closed", "mute"],
+)
+def test_what_listens_in_plaintext_is_something_else(
+    robot: Path, talk: Callable[[socket.socket], object], found: str
+) -> None:
+    with listener(talk) as port:
+        step = only_failed(look(configured(port, robot, security=None), timeout_s=1.0), "accepted", found)
+    assert step.todo
+
+
 @pytest.fixture
 def plain() -> Iterator[Server]:
     made = Server(config=from_values({"network": {"security": None}, "server": {"port": 0}}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import time
@@ -13,11 +12,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from tmrl_core.config import Config
-from tmrl_core.config.loading import token_from_environment
 from tmrl_core.doctor import connection as way
 from tmrl_core.doctor import machine
+from tmrl_core.doctor.conversation import REFUSED_TODO, Conversation, rate, round_trips
 from tmrl_core.doctor.steps import FailedStepError, Step, from_text
-from tmrl_core.doctor.tlspyo_connection import LinkConversation
 from tmrl_core.errors import HandshakeError, NetworkError, TmrlError
 from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Diagnosis, Probe, plain
 from tmrl_core.networking.security import credentials
@@ -26,7 +24,13 @@ from tmrl_core.networking.security.handshakes import explain
 from tmrl_core.networking.security.tls_contexts import ClientRole
 from tmrl_core.networking.security.tlspyo_files import HOSTNAME
 from tmrl_core.networking.transports.base import Transport
-from tmrl_core.networking.transports.selection import check_host, link_settings, uses_plaintext
+from tmrl_core.networking.transports.selection import (
+    LinkSettings,
+    check_host,
+    client_transport,
+    link_settings,
+    uses_plaintext,
+)
 
 _LOOK_AT_TLSPYO = (
     "Look at the Server's log, and whether it has network.transport: tlspyo and this network.header_size too."
@@ -76,7 +80,7 @@ def examine(
     """
     try:
         config = load()
-        token = token_from_environment(os.environ)
+        settings = link_settings(config)
         check_host(config.network.hostname or "", "network.hostname")
     except TmrlError as exc:
         label = str(exc)
@@ -99,12 +103,12 @@ def examine(
     if network.transport == "local":
         yield from _skipped(("credentials", *_NETWORK_STEPS), "transport local uses no network")
         return
-    plaintext = uses_plaintext(link_settings(config))
+    plaintext = uses_plaintext(settings)
     proven = True
     transport: Transport | None = None
     if network.transport == "tlspyo":
         try:
-            transport, words = machine.for_tlspyo(config, role, plaintext)
+            transport, words = machine.for_tlspyo(settings, role, plaintext)
             yield Step("credentials", "ok", words)
         except FailedStepError as exc:
             proven = False
@@ -113,11 +117,11 @@ def examine(
         yield Step("credentials", "skipped", "network.security is null: no side proves its identity")
     else:
         try:
-            yield Step("credentials", "ok", machine.proof(folder, role, token).words)
+            yield Step("credentials", "ok", machine.proof(folder, role, settings.token).words)
         except FailedStepError as exc:
             proven = False
             yield Step("credentials", "failed", exc.found, exc.todo)
-    examiner = _Examiner(config, role, not plaintext, token, transport, timeout_s, measure_s, versions, wall_clock)
+    examiner = _Examiner(config, role, settings, not plaintext, transport, timeout_s, measure_s, versions, wall_clock)
     done: set[str] = set()
     with contextlib.closing(examiner):
         for step in examiner.steps(proven):
@@ -138,8 +142,8 @@ class _Examiner:
 
     config: Config
     role: ClientRole
+    settings: LinkSettings
     tls: bool
-    token: str | None
     transport: Transport | None
     timeout_s: float
     measure_s: float
@@ -151,7 +155,7 @@ class _Examiner:
         self.host = self.config.server.host
         self.hostname = self.config.network.hostname or self.host
         self._sock: socket.socket | None = None
-        self._conversation: way.Conversation | None = None
+        self._conversation: Conversation | None = None
         self._asked_s = (0.0, 0.0)
 
     def close(self) -> None:
@@ -203,7 +207,7 @@ class _Examiner:
             self.why_not = "without what tlspyo needs"
             raise _Stop
         server = self.config.server
-        self._conversation = link = LinkConversation(self.transport, server.host, server.port, self.timeout_s)
+        self._conversation = link = Conversation(self.transport, server.host, server.port, self.timeout_s)
         failed: Step | None = None
         try:
             link.dial()
@@ -274,16 +278,18 @@ class _Examiner:
         yield Step("Server's certificate", "ok", f"for {self.hostname}: {_about(facts)}, of the CA here")
 
     def _ask(self) -> Diagnosis:
-        assert self._sock is not None
+        token = ""  # tlspyo checks a password of its own
         if self._conversation is None:
-            self._conversation = way.SocketConversation(self._sock, self.host, self.hostname, self.timeout_s)
-        token = self.token
-        if self.transport is not None:
-            token = ""  # tlspyo has already checked the password
-        elif self.tls and token is None:
-            token = credentials.token_for(credentials.find(self.config.network.credentials_dir), self.role)
+            assert self._sock is not None
+            self._sock.close()
+            try:
+                transport, token = client_transport(self.settings, self.role)
+                self._conversation = Conversation(transport, self.host, self.settings.port, self.timeout_s)
+                self._conversation.dial()
+            except TmrlError as exc:
+                raise from_text(str(exc), "Look at the Server's log: it says why.") from exc
         before = self.wall_clock()
-        diagnosis = self._conversation.ask(Probe(self.versions, self.role, token or "", self.config.run.name))
+        diagnosis = self._conversation.ask(Probe(self.versions, self.role, token, self.config.run.name))
         self._asked_s = (before, self.wall_clock())
         return diagnosis
 
@@ -313,7 +319,7 @@ class _Examiner:
                 "protocol version",
                 "failed",
                 f"the Server chose version {diagnosis.version}, which was not offered ({_list(self.versions)})",
-                way.REFUSED_TODO["protocol"],
+                REFUSED_TODO["protocol"],
             )
         return Step(
             "protocol version",
@@ -342,7 +348,7 @@ class _Examiner:
     def _measure(self, name: str, allowance: int) -> Step:
         assert self._conversation is not None
         if name == "round trip":
-            trips = way.round_trips(self._conversation)
+            trips = round_trips(self._conversation)
             figures = {"median_s": trips.median_s, "worst_s": trips.worst_s}
             words = f"median {1000 * trips.median_s:.1f} ms, worst of 10 {1000 * trips.worst_s:.1f} ms"
             if trips.median_s < SLOW_S:
@@ -359,14 +365,14 @@ class _Examiner:
         most = allowance // 2
         if most < 1 << 16:
             return Step(name, "skipped", "the Server allows no measurement now, because others have just measured")
-        rate, spent = way.rate(
+        speed, spent = rate(
             self._conversation, up=name == "upload", most_bytes=min(most, 1 << 21), most_s=self.measure_s
         )
         return Step(
             name,
             "ok",
-            f"{8e-6 * rate:.1f} Mbit/s ({rate / 1e6:.2f} MB/s, measured with {spent / 1e6:.1f} MB)",
-            figures={"bytes_per_s": rate, "bytes": float(spent)},
+            f"{8e-6 * speed:.1f} Mbit/s ({speed / 1e6:.2f} MB/s, measured with {spent / 1e6:.1f} MB)",
+            figures={"bytes_per_s": speed, "bytes": float(spent)},
         )
 
 

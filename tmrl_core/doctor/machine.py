@@ -17,7 +17,7 @@ from tmrl_core.networking.security.handshakes import BUNDLE, identity_of
 from tmrl_core.networking.security.secret_files import need, read_file
 from tmrl_core.networking.security.tls_contexts import ClientRole, read_bundle
 from tmrl_core.networking.transports.base import Transport
-from tmrl_core.networking.transports.selection import client_transport, link_settings
+from tmrl_core.networking.transports.selection import LinkSettings, client_transport
 
 _SOON_DAYS = 30
 
@@ -141,13 +141,12 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
     return Proof(f"certificate of {role} {name!r}, of the CA here, {left} days left{soon}", facts, with_token)
 
 
-def for_tlspyo(config: Config, role: ClientRole, plain: bool) -> tuple[Transport, str]:
+def for_tlspyo(settings: LinkSettings, role: ClientRole, plain: bool) -> tuple[Transport, str]:
     """Return a client's transport `tlspyo` for this role, and a description of its credentials.
 
     Raises:
         FailedStepError: a required part is missing.
     """
-    settings = link_settings(config)
     try:
         transport, _ = client_transport(settings, role)
         folder = credentials.find(settings.credentials_dir)
