@@ -223,7 +223,7 @@ def until_server(condition: Callable[[], bool]) -> None:
         pause.wait(0.01)
 
 
-def test_a_hole_shorter_than_the_limit_breaks_nothing(place: Place) -> None:
+def test_a_short_black_hole_ends_no_link(place: Place) -> None:
     worker = place.worker()
     place.trainer()
     worker.send(numbered(0, 100), [])
@@ -237,7 +237,7 @@ def test_a_hole_shorter_than_the_limit_breaks_nothing(place: Place) -> None:
     assert worker.counts.reconnects == 0
 
 
-def test_a_worker_that_starts_in_a_black_hole_is_welcomed_when_it_heals(place: Place) -> None:
+def test_a_worker_that_starts_in_a_black_hole_connects_when_it_heals(place: Place) -> None:
     place.worker_net.black_hole()
     worker = place.worker(settings={"connect_timeout_s": 0.2})
     place.trainer()
@@ -248,9 +248,7 @@ def test_a_worker_that_starts_in_a_black_hole_is_welcomed_when_it_heals(place: P
     assert place.numbers == list(range(100))
 
 
-def test_while_nobody_answers_the_wait_for_another_try_stays_short(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waits_between_attempts_stay_short_without_answers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_UNREACHABLE_WAIT_S", 0.05)
     tries = 0
     with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -276,7 +274,7 @@ def test_while_nobody_answers_the_wait_for_another_try_stays_short(
         link.close(drain=False)
 
 
-def test_a_link_that_lasted_longer_than_the_wait_before_it_is_made_again_at_once(place: Place) -> None:
+def test_a_lasting_link_is_renewed_immediately(place: Place) -> None:
     worker = place.worker(settings={"backoff_min_s": 0.001, "backoff_max_s": 600.0})
     place.trainer()
     for i in range(20):

@@ -246,7 +246,7 @@ def head(number: int = 0, length: int = 1, *, floor: int = 0, position: int = 0,
     ],
     ids=["http", "garbage", "ssh", "frame", "nothing"],
 )
-def test_what_is_not_tls_is_closed_counted_and_said_once(
+def test_data_that_is_not_tls_closes_the_connection_and_is_logged_once(
     place: Place, caplog: pytest.LogCaptureFixture, wire: bytes, words: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -313,7 +313,7 @@ def test_tokens(place: Place, role: Role, changes: dict[str, str], code: str, wo
     place.goes_on()
 
 
-def test_a_workers_certificate_is_no_trainers_whatever_token_comes_with_it(place: Place, certified: Path) -> None:
+def test_a_workers_certificate_with_any_token_is_not_a_trainers(place: Place, certified: Path) -> None:
     stranger = place.stranger(certified)
     stranger.greet("trainer")
     stranger.refused("role", "this certificate is a worker's; it cannot act as trainer")
@@ -328,13 +328,13 @@ def test_a_workers_certificate_needs_no_token(place: Place, certified: Path) -> 
     place.goes_on()
 
 
-def test_another_version_of_the_protocol_is_told_which_is_spoken(place: Place) -> None:
+def test_the_refusal_of_another_version_lists_the_supported_ones(place: Place) -> None:
     stranger = place.stranger()
     stranger.tell(Hello((77, 78), "worker", stranger.tokens["worker"], "run", "", b"x" * 16))
     stranger.refused("protocol", "speaks protocol version 1, the peer 77, 78")
 
 
-def test_a_second_trainer_does_not_take_the_first_ones_place(place: Place) -> None:
+def test_a_second_trainer_does_not_replace_the_first(place: Place) -> None:
     stranger = place.stranger()
     stranger.greet("trainer")
     stranger.refused("trainer_present", "already has a trainer")
@@ -471,7 +471,7 @@ def an_unreal_floor(wolf: Stranger, resume: Resume) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_worker_that_misbehaves_loses_its_own_link_only(
+def test_a_misbehaving_worker_loses_only_its_own_link(
     place: Place, attack: Callable[[Stranger, Resume], None], words: str
 ) -> None:
     wolf = place.stranger()
@@ -494,7 +494,7 @@ def test_a_message_that_begins_before_the_last_one_has_ended(place: Place) -> No
     place.goes_on()
 
 
-def test_what_was_half_sent_by_a_worker_that_lost_its_link_is_given_back(place: Place) -> None:
+def test_memory_of_incomplete_messages_is_released_with_the_link(place: Place) -> None:
     reserved = place.relay.flow.reserved_bytes
     wolf = place.stranger()
     resume = wolf.as_worker()
@@ -505,7 +505,7 @@ def test_what_was_half_sent_by_a_worker_that_lost_its_link_is_given_back(place: 
     place.goes_on()
 
 
-def test_frames_of_an_epoch_that_is_over_are_thrown_away(place: Place) -> None:
+def test_frames_of_an_earlier_epoch_are_discarded(place: Place) -> None:
     wolf = place.stranger()
     resume = wolf.as_worker()
     for _ in range(5):
@@ -514,7 +514,7 @@ def test_frames_of_an_epoch_that_is_over_are_thrown_away(place: Place) -> None:
     place.goes_on()
 
 
-def test_a_stream_of_another_run_reaches_nobody(place: Place) -> None:
+def test_a_stream_of_another_run_is_not_forwarded(place: Place) -> None:
     wolf = place.stranger()
     wolf.greet(run="another")
     assert isinstance(wolf.hear(Welcome), Welcome)
@@ -525,7 +525,7 @@ def test_a_stream_of_another_run_reaches_nobody(place: Place) -> None:
     assert place.trainer.counts.workers == 1
 
 
-def test_the_longest_names_and_signatures_hurt_no_trainer_that_comes_later(keys: Path) -> None:
+def test_the_longest_names_and_signatures_do_not_harm_a_later_trainer(keys: Path) -> None:
     with ExitStack() as stack:
         place = Place(keys, stack)
         for i, run in enumerate(("run", "\U000e0001" * 200)):
@@ -542,7 +542,7 @@ def test_the_longest_names_and_signatures_hurt_no_trainer_that_comes_later(keys:
 _FORGED = "arm\n12:00:00 ERROR all is lost\x1b[2J\x9b31m\u202e"
 
 
-def test_nobody_writes_a_line_of_the_log_or_moves_a_terminal(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_peers_cannot_forge_log_lines_or_control_a_terminal(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "tmrl_core")
     with ExitStack() as stack:
         place = Place(keys, stack)
@@ -597,7 +597,7 @@ def test_the_streams_of_one_certificate_cannot_fill_the_memory_of_server_and_tra
         place.goes_on()
 
 
-def test_a_worker_cannot_have_the_trainer_publish_again_and_again(place: Place, certified: Path) -> None:
+def test_a_worker_cannot_make_the_trainer_publish_endlessly(place: Place, certified: Path) -> None:
     for _ in range(16):
         wolf = place.stranger(certified)
         wolf.greet(token="", incarnation=place.relay.incarnation + 1)
@@ -645,7 +645,7 @@ def test_names_in_records_of_episodes_are_one_short_line(place: Place) -> None:
     assert len(shown.text("worker")) <= 1_000
 
 
-def test_a_worker_that_takes_turns_and_never_gives_them_back_holds_up_nobody(place: Place) -> None:
+def test_a_worker_that_never_finishes_its_turn_does_not_block_training(place: Place) -> None:
     now = 0.0
     interface = RemoteInterface(place.trainer, clock=lambda: now)
     place.worker.say_waits(turn_text((9, 9)))
@@ -666,7 +666,7 @@ def test_a_worker_that_takes_turns_and_never_gives_them_back_holds_up_nobody(pla
     assert interface.has_turn(), "not again and again"
 
 
-def test_streams_that_come_and_go_without_end_fill_no_records(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endlessly_opened_streams_do_not_fill_the_records(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "JOINS_AT_ONCE", 5)
     sink = MemorySink()
     recorder = Recorder([sink])
@@ -686,7 +686,7 @@ def test_streams_that_come_and_go_without_end_fill_no_records(place: Place, monk
     assert told.count("worker_left") == 4  # of those that were told of; the first is the one that stays
 
 
-def test_the_largest_numbers_that_streams_can_claim_spoil_no_sum(place: Place, keys: Path) -> None:
+def test_the_largest_claimed_numbers_do_not_overflow(place: Place, keys: Path) -> None:
     wolf = place.stranger()
     wolf.greet()
     largest = (1 << 62) - 1
@@ -720,7 +720,7 @@ def test_a_worker_cannot_use_up_the_numbers_of_incarnations(keys: Path) -> None:
         assert place.trainer.incarnation == 1
 
 
-def test_a_decompression_bomb_is_passed_on_and_refused_where_it_is_decoded(place: Place) -> None:
+def test_a_decompression_bomb_is_relayed_and_refused_by_the_decoder(place: Place) -> None:
     stream = zstandard.ZstdCompressor(level=1).compressobj(size=512 << 20)
     block = bytes(1 << 20)
     frame = b"".join([*(stream.compress(block) for _ in range(512)), stream.flush()])
@@ -815,9 +815,7 @@ def a_confirmation(wolf: Stranger) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_trainer_that_misbehaves_loses_its_place_to_one_that_does_not(
-    keys: Path, attack: Callable[[Stranger], None], words: str
-) -> None:
+def test_a_misbehaving_trainer_can_be_replaced(keys: Path, attack: Callable[[Stranger], None], words: str) -> None:
     with ExitStack() as stack:
         place = Place(keys, stack)
         wolf = place.stranger()
@@ -831,7 +829,7 @@ def test_a_trainer_that_misbehaves_loses_its_place_to_one_that_does_not(
         place.goes_on()
 
 
-def test_channels_that_no_stream_has_are_passed_over_when_a_trainer_names_them(keys: Path) -> None:
+def test_unknown_channels_named_by_a_trainer_are_ignored(keys: Path) -> None:
     """A stream may have left while the trainer was speaking of it."""
     with ExitStack() as stack:
         place = Place(keys, stack)

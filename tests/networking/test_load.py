@@ -50,7 +50,7 @@ def test_a_stopped_worker_while_weights_are_published(load: Any, keys: str) -> N
     holds(load.stopped_worker(keys, versions=60, size=200_000, rate=40.0))
 
 
-def test_a_trainer_that_takes_nothing_for_a_while(load: Any, keys: str) -> None:
+def test_a_trainer_that_receives_nothing_for_a_while(load: Any, keys: str) -> None:
     holds(load.busy_trainer(keys, seconds=3.0, megabytes_per_s=20))
 
 
@@ -58,5 +58,5 @@ def test_many_workers(load: Any, keys: str) -> None:
     holds(load.many_workers(keys, count=40, seconds=1.5, processes=2))
 
 
-def test_one_that_floods(load: Any, keys: str) -> None:
+def test_a_flooding_worker(load: Any, keys: str) -> None:
     holds(load.flood(keys, seconds=1.5, count=5, quiet_s=1.0))

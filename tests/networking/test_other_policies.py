@@ -74,7 +74,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("first", ["trainer", "worker"])
-def test_its_samples_are_refused_and_both_sides_say_why_once(
+def test_samples_of_another_policy_are_refused_and_both_sides_log_the_reason_once(
     place: Place, first: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -104,7 +104,7 @@ def test_its_samples_are_refused_and_both_sides_say_why_once(
 
 
 @pytest.mark.parametrize("collection", [{}, {"max_steps_per_update": 100.0}])
-def test_it_rests_until_a_policy_fits(place: Place, collection: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_waits_until_a_policy_fits(place: Place, collection: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     place.publish()
     worker = place.worker(64)
@@ -144,7 +144,7 @@ def test_an_experts_policy_may_be_any(place: Place) -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])
-def test_the_trainers_own_is_taken_from_either_backend(place: Place, backend: str) -> None:
+def test_the_trainers_policy_is_accepted_from_either_backend(place: Place, backend: str) -> None:
     place.publish()
     place.worker(16, backend=backend).run(nb_episodes=2)
     place.take_until(lambda: place.samples == 10)

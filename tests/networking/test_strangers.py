@@ -85,7 +85,7 @@ def wrong(place: Room) -> float:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_shaken_hands_must_say_who_it_is_by_the_same_deadline(
+def test_the_deadline_of_identification_includes_the_handshake(
     serve: Serve, robot: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = serve(greeting_s=0.3)
@@ -98,7 +98,7 @@ def test_who_has_shaken_hands_must_say_who_it_is_by_the_same_deadline(
     until(lambda: place.admission.waiting == 0)
 
 
-def test_heartbeats_are_no_answer(serve: Serve) -> None:
+def test_heartbeats_do_not_identify_a_peer(serve: Serve) -> None:
     place = serve(greeting_s=0.3)
     stranger = place.stranger()
     pings = threading.Thread(target=ping, args=(stranger,))
@@ -129,7 +129,7 @@ def test_admitted_peers_have_no_such_deadline(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("length", [8_193, 65_524])
-def test_a_frame_before_the_greeting_is_short_or_refused_before_it_comes(serve: Serve, length: int) -> None:
+def test_frames_before_the_greeting_are_limited_at_their_header(serve: Serve, length: int) -> None:
     place = serve()
     stranger = place.stranger()
     stranger.write(HEADER.pack(length, Kind.CONTROL, 0, 0, 0))
@@ -150,7 +150,7 @@ def test_the_bytes_before_the_greeting_are_counted(serve: Serve) -> None:
 # -- number and rate ---------------------------------------------------------------------------------------------------
 
 
-def test_idle_connections_are_limited_and_make_room(serve: Serve, robot: Path) -> None:
+def test_idle_connections_are_limited_and_evicted(serve: Serve, robot: Path) -> None:
     place = serve(max_unauthenticated=8)
     idle = [place.connect() for _ in range(40)]
     until(lambda: place.admission.waiting == 4)
@@ -168,7 +168,7 @@ def test_idle_connections_are_limited_and_make_room(serve: Serve, robot: Path) -
     assert len(idle) == 40
 
 
-def test_who_comes_too_often_is_closed_before_the_handshake(serve: Serve) -> None:
+def test_too_frequent_connections_are_closed_before_the_handshake(serve: Serve) -> None:
     place = serve(max_unauthenticated=8, connections_per_s=0.001)
     for _ in range(8):
         sock = place.connect()
@@ -182,7 +182,7 @@ def test_who_comes_too_often_is_closed_before_the_handshake(serve: Serve) -> Non
     assert place.admission.rejected == 1
 
 
-def test_a_fleet_that_comes_and_goes_is_not_counted(serve: Serve, robot: Path) -> None:
+def test_reconnections_of_a_fleet_are_not_limited(serve: Serve, robot: Path) -> None:
     place = serve(max_unauthenticated=4, connections_per_s=0.001)
     for number in range(20):
         stranger = place.stranger(robot)
@@ -195,7 +195,7 @@ def test_a_fleet_that_comes_and_goes_is_not_counted(serve: Serve, robot: Path) -
 # -- guessing ----------------------------------------------------------------------------------------------------------
 
 
-def test_rejections_are_delayed_but_valid_credentials_are_accepted_at_once(
+def test_rejections_are_delayed_but_valid_credentials_are_accepted_immediately(
     serve: Serve, robot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "FIRST_DELAY_S", 0.2)
@@ -217,7 +217,7 @@ def test_rejections_are_delayed_but_valid_credentials_are_accepted_at_once(
     waiting.refused("token", "not this Server's token")
 
 
-def test_the_wrong_role_of_a_valid_certificate_is_no_guess(serve: Serve, robot: Path) -> None:
+def test_the_wrong_role_of_a_valid_certificate_is_not_delayed(serve: Serve, robot: Path) -> None:
     place = serve()
     for _ in range(6):
         stranger = place.stranger(robot)
@@ -226,9 +226,7 @@ def test_the_wrong_role_of_a_valid_certificate_is_no_guess(serve: Serve, robot: 
     assert place.admission.failed_logins == 0
 
 
-def test_a_second_greeting_while_the_refusal_is_held_back_is_misuse(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_greeting_before_a_delayed_rejection_is_misuse(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "FREE_FAILURES", 0)
     monkeypatch.setattr(admission, "FIRST_DELAY_S", 2.0)
     place = serve()
@@ -239,7 +237,7 @@ def test_a_second_greeting_while_the_refusal_is_held_back_is_misuse(
     assert place.relay.workers == {}
 
 
-def test_a_fleet_behind_the_address_of_an_attacker_gets_in_and_stays(serve: Serve, keys: Path, robot: Path) -> None:
+def test_a_fleet_that_shares_an_attackers_address_stays_connected(serve: Serve, keys: Path, robot: Path) -> None:
     place = serve()
     over = threading.Event()
     attempts = [0]
@@ -282,7 +280,7 @@ def test_a_fleet_behind_the_address_of_an_attacker_gets_in_and_stays(serve: Serv
 # -- versions of TLS, compression --------------------------------------------------------------------------------------
 
 
-def test_tls_1_1_is_refused_and_the_server_says_why(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_tls_1_1_is_refused_and_the_server_logs_the_reason(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     place = serve()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -324,7 +322,7 @@ def test_nothing_is_compressed_by_tls_and_a_resumed_session_proves_nothing(
     until(lambda: place.server.refusals.count == 1)
 
 
-def test_nothing_that_strangers_reach_can_decompress() -> None:
+def test_code_before_authentication_cannot_decompress() -> None:
     """Compressed payloads are passed on as they are: only who was let in sends any, and only their readers decode."""
     network = Path(tmrl_core.__file__).parent / "networking"
     reached = [

@@ -101,7 +101,7 @@ def test_a_chunk_and_records_come_back(make: Any, compression: Any) -> None:
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_records_travel_without_samples(compression: Any) -> None:
+def test_records_are_sent_without_samples(compression: Any) -> None:
     data = encode_message(None, RECORDS, compression=compression)
     assert decode_message(data, max_bytes=LIMIT) == SampleMessage(None, RECORDS, b"")
 

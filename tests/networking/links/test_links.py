@@ -143,7 +143,7 @@ def test_samples_go_up_and_are_acknowledged_weights_come_down(place: Place) -> N
     assert report == (500, 0, 0)
 
 
-def test_a_large_hand_over_travels_in_pieces_in_order(place: Place) -> None:
+def test_large_samples_are_sent_in_pieces_in_order(place: Place) -> None:
     worker, trainer = place.worker(), place.trainer(inbox_bytes=2 << 20)
     chunks = episode(0, 400_000)
     done = threading.Thread(target=worker.send, args=(chunks, []))
@@ -163,7 +163,7 @@ def hand_over_at_once(worker: WorkerLink, chunks: list[Chunk], records: list[Epi
     free.set()
 
 
-def test_what_waits_together_leaves_together_in_order(place: Place) -> None:
+def test_waiting_items_are_joined_in_order(place: Place) -> None:
     trainer, worker = place.trainer(), place.worker()
     until(lambda: trainer.members != [], trainer)
     worker.wait_connected(DEADLINE_S)
@@ -174,7 +174,7 @@ def test_what_waits_together_leaves_together_in_order(place: Place) -> None:
     until(lambda: worker.counts.samples_acked == 200, worker)
 
 
-def test_joined_messages_stay_within_the_limits_and_apart_where_layouts_differ(place: Place) -> None:
+def test_joined_messages_keep_the_limits_and_have_one_layout(place: Place) -> None:
     trainer, worker = place.trainer(), place.worker(queue_bytes=80_000)
     until(lambda: trainer.members != [], trainer)
     worker.wait_connected(DEADLINE_S)
@@ -198,9 +198,7 @@ def test_joined_messages_stay_within_the_limits_and_apart_where_layouts_differ(p
     assert [rows for rows, width in zip(sizes, widths, strict=True) if width == 2] == [1]
 
 
-def test_samples_that_cannot_be_encoded_take_none_of_the_others_with_them(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_that_cannot_be_encoded_do_not_affect_others(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     trainer, worker = place.trainer(), place.worker()
     until(lambda: trainer.members != [], trainer)
     worker.wait_connected(DEADLINE_S)
@@ -212,7 +210,7 @@ def test_samples_that_cannot_be_encoded_take_none_of_the_others_with_them(
     assert "could not be encoded" in caplog.text
 
 
-def test_a_hand_over_larger_than_the_bound_flows_through_it(place: Place) -> None:
+def test_samples_beyond_the_queue_limit_are_sent_in_parts(place: Place) -> None:
     worker, trainer = place.worker(queue_bytes=300_000, when_full="block"), place.trainer()
     done = threading.Thread(target=worker.send, args=(episode(0, 200_000), []))
     done.start()
@@ -221,7 +219,7 @@ def test_a_hand_over_larger_than_the_bound_flows_through_it(place: Place) -> Non
     assert not done.is_alive()
 
 
-def test_records_travel_without_samples(place: Place) -> None:
+def test_records_are_sent_without_samples(place: Place) -> None:
     worker, trainer = place.worker(), place.trainer()
     records = [EpisodeRecord("agent", float(i), i, "test", "truncated", evaluation=3, seed=i) for i in range(10)]
     worker.send([], records)
@@ -300,7 +298,7 @@ def test_a_full_dropping_link_drops_the_oldest_and_the_trainer_counts_the_gap(pl
     assert trainer.counts.gap_samples == 2000 - kept == worker.counts.samples_dropped
 
 
-def test_a_refused_message_is_let_go_counted_and_said_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_message_is_released_counted_and_logged_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     worker, trainer = place.worker(), place.trainer()
     worker.send(episode(0, 10), [])
     assert trainer.wait(DEADLINE_S)
@@ -319,13 +317,13 @@ def test_a_refused_message_is_let_go_counted_and_said_once(place: Place, caplog:
     assert "shape (3,) where (4,) is held" in said[0]
 
 
-def test_closing_without_a_trainer_hands_over_what_was_not_acknowledged(place: Place) -> None:
+def test_closing_without_a_trainer_hands_over_unacknowledged_samples(place: Place) -> None:
     worker = place.worker()
     worker.send(episode(0, 10), [])
     assert worker.close() == (0, 10, 0)
 
 
-def test_closing_without_a_server_reports_what_was_not_acknowledged(place: Place) -> None:
+def test_closing_without_a_server_reports_unacknowledged_samples(place: Place) -> None:
     worker = place.worker(drain_timeout_s=0.1)
     assert worker.wait_connected(DEADLINE_S)
     place.server.close()
@@ -343,7 +341,7 @@ def test_a_worker_that_starts_first_waits_for_the_server(keys: Path) -> None:
         assert collect(trainer, 10) == list(range(10))
 
 
-def test_a_worker_says_that_nobody_takes_its_samples_and_that_somebody_does_again(
+def test_a_worker_logs_when_its_samples_lose_and_regain_a_receiver(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tmrl_core.networking.links")
@@ -362,7 +360,7 @@ def test_a_worker_says_that_nobody_takes_its_samples_and_that_somebody_does_agai
     assert said[3:] == []
 
 
-def test_a_worker_of_another_run_than_the_trainers_says_so_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_of_another_run_logs_that_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     trainer = TrainerLink(place.settings(), name="trainer", run="other")
     trainer.start()
     place.stack.callback(trainer.close)
@@ -374,7 +372,7 @@ def test_a_worker_of_another_run_than_the_trainers_says_so_once(place: Place, ca
     assert "'other'" in said.getMessage()
 
 
-def test_a_wrong_token_is_said_on_both_sides_and_ends_the_tries(
+def test_a_wrong_token_is_logged_on_both_sides_and_ends_the_attempts(
     keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ExitStack() as stack:
@@ -398,7 +396,7 @@ def test_a_wrong_token_is_said_on_both_sides_and_ends_the_tries(
     assert "wrong-token" not in said[0]
 
 
-def test_garbage_is_said_and_counted_by_the_server(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_server_logs_and_counts_garbage(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     with ExitStack() as stack:
         place = Place("plain", keys, stack)
         for _ in range(3):
@@ -412,7 +410,7 @@ def test_garbage_is_said_and_counted_by_the_server(keys: Path, caplog: pytest.Lo
     assert "refused a connection from 127.0.0.1" in said[0]
 
 
-def test_a_foreign_authority_is_said_on_the_client(keys: Path, tmp_path: Path) -> None:
+def test_the_client_reports_a_foreign_ca(keys: Path, tmp_path: Path) -> None:
     credentials.create(tmp_path / "other", ["localhost"])
     with ExitStack() as stack:
         place = Place("tls", keys, stack)
@@ -421,7 +419,7 @@ def test_a_foreign_authority_is_said_on_the_client(keys: Path, tmp_path: Path) -
             worker.wait_connected(DEADLINE_S)
 
 
-def test_a_wrong_host_name_is_said_on_the_client(keys: Path) -> None:
+def test_the_client_reports_a_wrong_host_name(keys: Path) -> None:
     with ExitStack() as stack:
         place = Place("tls", keys, stack)
         worker = place.worker(settings={"hostname": "other.example"})
@@ -434,7 +432,7 @@ def test_a_port_in_use_is_raised_by_the_constructor(place: Place) -> None:
         place.start_server()
 
 
-def test_a_server_that_welcomes_and_drops_is_not_tried_in_haste_nor_spoken_of_each_time(
+def test_a_server_that_accepts_and_drops_is_retried_slowly_and_logged_rarely(
     keys: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ExitStack() as stack, caplog.at_level(logging.WARNING):
@@ -457,7 +455,7 @@ def test_a_server_that_welcomes_and_drops_is_not_tried_in_haste_nor_spoken_of_ea
     assert sum("trying again" in record.message for record in caplog.records) == 1
 
 
-def test_a_directive_that_fits_no_message_is_refused_where_it_is_given(place: Place) -> None:
+def test_a_directive_too_large_for_a_message_is_refused_immediately(place: Place) -> None:
     trainer = place.trainer()
     with pytest.raises(ValueError, match="60000"):
         trainer.direct(Directive(evaluation=Evaluation(1, tuple(range(70_000, 100_000)))))

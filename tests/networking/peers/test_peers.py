@@ -90,7 +90,7 @@ def place() -> Place:
     return Place()
 
 
-def test_a_trainer_that_is_killed_lacks_nothing_any_more(place: Place) -> None:
+def test_the_wait_reason_of_a_killed_trainer_is_cleared(place: Place) -> None:
     trainer = place.trainer()
     place.report(trainer[0], LACK)
     place.run()
@@ -100,7 +100,7 @@ def test_a_trainer_that_is_killed_lacks_nothing_any_more(place: Place) -> None:
     assert place.worker.progress == Progress(samples=5, updates=5)
 
 
-def test_nor_when_its_last_word_has_not_left_the_server_yet(place: Place) -> None:
+def test_the_wait_reason_is_cleared_even_if_the_last_report_was_not_sent_yet(place: Place) -> None:
     trainer = place.trainer()
     place.report(trainer[0], LACK)
     deliver(*trainer)
@@ -109,7 +109,7 @@ def test_nor_when_its_last_word_has_not_left_the_server_yet(place: Place) -> Non
     assert place.worker.progress == Progress(samples=5, updates=5)
 
 
-def test_what_made_a_trainer_give_up_stays_known(place: Place) -> None:
+def test_the_reason_of_a_trainer_that_gave_up_stays(place: Place) -> None:
     trainer = place.trainer()
     parting = Progress(samples=5, updates=5, lack=LACK.lack, gave_up=True)
     place.report(trainer[0], parting)
@@ -119,7 +119,7 @@ def test_what_made_a_trainer_give_up_stays_known(place: Place) -> None:
     assert place.worker.progress == parting
 
 
-def test_until_there_is_another_trainer(place: Place) -> None:
+def test_the_reason_is_cleared_by_another_trainer(place: Place) -> None:
     trainer = place.trainer()
     place.report(trainer[0], Progress(lack="all", gave_up=True))
     place.run()
@@ -129,7 +129,7 @@ def test_until_there_is_another_trainer(place: Place) -> None:
     assert place.worker.progress == Progress()
 
 
-def test_what_the_next_trainer_lacks_is_believed(place: Place) -> None:
+def test_the_wait_reason_of_the_next_trainer_is_stored(place: Place) -> None:
     first = place.trainer()
     place.report(first[0], LACK)
     place.run()
@@ -141,7 +141,7 @@ def test_what_the_next_trainer_lacks_is_believed(place: Place) -> None:
     assert place.worker.progress == LACK
 
 
-def test_a_refusal_whose_acknowledgement_was_lost_is_a_refusal_after_a_restart_too(place: Place) -> None:
+def test_a_refusal_with_a_lost_acknowledgement_survives_a_restart(place: Place) -> None:
     sender, _ = place.worker.senders[0]
     for _ in range(3):
         sender.offer([b"x"], 10)
@@ -166,13 +166,13 @@ def test_a_refusal_whose_acknowledgement_was_lost_is_a_refusal_after_a_restart_t
     assert list(sender.refusals) == [(1, "shape (3,) where (4,) is held")]
 
 
-def test_of_refusals_the_latest_are_remembered_and_none_beyond_the_mark(place: Place) -> None:
+def test_the_latest_refusals_up_to_the_offset_are_stored(place: Place) -> None:
     receiver = StreamReceiver(b"s" * 16, CommittedOffset(30, 30))
     receiver.remember((number, "no") for number in range(40))
     assert [number for number, _ in receiver.refusals] == list(range(10, 30))
 
 
-def test_without_a_server_nobody_lacks_anything(place: Place) -> None:
+def test_without_a_server_there_is_no_wait_reason(place: Place) -> None:
     trainer = place.trainer()
     place.report(trainer[0], LACK)
     place.run()
@@ -183,7 +183,7 @@ def test_without_a_server_nobody_lacks_anything(place: Place) -> None:
 
 
 @pytest.mark.parametrize("policies", [{"policy": b"weights"}, {"policy": Blob("x", "text")}, [1]])  # type: ignore[arg-type]
-def test_what_no_worker_could_read_is_not_published(policies: Any) -> None:
+def test_unreadable_policies_are_not_published(policies: Any) -> None:
     state = TrainerState(run="run", name="hpc", peer=b"t" * 16, inbox_bytes=1 << 20)
     state.publish(PolicyUpdate((0, 0), {"policy": Blob("x", b"good")}))
     with pytest.raises(LocalProtocolError, match="workers could not decode it"):

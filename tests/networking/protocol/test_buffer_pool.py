@@ -15,11 +15,11 @@ def address(body: memoryview) -> int:
 
 
 @pytest.mark.parametrize("length", [0, 1, LEAST_BYTES - 1, LEAST_BYTES, LEAST_BYTES + 1, 1_000_000, 50_000_000])
-def test_a_body_has_the_length_asked_for(length: int) -> None:
+def test_a_body_has_the_requested_length(length: int) -> None:
     assert len(BodyPool().take(length)) == length
 
 
-def test_memory_is_used_again_when_its_last_view_is_gone() -> None:
+def test_memory_is_reused_once_no_view_exists() -> None:
     pool = BodyPool()
     body = pool.take(100_000)
     place = address(body)
@@ -37,7 +37,7 @@ def test_memory_is_used_again_when_its_last_view_is_gone() -> None:
     assert address(pool.take(100_000)) == place
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_pool_is_bounded() -> None:
     pool = BodyPool(keep_bytes=4 << 20)
     bodies = [pool.take(200_000) for _ in range(100)]
     del bodies
@@ -45,7 +45,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert sum(len(free) * size for size, free in pool._free.items()) <= 4 << 20
 
 
-def test_a_size_that_is_not_used_any_more_gives_its_memory_up() -> None:
+def test_memory_of_unused_sizes_is_released() -> None:
     pool = BodyPool(keep_bytes=4 << 20)
     for length in (70_000, 200_000, 300_000, 600_000, 1_100_000):
         bodies = [pool.take(length) for _ in range(60)]
@@ -56,7 +56,7 @@ def test_a_size_that_is_not_used_any_more_gives_its_memory_up() -> None:
     assert list(kept) == [1 << 21], "the others had to make room"
 
 
-def test_what_is_on_the_way_at_a_time_is_received_into_the_same_memory() -> None:
+def test_bodies_in_transit_reuse_the_same_memory() -> None:
     pool = BodyPool()
     places = []
     for _ in range(3):

@@ -136,7 +136,7 @@ def sent(connection: Connection, now: float = 0.0) -> list[Frame]:
 
 
 @pytest.mark.parametrize(("state", "due"), [("greeting", 7.0), ("open", 10.0)])
-def test_a_deadline_that_passed_during_a_pause_leaves_a_heartbeat_to_read_what_arrived(state: str, due: float) -> None:
+def test_a_deadline_that_passed_during_a_pause_is_postponed_by_a_heartbeat(state: str, due: float) -> None:
     connection = Talker()
     connection.connected(Identity("test"), 0.0)
     connection.state = state
@@ -149,7 +149,7 @@ def test_a_deadline_that_passed_during_a_pause_leaves_a_heartbeat_to_read_what_a
     assert connection.closing
 
 
-def test_a_pause_is_no_part_of_how_long_a_link_has_stood() -> None:
+def test_a_pause_does_not_count_as_age_of_a_link() -> None:
     connection = Talker()
     connection.connected(Identity("test"), 0.0)
     connection.state = "open"
@@ -182,14 +182,14 @@ def opened(talker: Talker) -> Talker:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def test_before_the_transport_stands_there_is_no_deadline() -> None:
+def test_an_unconnected_transport_has_no_deadline() -> None:
     connection = Talker()
     assert connection.deadline() == float("inf")
     connection.tick(1e9)
     assert not connection.closing
 
 
-def test_who_says_nothing_within_the_greeting_time_is_cut_off(talker: Talker) -> None:
+def test_a_peer_that_is_silent_during_the_greeting_is_disconnected(talker: Talker) -> None:
     assert talker.deadline() == 7
     talker.tick(6.9)
     assert not is_closing(talker)
@@ -198,14 +198,14 @@ def test_who_says_nothing_within_the_greeting_time_is_cut_off(talker: Talker) ->
     assert "did not identify itself within 7 s" in str(talker.reason)
 
 
-def test_bytes_that_greet_nobody_do_not_move_the_greeting_deadline(talker: Talker) -> None:
+def test_other_bytes_do_not_extend_the_greeting_deadline(talker: Talker) -> None:
     say(talker, PING_FRAME, PING_FRAME[:5], now=6.0)
     assert talker.deadline() == 7
     talker.tick(7.0)
     assert talker.closing
 
 
-def test_silence_is_noticed_on_time_and_a_single_byte_is_a_sign_of_life(opened: Talker) -> None:
+def test_silence_is_noticed_on_time_and_a_single_byte_prevents_it(opened: Talker) -> None:
     opened.tick(9.5)
     assert not is_closing(opened)
     say(opened, PING_FRAME[:1], now=9.5)
@@ -231,7 +231,7 @@ def test_heartbeats_are_sent_when_nothing_else_was(opened: Talker) -> None:
     assert sent(opened, 6.0) == []
 
 
-def test_a_transport_that_takes_nothing_has_one_heartbeat_waiting_and_is_not_asked_without_a_pause(
+def test_a_blocked_transport_has_one_waiting_heartbeat_and_is_not_polled(
     opened: Talker,
 ) -> None:
     for now in (3.0, 6.0, 9.0):
@@ -245,7 +245,7 @@ def test_no_heartbeat_before_the_greeting(talker: Talker) -> None:
     assert sent(talker, 5.0) == []
 
 
-def test_a_heartbeat_needs_no_answer_and_reaches_nobody(opened: Talker) -> None:
+def test_a_heartbeat_needs_no_answer_and_is_not_forwarded(opened: Talker) -> None:
     say(opened, PING_FRAME)
     assert opened.got == []
     assert sent(opened) == []
@@ -261,7 +261,7 @@ def test_a_closing_connection_has_no_deadline(opened: Talker) -> None:
 # -- what leaves, and in which order -----------------------------------------------------------------------------------
 
 
-def test_control_leaves_before_last_values_and_these_before_data(opened: Talker) -> None:
+def test_control_messages_precede_last_values_which_precede_data(opened: Talker) -> None:
     opened.data.append(HEADER.pack(2, Kind.DATA, FIRST | LAST, 0, 0) + b"xx")
     opened.put("report", Report(b"1"))
     opened.send(Have(1, 1))
@@ -270,7 +270,7 @@ def test_control_leaves_before_last_values_and_these_before_data(opened: Talker)
     assert [decode_control(frame.payload) for frame in frames[:2]] == [Have(1, 1), Report(b"1")]
 
 
-def test_a_last_value_replaces_the_one_that_has_not_left(opened: Talker) -> None:
+def test_a_last_value_replaces_the_unsent_one(opened: Talker) -> None:
     for i in range(100):
         opened.put("a", Report(b"%d" % i))
         opened.put("b", Notice(i, 0, 0))
@@ -289,12 +289,12 @@ def test_one_call_returns_a_bounded_piece(opened: Talker) -> None:
     assert opened.bytes_out == 10 * len(frame)
 
 
-def test_no_data_leaves_before_the_greeting(talker: Talker) -> None:
+def test_no_data_is_sent_before_the_greeting(talker: Talker) -> None:
     talker.data.append(PING_FRAME)
     assert sent(talker) == []
 
 
-def test_what_is_put_in_wakes_the_transport(opened: Talker) -> None:
+def test_queued_messages_wake_the_transport(opened: Talker) -> None:
     woken: list[int] = []
     opened.wake = lambda: woken.append(1)
     opened.send(Bye())
@@ -305,7 +305,7 @@ def test_what_is_put_in_wakes_the_transport(opened: Talker) -> None:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-def test_closing_in_order_says_so_and_nothing_after_it(opened: Talker) -> None:
+def test_closing_in_order_sends_a_closing_message_last(opened: Talker) -> None:
     opened.data.append(PING_FRAME)
     opened.send(Have(1, 1))
     opened.put("report", Report(b""))
@@ -315,20 +315,20 @@ def test_closing_in_order_says_so_and_nothing_after_it(opened: Talker) -> None:
     assert opened.reason is None
 
 
-def test_the_other_sides_farewell_is_no_failure(opened: Talker) -> None:
+def test_the_other_sides_closing_message_is_not_a_failure(opened: Talker) -> None:
     tell(opened, Bye())
     assert opened.closing
     assert opened.reason is None
     assert sent(opened) == []
 
 
-def test_the_end_of_the_stream_without_a_farewell_is_one(opened: Talker) -> None:
+def test_the_end_of_the_stream_without_a_closing_message_is_a_failure(opened: Talker) -> None:
     opened.received(0, 1.0)
     assert opened.closing
     assert "closed the connection" in str(opened.reason)
 
 
-def test_a_refusal_is_the_only_word_that_still_leaves(opened: Talker) -> None:
+def test_after_a_refusal_nothing_else_is_sent(opened: Talker) -> None:
     opened.send(Have(1, 1))
     opened.put("report", Report(b""))
     opened.refuse("misuse", "because " * 1_000)
@@ -346,18 +346,18 @@ def test_a_refusal_received_is_kept_with_its_code(talker: Talker) -> None:
     assert (talker.reason.code, talker.reason.reason) == ("full", "this Server takes 1 workers")
 
 
-def test_nothing_is_read_any_more_while_closing(opened: Talker) -> None:
+def test_nothing_is_read_while_closing(opened: Talker) -> None:
     opened.close()
     tell(opened, Report(b"late"))
     assert opened.got == []
 
 
-def test_frames_behind_a_farewell_are_not_read(opened: Talker) -> None:
+def test_frames_after_a_closing_message_are_ignored(opened: Talker) -> None:
     say(opened, control_frame(Report(b"1")) + control_frame(Bye()) + control_frame(Report(b"2")))
     assert opened.got == [Report(b"1")]
 
 
-def test_losing_the_transport_is_told_once_and_keeps_the_first_reason(opened: Talker) -> None:
+def test_losing_the_transport_is_reported_once_with_the_first_reason(opened: Talker) -> None:
     opened.refuse("misuse", "first")
     opened.lost(NetworkError("second"), 1.0)
     opened.lost(NetworkError("third"), 2.0)
@@ -469,13 +469,13 @@ STATES = [
 ]
 
 
-def test_the_table_has_every_message_but_the_last_words() -> None:
+def test_the_table_has_every_message_except_the_closing_ones() -> None:
     assert set(MESSAGES) | {Refused, Bye} == set(get_args(Control))
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize(("end", "before", "state", "legal"), STATES, ids=[f"{row[0]}-{row[2]}" for row in STATES])
-def test_each_message_in_each_state_is_taken_or_misuse(
+def test_each_message_in_each_state_is_accepted_or_misuse(
     end: str, before: tuple[Control, ...], state: str, legal: set[type], kind: type
 ) -> None:
     connection = ENDS[end]()
@@ -494,7 +494,7 @@ def test_each_message_in_each_state_is_taken_or_misuse(
 
 
 @pytest.mark.parametrize(("end", "before", "state", "legal"), STATES, ids=[f"{row[0]}-{row[2]}" for row in STATES])
-def test_the_last_words_are_legal_in_each_state(
+def test_closing_messages_are_legal_in_each_state(
     end: str, before: tuple[Control, ...], state: str, legal: set[type]
 ) -> None:
     for words, reason in ((Bye(), type(None)), (Refused("full", "later"), RefusedError)):
@@ -522,7 +522,7 @@ def test_the_last_words_are_legal_in_each_state(
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
-def test_a_worker_says_what_it_does_not_understand(message: Control, words: str) -> None:
+def test_a_worker_reports_unknown_messages(message: Control, words: str) -> None:
     connection = worker()
     connection.connected(Identity("server"), 0.0)
     tell(connection, WELCOME)
@@ -533,7 +533,7 @@ def test_a_worker_says_what_it_does_not_understand(message: Control, words: str)
     assert words in refused.reason
 
 
-def test_each_client_takes_only_what_is_for_it() -> None:
+def test_each_client_accepts_only_messages_for_its_role() -> None:
     for connection, kind, words in (
         (worker(), Kind.DATA, "takes no samples"),
         (trainer(), Kind.WEIGHTS, "no policies"),
@@ -605,7 +605,7 @@ class Ends:
         say(self.workers[worker], *(bytes(wire) for wire in cut(Kind.DATA, head, [body], epoch=epoch, channel=0)))
 
 
-def test_credit_given_back_is_granted_to_who_waits_for_it() -> None:
+def test_released_credit_is_granted_to_waiting_streams() -> None:
     ends = Ends(3, budget_bytes=2 << 20, max_message_bytes=900_000)
     for worker in (0, 1):
         ends.want(worker, 900_000)
@@ -650,7 +650,7 @@ def test_a_large_want_is_not_passed_over_for_small_ones_that_came_later() -> Non
     assert ends.limits(3) == [1_000]
 
 
-def test_a_resume_voids_what_is_queued_of_the_epoch_before() -> None:
+def test_a_resume_drops_queued_messages_of_the_earlier_epoch() -> None:
     ends = Ends()
     reserved = ends.relay.flow.reserved_bytes
     ends.message(0, bytes(1_000))
@@ -661,7 +661,7 @@ def test_a_resume_voids_what_is_queued_of_the_epoch_before() -> None:
     assert not [frame for frame in sent(ends.trainer) if frame.kind == Kind.DATA]
 
 
-def test_workers_are_halted_when_the_trainer_goes_and_their_queues_are_given_back() -> None:
+def test_workers_are_halted_and_queues_released_when_the_trainer_leaves() -> None:
     ends = Ends(workers=2)
     ends.message(0, bytes(1_000))
     ends.trainer.lost(None, 1.0)
@@ -697,7 +697,7 @@ def test_one_policy_is_in_flight_per_worker_until_that_very_version_has_arrived(
     assert versions(worker) == []
 
 
-def test_a_policy_of_another_incarnation_is_confirmed_and_goes_nowhere() -> None:
+def test_a_policy_of_another_incarnation_is_confirmed_but_not_forwarded() -> None:
     ends = Ends()
     for incarnation in (0, 2):
         publish(ends.trainer, incarnation, 1)
@@ -705,7 +705,7 @@ def test_a_policy_of_another_incarnation_is_confirmed_and_goes_nowhere() -> None
         assert versions(ends.workers[0]) == []
 
 
-def test_what_an_abandoned_message_had_used_up_of_the_trainers_credit_is_free_again() -> None:
+def test_an_abandoned_message_releases_the_trainers_credit() -> None:
     connection = trainer()
     connection.connected(Identity("server"), 0.0)
     tell(connection, WELCOME, StreamOpened(1, b"s" * 16, "w"))
@@ -721,7 +721,7 @@ def test_what_an_abandoned_message_had_used_up_of_the_trainers_credit_is_free_ag
     assert granted + 16 * MAX_FRAME_BYTES <= limits[-1] <= granted + 19 * MAX_FRAME_BYTES
 
 
-def test_a_worker_that_connects_again_takes_the_place_of_its_older_link() -> None:
+def test_a_worker_that_reconnects_replaces_its_older_link() -> None:
     ends = Ends()
     (older,) = ends.workers
     newer = ends.end(Hello((1,), "worker", "", "run", "w", bytes(16)), OpenStream(0, bytes(16), "w"))
@@ -735,7 +735,7 @@ def test_a_worker_that_connects_again_takes_the_place_of_its_older_link() -> Non
     assert joined.channel > ends.channels[0], "a channel is never used again on a link"
 
 
-def test_policies_never_go_back() -> None:
+def test_policy_versions_only_grow() -> None:
     state = WorkerState(run="run", name="w", peer=b"w" * 16)
     for version in ((1, 5), (1, 4), (1, 5), (0, 9)):
         state.policy_arrived(version, b"%d.%d" % version)
@@ -745,7 +745,7 @@ def test_policies_never_go_back() -> None:
 
 
 @pytest.mark.parametrize("who_reads_nothing", ["worker", "trainer"])
-def test_streams_opened_faster_than_anybody_reads_of_them_end_that_workers_link(who_reads_nothing: str) -> None:
+def test_streams_opened_faster_than_their_announcements_are_read_end_the_link(who_reads_nothing: str) -> None:
     ends = Ends()
     # A worker of another run is answered with the names of both; the trainer is told the signature.
     run, signature = ("\U000e0001" * 200, b"") if who_reads_nothing == "worker" else ("run", bytes(60_000))

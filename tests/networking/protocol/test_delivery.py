@@ -87,7 +87,7 @@ def numbers_sent(sender: StreamSender) -> list[int]:
 # -- the sender, by hand -----------------------------------------------------------------------------------------------
 
 
-def test_nothing_leaves_before_a_resume_nor_after_a_halt() -> None:
+def test_nothing_is_sent_before_a_resume_or_after_a_halt() -> None:
     sender = sender_of(10, 10)
     assert sender.next_frame() is None
     assert sender.want(LIMIT) is None
@@ -106,7 +106,7 @@ def test_a_resume_rewinds_to_the_number_that_it_names() -> None:
         assert numbers_sent(sender) == list(range(next_number, 3))
 
 
-def test_a_message_leaves_only_if_the_whole_of_it_fits_the_credit() -> None:
+def test_a_message_is_sent_only_if_it_fits_the_credit_completely() -> None:
     size = message_bytes(SAMPLES_HEAD, 100_000)
     sender = sender_of(100_000)
     sender.resume(channel=4, epoch=1, next_number=0, credit=size - 1)
@@ -121,7 +121,7 @@ def test_a_message_leaves_only_if_the_whole_of_it_fits_the_credit() -> None:
     assert sender.next_frame() is None
 
 
-def test_a_want_asks_for_whole_messages_within_the_window_and_once() -> None:
+def test_credit_is_requested_once_for_complete_messages_within_the_window() -> None:
     sender = sender_of(10_000, 10_000, 10_000)
     size = message_bytes(SAMPLES_HEAD, 10_000)
     sender.resume(channel=2, epoch=5, next_number=0, credit=0)
@@ -136,7 +136,7 @@ def test_a_want_asks_for_whole_messages_within_the_window_and_once() -> None:
     assert want.total == 3 * size
 
 
-def test_a_want_for_one_message_may_exceed_the_window() -> None:
+def test_a_credit_request_for_one_message_may_exceed_the_window() -> None:
     sender = sender_of(300_000, 10)
     sender.resume(channel=0, epoch=1, next_number=0, credit=0)
     want = sender.want(1_000)
@@ -144,7 +144,7 @@ def test_a_want_for_one_message_may_exceed_the_window() -> None:
     assert want.total == message_bytes(SAMPLES_HEAD, 300_000)
 
 
-def test_dropping_takes_the_oldest_that_is_not_on_its_way() -> None:
+def test_the_oldest_message_not_being_sent_is_dropped() -> None:
     sender = sender_of(40, 40, queue_bytes=100, drop_oldest=True)
     sender.resume(channel=0, epoch=1, next_number=0, credit=message_bytes(SAMPLES_HEAD, 40))
     assert numbers_sent(sender) == [0]
@@ -154,7 +154,7 @@ def test_dropping_takes_the_oldest_that_is_not_on_its_way() -> None:
     assert numbers_sent(sender) == [2]
 
 
-def test_credit_for_what_was_dropped_is_given_back_once_nothing_needs_it() -> None:
+def test_unused_credit_of_dropped_messages_is_released() -> None:
     large, small = (message_bytes(SAMPLES_HEAD, size) for size in (1_000, 40))
     sender = sender_of(1_000, queue_bytes=1_020, drop_oldest=True)
     sender.resume(channel=3, epoch=2, next_number=0, credit=0)
@@ -182,7 +182,7 @@ def test_standing_credit_is_kept() -> None:
     assert sender.unused() is None, "it was not requested"
 
 
-def test_what_finds_no_room_beside_the_message_on_its_way_is_dropped_itself_and_counted() -> None:
+def test_a_new_message_without_space_is_dropped_itself_and_counted() -> None:
     sender = sender_of(70_000, queue_bytes=70_100, drop_oldest=True)
     sender.resume(channel=0, epoch=1, next_number=0, credit=LIMIT)
     assert sender.next_frame() is not None
@@ -199,7 +199,7 @@ def test_what_finds_no_room_beside_the_message_on_its_way_is_dropped_itself_and_
     assert (receiver.gap_messages, receiver.gap_samples) == (1, 5)
 
 
-def test_a_message_dropped_after_it_was_sent_counts_as_what_it_turns_out_to_be() -> None:
+def test_a_message_dropped_after_sending_counts_as_acknowledged_or_dropped_later() -> None:
     for arrived in (True, False):
         sender = sender_of(40, queue_bytes=50, drop_oldest=True)
         sender.resume(channel=0, epoch=1, next_number=0, credit=LIMIT)
@@ -213,7 +213,7 @@ def test_a_message_dropped_after_it_was_sent_counts_as_what_it_turns_out_to_be()
         assert (sender.samples_acked, sender.samples_dropped, sender.samples_unresolved) == (arrived, not arrived, 0)
 
 
-def test_refused_messages_are_counted_apart() -> None:
+def test_refused_messages_are_counted_separately() -> None:
     sender = sender_of(10, 10, 10)
     sender.resume(channel=0, epoch=1, next_number=0, credit=LIMIT)
     numbers_sent(sender)
@@ -222,7 +222,7 @@ def test_refused_messages_are_counted_apart() -> None:
     assert list(sender.refusals) == [(1, "no room")]
 
 
-def test_a_resume_or_an_acknowledgement_of_what_was_never_made_is_the_peers_fault() -> None:
+def test_a_resume_or_acknowledgement_of_a_future_message_is_the_peers_fault() -> None:
     sender = sender_of(10, 10)
     with pytest.raises(RemoteProtocolError, match="asks for message 3 of a stream that has made 2"):
         sender.resume(channel=0, epoch=1, next_number=3, credit=LIMIT)
@@ -234,7 +234,7 @@ def test_a_resume_or_an_acknowledgement_of_what_was_never_made_is_the_peers_faul
 # -- the receiver, by hand ---------------------------------------------------------------------------------------------
 
 
-def test_messages_in_order_come_out_intact() -> None:
+def test_messages_in_order_are_received_unchanged() -> None:
     receiver = StreamReceiver(STREAM)
     for number, size in enumerate((0, 1, MAX_PAYLOAD_BYTES - SAMPLES_HEAD.size, 200_000)):
         body = bytes([number + 1]) * size
@@ -247,7 +247,7 @@ def test_messages_in_order_come_out_intact() -> None:
         assert received.size == sum(len(frame.buffer) for frame in frames)
 
 
-def test_a_repetition_does_not_surface_and_has_the_acknowledgement_repeated() -> None:
+def test_a_repeated_message_is_discarded_and_acknowledged_again() -> None:
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0))
     receiver.commit(0)
@@ -289,7 +289,7 @@ def test_a_gap_that_the_floor_explains_is_counted_in_messages_and_samples() -> N
     assert receiver.next_number == 6
 
 
-def test_a_gap_above_the_floor_asks_for_a_resume_once_and_takes_nothing_until_then() -> None:
+def test_a_gap_above_the_floor_requests_one_resume_and_accepts_nothing_until_then() -> None:
     receiver = StreamReceiver(STREAM)
     assert give(receiver, frames_of(1, bytes(100_000))[:1]) == (None, True)
     for frame in frames_of(1, bytes(100_000))[1:] + frames_of(2):
@@ -304,7 +304,7 @@ def test_a_gap_above_the_floor_asks_for_a_resume_once_and_takes_nothing_until_th
     assert received.number == 0
 
 
-def test_what_is_acknowledged_is_committed_not_received() -> None:
+def test_only_committed_messages_are_acknowledged() -> None:
     receiver = StreamReceiver(STREAM)
     for number in range(3):
         give(receiver, frames_of(number, samples=2, position=2 * number))
@@ -324,7 +324,7 @@ def test_an_acknowledgement_that_may_have_been_lost_with_a_link_is_repeated_on_t
     assert receiver.next_ack(2) == Ack(2, 1)
 
 
-def test_the_mark_after_a_commit_is_known_before_it() -> None:
+def test_the_offset_after_a_commit_is_known_before_it() -> None:
     receiver = StreamReceiver(STREAM)
     for number, position in ((0, 0), (1, 1), (5, 7)):
         give(receiver, frames_of(number, floor=min(number, 2), position=position))
@@ -335,14 +335,14 @@ def test_the_mark_after_a_commit_is_known_before_it() -> None:
         assert receiver.offset == offset == receiver.offset_after(0)
 
 
-def test_committing_what_has_not_arrived_is_our_own_error() -> None:
+def test_committing_a_message_that_has_not_arrived_is_a_local_error() -> None:
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0))
     with pytest.raises(LocalProtocolError, match="message 1 is committed before it arrived"):
         receiver.commit(1)
 
 
-def test_a_message_half_received_is_void_when_the_stream_comes_back() -> None:
+def test_an_incomplete_message_is_discarded_when_the_stream_returns() -> None:
     receiver = StreamReceiver(STREAM)
     give(receiver, frames_of(0, bytes(100_000))[:1])
     assert receiver.attach() == 0
@@ -376,7 +376,7 @@ def test_frames_that_contradict_their_message_are_the_peers_fault(frames: list[F
         give(StreamReceiver(STREAM), frames)
 
 
-def test_refusals_are_told_again_after_a_new_link_those_told_and_those_not() -> None:
+def test_all_recent_refusals_are_repeated_on_a_new_link() -> None:
     receiver = StreamReceiver(STREAM)
     for number in range(300):
         give(receiver, frames_of(number))
@@ -391,7 +391,7 @@ def test_refusals_are_told_again_after_a_new_link_those_told_and_those_not() -> 
     assert sorted(told) == list(range(300))
 
 
-def test_many_long_refusals_are_told_in_acknowledgements_that_fit_a_frame_and_count_right() -> None:
+def test_many_long_refusals_are_split_into_acknowledgements_that_fit_a_frame() -> None:
     sender = sender_of(*[10] * 400)
     sender.resume(channel=0, epoch=1, next_number=0, credit=LIMIT)
     receiver = StreamReceiver(STREAM)

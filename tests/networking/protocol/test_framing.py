@@ -77,14 +77,14 @@ def write(kind: int, flags: int, epoch: int, channel: int, payload: bytes) -> by
 
 
 @pytest.mark.parametrize(("row", "wire"), WIRE, ids=range(len(WIRE)))
-def test_a_frame_reads_as_its_fields_whole(row: Fields, wire: bytes) -> None:
+def test_a_complete_frame_gives_its_fields(row: Fields, wire: bytes) -> None:
     reader = FrameReader()
     assert [fields(frame) for frame in feed(reader, wire)] == [row]
     assert reader.empty
 
 
 @pytest.mark.parametrize(("row", "wire"), WIRE, ids=range(len(WIRE)))
-def test_a_frame_reads_as_its_fields_byte_by_byte_and_not_a_byte_too_soon(row: Fields, wire: bytes) -> None:
+def test_a_frame_read_byte_by_byte_is_complete_at_its_last_byte(row: Fields, wire: bytes) -> None:
     reader = FrameReader()
     assert feed(reader, wire[:-1], (1,)) == []
     assert not reader.empty
@@ -93,7 +93,7 @@ def test_a_frame_reads_as_its_fields_byte_by_byte_and_not_a_byte_too_soon(row: F
 
 
 @pytest.mark.parametrize(("row", "wire"), WIRE, ids=range(len(WIRE)))
-def test_what_follows_a_frame_is_kept_for_the_next(row: Fields, wire: bytes) -> None:
+def test_bytes_after_a_frame_belong_to_the_next(row: Fields, wire: bytes) -> None:
     reader = FrameReader()
     assert [fields(frame) for frame in feed(reader, wire + PING_FRAME[:7])] == [row]
     assert not reader.empty
@@ -101,7 +101,7 @@ def test_what_follows_a_frame_is_kept_for_the_next(row: Fields, wire: bytes) -> 
 
 
 @pytest.mark.parametrize(("row", "wire"), WIRE, ids=range(len(WIRE)))
-def test_a_frame_is_written_as_it_is_read_under_another_address_too(row: Fields, wire: bytes) -> None:
+def test_a_frame_can_be_forwarded_under_another_address(row: Fields, wire: bytes) -> None:
     (frame,) = feed(FrameReader(), wire)
     assert bytes(frame.buffer) == wire
     frame.readdress(513, 67_305_985)
@@ -115,7 +115,7 @@ def test_a_full_frame_fills_four_tls_records() -> None:
     assert MAX_FRAME_BYTES == 4 * 16_384 == HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 
-def test_heads_have_the_layout_that_other_versions_count_on() -> None:
+def test_headers_have_the_layout_of_other_versions() -> None:
     assert SAMPLES_HEAD.pack(1, 2, 3, 4, 5) == b"".join(
         number.to_bytes(size, "little") for number, size in ((1, 8), (2, 8), (3, 8), (4, 4), (5, 4))
     )
@@ -138,7 +138,7 @@ def test_a_frame_too_long_is_refused_at_its_header_before_anything_is_allocated(
         tracemalloc.stop()
 
 
-def test_a_header_that_is_too_short_to_judge_is_waited_for() -> None:
+def test_an_incomplete_header_waits_for_more_bytes() -> None:
     reader = FrameReader()
     assert feed(reader, HEADER.pack(0xFFFF_FFFF, 9, 0, 0, 0)[:11]) == []
     with pytest.raises(RemoteProtocolError):
@@ -151,7 +151,7 @@ def test_an_unknown_kind_is_refused_at_its_header(kind: int) -> None:
         feed(FrameReader(), HEADER.pack(10, kind, 0, 0, 0))
 
 
-def test_the_frames_before_a_bad_one_are_there() -> None:
+def test_frames_before_an_invalid_one_are_returned() -> None:
     reader = FrameReader()
     data = WIRE[1][1] + HEADER.pack(0, 200, 0, 0, 0)
     with pytest.raises(RemoteProtocolError):
@@ -159,7 +159,7 @@ def test_the_frames_before_a_bad_one_are_there() -> None:
     assert [fields(frame) for frame in reader.take()] == [WIRE[1][0]]
 
 
-def test_a_frame_under_way_holds_its_own_size_and_no_more() -> None:
+def test_an_incomplete_frame_uses_only_its_own_size() -> None:
     reader = FrameReader()
     tracemalloc.start()
     try:
@@ -170,7 +170,7 @@ def test_a_frame_under_way_holds_its_own_size_and_no_more() -> None:
     assert len(reader.get_buffer()) == MAX_PAYLOAD_BYTES
 
 
-def test_small_frames_may_follow_where_a_full_one_was_likely() -> None:
+def test_small_frames_may_follow_full_ones() -> None:
     full, small = WIRE[-1], WIRE[1]
     data = full[1] + 4_000 * PING_FRAME + small[1] + full[1] + full[1] + PING_FRAME[:5]
     reader = FrameReader()
@@ -181,7 +181,7 @@ def test_small_frames_may_follow_where_a_full_one_was_likely() -> None:
     assert reader.empty
 
 
-def test_what_is_no_frame_is_refused_where_a_full_one_was_likely() -> None:
+def test_invalid_data_after_full_frames_is_refused() -> None:
     for wrong in (HEADER.pack(MAX_PAYLOAD_BYTES, 9, 0, 0, 0), HEADER.pack(1 << 20, Kind.DATA, 0, 0, 0)):
         reader = FrameReader()
         assert len(feed(reader, WIRE[-1][1])) == 1
@@ -210,7 +210,7 @@ slicings = st.lists(st.sampled_from([1, 2, 11, 12, 13, 100, 4_095, 4_096, 16_384
 
 
 @given(valid_frames, slicings)
-def test_the_same_frames_come_however_the_bytes_are_sliced(rows: Sequence[Fields], slices: list[int]) -> None:
+def test_frames_do_not_depend_on_the_slices_of_bytes(rows: Sequence[Fields], slices: list[int]) -> None:
     data = b"".join(write(*row) for row in rows)
     reader = FrameReader()
     assert [fields(frame) for frame in feed(reader, data, [*slices, 4_096])] == list(rows)
@@ -255,7 +255,7 @@ def test_a_control_message_is_one_frame() -> None:
     assert decode_control(frame.payload) == Bye()
 
 
-def test_a_control_message_that_fits_no_frame_is_our_own_error() -> None:
+def test_a_control_message_too_large_for_a_frame_is_a_local_error() -> None:
     with pytest.raises(ValueError, match=r"Direct takes 7\d{4} bytes; a frame holds 65524"):
         control_frame(Direct(0, 1, bytes(70_000)))
 
@@ -283,7 +283,7 @@ def test_cut_gives_full_frames_then_the_rest(head_bytes: int, body_bytes: int) -
 
 
 @given(st.lists(st.sampled_from([0, 1, 7, 1_000, MAX_PAYLOAD_BYTES - 32, MAX_PAYLOAD_BYTES, 70_000]), max_size=12))
-def test_cut_joins_many_buffers_as_if_they_were_one(sizes: list[int]) -> None:
+def test_cut_treats_many_buffers_as_one(sizes: list[int]) -> None:
     body = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
     head = bytes(SAMPLES_HEAD.size)
     pieces = [piece if i % 2 else memoryview(piece) for i, piece in enumerate(body)]
@@ -293,7 +293,7 @@ def test_cut_joins_many_buffers_as_if_they_were_one(sizes: list[int]) -> None:
     assert sum(frame.size for frame in wire) == message_bytes(SAMPLES_HEAD, sum(sizes))
 
 
-def test_cut_makes_frames_only_as_they_are_asked_for() -> None:
+def test_cut_makes_frames_on_request() -> None:
     body = bytes(50 << 20)
     tracemalloc.start()
     try:

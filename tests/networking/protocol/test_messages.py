@@ -98,7 +98,7 @@ def test_the_table_has_every_message() -> None:
 
 
 @pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
-def test_every_message_survives_the_way(message: Control) -> None:
+def test_every_message_survives_encoding(message: Control) -> None:
     assert decode_control(encode_control(message)) == message
 
 
@@ -109,14 +109,14 @@ def test_bytes_on_the_wire(message: Control, wire: bytes) -> None:
 
 
 @pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
-def test_a_message_cut_short_or_with_more_behind_it_is_refused(message: Control) -> None:
+def test_a_truncated_or_extended_message_is_refused(message: Control) -> None:
     wire = encode_control(message)
     for data in (wire[:-1], wire + b"\0", b""):
         with pytest.raises(RemoteProtocolError, match="could not be decoded"):
             decode_control(data)
 
 
-def test_fields_of_a_newer_version_are_passed_over() -> None:
+def test_fields_of_a_newer_version_are_ignored() -> None:
     wire = msgspec.msgpack.encode(["credit", 0, 2, 99, "something newer", [1, 2]])
     assert decode_control(wire) == Credit(0, 2, 99)
 
@@ -158,7 +158,7 @@ def test_any_bytes_are_an_envelope_or_a_protocol_error(kind: type[Any], data: by
     ],
     ids=lambda body: type(body).__name__,
 )
-def test_envelopes_survive_the_way(body: PolicyUpdate | Directive | Progress) -> None:
+def test_envelopes_survive_encoding(body: PolicyUpdate | Directive | Progress) -> None:
     assert decode_body(encode_body(body), type(body)) == body
 
 
@@ -194,7 +194,7 @@ TOO_LARGE = (1 << 64) - 1
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_a_number_that_no_counter_holds_is_refused_in_every_field(message: Control, number: int) -> None:
+def test_numbers_beyond_the_counters_are_refused_in_every_field(message: Control, number: int) -> None:
     """A frame's header has 32 bits for a channel and 16 for an epoch; one past the end would fail where it is used."""
     values = msgspec.msgpack.decode(encode_control(message))
     for i, value in enumerate(values):
@@ -232,7 +232,7 @@ def test_texts_have_bounds(message: Control) -> None:
         decode_control(encode_control(message))
 
 
-def test_what_the_relay_makes_of_the_longest_messages_fits_a_frame() -> None:
+def test_relayed_forms_of_the_longest_messages_fit_a_frame() -> None:
     """The relay sends `StreamOpened` for `OpenStream`, and names of runs in a `Halt`: never more than a frame."""
     longest = OpenStream(0xFFFF_FFFF, b"s" * 16, "\U0001f916" * 200, bytes(MAX_SIGNATURE_BYTES))
     decode_control(encode_control(longest))
@@ -242,7 +242,7 @@ def test_what_the_relay_makes_of_the_longest_messages_fits_a_frame() -> None:
     assert len(control_frame(Halt(0xFFFF_FFFF, 2 * repr("\U000e0001" * 200)))) <= MAX_PAYLOAD_BYTES
 
 
-def test_secrets_show_in_no_repr() -> None:
+def test_no_repr_shows_secrets() -> None:
     assert "secret" not in repr(Hello((1,), "worker", "secret", "run", "name", b"p" * 16))
 
 
@@ -256,6 +256,6 @@ def test_secrets_show_in_no_repr() -> None:
         Collect(1, (1, 1), steps=1, seed=-1),
     ],
 )
-def test_a_trainer_cannot_ask_for_numbers_that_environments_do_not_take(body: Directive | Collect) -> None:
+def test_a_trainer_cannot_request_seeds_that_environments_refuse(body: Directive | Collect) -> None:
     with pytest.raises(RemoteProtocolError, match="could not be decoded"):
         decode_body(encode_body(body), type(body))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tmrl_core.networking.relay.id_registry import IdRegistry
 
 
-def test_an_id_belongs_to_who_used_it_first() -> None:
+def test_an_id_belongs_to_its_first_user() -> None:
     owners = IdRegistry()
     assert owners.claim(b"a", "robot7")
     assert owners.claim(b"a", "robot7")
@@ -18,7 +18,7 @@ def test_an_id_belongs_to_who_used_it_first() -> None:
     assert owners.claim(b"b", "robot8")
 
 
-def test_nobody_makes_another_s_id_be_forgotten_by_using_many() -> None:
+def test_many_ids_of_one_identity_do_not_evict_those_of_others() -> None:
     owners = IdRegistry(per_identity=10, total=100)
     owners.claim(b"mine", "robot7")
     for i in range(1_000):
@@ -27,7 +27,7 @@ def test_nobody_makes_another_s_id_be_forgotten_by_using_many() -> None:
     assert len(owners) == 11
 
 
-def test_when_all_room_is_used_the_largest_loses_its_oldest() -> None:
+def test_at_the_total_limit_the_largest_identity_loses_its_oldest_id() -> None:
     owners = IdRegistry(per_identity=10, total=12)
     owners.claim(b"mine", "robot7")
     for i in range(10):
@@ -39,7 +39,7 @@ def test_when_all_room_is_used_the_largest_loses_its_oldest() -> None:
     assert not owners.claim(b"mine", "hare")
 
 
-def test_what_is_used_again_is_not_the_oldest() -> None:
+def test_a_reused_id_is_not_the_oldest() -> None:
     owners = IdRegistry(per_identity=2, total=10)
     for key in (b"a", b"b", b"a", b"c"):
         owners.claim(key, "robot7")
@@ -49,7 +49,7 @@ def test_what_is_used_again_is_not_the_oldest() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32))
-def test_the_bounds_hold_whatever_is_claimed(seed: int) -> None:
+def test_the_bounds_hold_for_any_claims(seed: int) -> None:
     source = random.Random(seed)
     owners = IdRegistry(per_identity=5, total=12)
     for _ in range(500):

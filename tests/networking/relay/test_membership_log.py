@@ -34,7 +34,7 @@ def hear(connection: RelayConnection, message: Control, now: float = NOW) -> Non
     connection.received(len(frame), now)
 
 
-def test_who_comes_and_leaves_is_said_with_its_name_its_certificate_and_where_from() -> None:
+def test_the_membership_log_names_peer_certificate_and_address() -> None:
     house = House()
     connection = house.admit()
     assert house.said == ["worker arm (robot7's certificate, 192.0.2.7:1234) joined, run 'pendulum'"]
@@ -43,7 +43,7 @@ def test_who_comes_and_leaves_is_said_with_its_name_its_certificate_and_where_fr
     assert house.said[1:] == ["worker arm (robot7's certificate, 192.0.2.7:1234) left after 65 s: in order"]
 
 
-def test_why_a_link_was_lost_is_said() -> None:
+def test_the_reason_of_a_lost_link_is_logged() -> None:
     house = House()
     trainer = house.admit("hpc", "trainer", certificate=None)
     trainer.tick(NOW + 11)
@@ -56,13 +56,13 @@ def test_why_a_link_was_lost_is_said() -> None:
     assert older.closing
 
 
-def test_how_long_an_idle_link_stood_that_is_ended_here_is_said() -> None:
+def test_the_duration_of_an_idle_link_is_logged() -> None:
     house = House()
     house.admit().refuse("certificate", "its certificate was revoked.", NOW + 42)
     assert house.said[-1].endswith("left after 42 s: its certificate was revoked")
 
 
-def test_the_servers_own_end_is_said_for_what_it_is() -> None:
+def test_the_servers_shutdown_is_logged_as_such() -> None:
     house = House()
     connection = house.admit()
     connection.close()
@@ -70,7 +70,7 @@ def test_the_servers_own_end_is_said_for_what_it_is() -> None:
     assert house.said[-1].endswith("this Server ends")
 
 
-def test_who_is_refused_has_not_joined() -> None:
+def test_a_refused_peer_is_not_logged_as_joined() -> None:
     house = House()
     house.admit("one", "trainer")
     house.admit("two", "trainer", b"q" * 16)
@@ -83,7 +83,7 @@ def test_a_name_cannot_forge_a_line() -> None:
     assert "\n" not in house.said[0]
 
 
-def test_who_comes_and_goes_without_end_fills_no_log() -> None:
+def test_endless_reconnections_do_not_fill_the_log() -> None:
     house = House()
     for _ in range(10 * LINES_AT_ONCE):
         house.admit().lost(None, NOW)
@@ -95,7 +95,7 @@ def test_who_comes_and_goes_without_end_fills_no_log() -> None:
     assert f"{19 * LINES_AT_ONCE} that joined or left and were not logged" in house.said[-1]
 
 
-def test_who_hands_over_without_end_fills_no_log_either() -> None:
+def test_endless_handoffs_do_not_fill_the_log() -> None:
     said: list[str] = []
     now = [NOW]
     relay = Relay(spool=MemorySpool(1 << 20), say=said.append, wall_clock=lambda: now[0])

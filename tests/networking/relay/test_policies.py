@@ -36,7 +36,7 @@ def address(body: memoryview) -> int:
     return int(np.asarray(body).__array_interface__["data"][0])
 
 
-def test_memory_of_a_policy_is_used_for_a_later_one_but_never_while_it_is_looked_at() -> None:
+def test_a_policys_memory_is_reused_but_never_while_referenced() -> None:
     receiver = PolicyReceiver(1 << 30)
     bodies = [os.urandom(300_000 + i) for i in range(3)]
     first = send(receiver, (1, 1), bodies[0])
@@ -51,6 +51,6 @@ def test_memory_of_a_policy_is_used_for_a_later_one_but_never_while_it_is_looked
 
 
 @pytest.mark.parametrize("version", [(1, (1 << 64) - 1), (1 << 62, 1)])
-def test_a_version_that_could_not_be_confirmed_is_the_servers_fault(version: tuple[int, int]) -> None:
+def test_a_version_that_cannot_be_confirmed_is_the_servers_fault(version: tuple[int, int]) -> None:
     with pytest.raises(RemoteProtocolError, match="is out of range"):
         send(PolicyReceiver(1 << 30), version, b"body")

@@ -77,7 +77,7 @@ def linked(relay: Relay, *messages: Control, now: float = 0.0) -> RelayConnectio
         ((), (1,), None),
     ],
 )
-def test_the_newest_common_version_is_spoken(
+def test_the_newest_common_version_is_chosen(
     theirs: tuple[int, ...], ours: tuple[int, ...], chosen: int | None
 ) -> None:
     assert negotiate(theirs, ours) == chosen
@@ -104,7 +104,7 @@ def test_a_refusal_names_both_sides_versions(theirs: tuple[int, ...], ours: tupl
     assert older in said.reason
 
 
-def test_a_hello_that_only_a_newer_server_can_read_is_refused_for_its_version() -> None:
+def test_a_hello_of_a_newer_version_is_refused_for_its_version() -> None:
     payload = msgspec.msgpack.encode(["hello", [7, 8], {"role": "conductor"}, 3.5])
     connection = linked(Relay())
     feed(connection, HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload)
@@ -132,7 +132,7 @@ def clients() -> list[tuple[Connection, WorkerState | TrainerState]]:
     ]
 
 
-def test_clients_offer_every_version_that_they_speak_and_learn_which_it_is() -> None:
+def test_clients_offer_all_versions_and_learn_the_chosen_one() -> None:
     for connection, state in clients():
         state.versions = (1, 2)
         connection.connected(Identity("server"), 0.0)
@@ -143,7 +143,7 @@ def test_clients_offer_every_version_that_they_speak_and_learn_which_it_is() -> 
         assert (connection.state, state.protocol_version) == ("open", 2)
 
 
-def test_clients_do_not_take_a_version_that_they_did_not_offer() -> None:
+def test_clients_refuse_a_version_that_they_did_not_offer() -> None:
     for connection, _ in clients():
         connection.connected(Identity("server"), 0.0)
         feed(connection, control_frame(Welcome(9, 1, 1, 1, 1, 3.0)))
@@ -154,7 +154,7 @@ def test_clients_do_not_take_a_version_that_they_did_not_offer() -> None:
 # -- who only asks -----------------------------------------------------------------------------------------------------
 
 
-def test_who_asks_learns_how_things_are_and_takes_no_place() -> None:
+def test_a_probe_reports_the_state_and_occupies_no_place() -> None:
     relay = Relay(RelaySettings(max_workers=1), wall_clock=lambda: 1234.5)
     trainer = linked(relay, Hello((1,), "trainer", "", "mine", "hpc", b"t" * 16))
     worker = linked(relay, Hello((1,), "worker", "", "mine", "w", b"w" * 16), OpenStream(0, b"s" * 16, "w"))
@@ -176,7 +176,7 @@ def test_who_asks_learns_how_things_are_and_takes_no_place() -> None:
     assert relay.refused_peers == relay.protocol_errors == 0
 
 
-def test_who_asks_is_judged_as_the_hello_would_be() -> None:
+def test_a_probe_is_authenticated_like_a_hello() -> None:
     asked: list[Hello] = []
 
     def authenticate(hello: Hello, connection: Connection) -> tuple[str, str] | None:
@@ -194,13 +194,13 @@ def test_the_token_is_in_no_repr() -> None:
     assert "secret" not in repr(Probe((1,), "worker", "secret", "run"))
 
 
-def test_echoes_come_back_in_order_with_what_was_asked_for() -> None:
+def test_echoes_return_in_order_with_the_requested_size() -> None:
     connection = linked(Relay(), PROBE, Echo(1), Echo(2, 10), Echo(3, MAX_BODY_BYTES, b"x" * MAX_BODY_BYTES))
     assert heard(connection)[1:] == [Echo(1), Echo(2, 0, bytes(10)), Echo(3, 0, bytes(MAX_BODY_BYTES))]
 
 
 @pytest.mark.parametrize("up", [True, False])
-def test_no_more_is_measured_with_than_allowed(up: bool) -> None:
+def test_measurements_stay_within_the_allowance(up: bool) -> None:
     connection = linked(Relay(), PROBE)
     heard(connection)
     echo = Echo(1, 0, bytes(MAX_BODY_BYTES)) if up else Echo(1, MAX_BODY_BYTES)
@@ -213,14 +213,14 @@ def test_no_more_is_measured_with_than_allowed(up: bool) -> None:
     assert said.reason == "the probe exceeded its allowance"
 
 
-def test_who_does_not_read_the_answers_cannot_pile_them_up() -> None:
+def test_unread_answers_are_bounded() -> None:
     connection = linked(Relay(), PROBE, *[Echo(i, 1000) for i in range(65)])
     said = heard(connection)[-1]
     assert isinstance(said, Refused)
     assert "at most 64 echoes" in said.reason
 
 
-def test_few_may_ask_at_once_and_a_place_is_given_back() -> None:
+def test_simultaneous_probes_are_limited_and_places_are_released() -> None:
     relay = Relay()
     links = [linked(relay, PROBE) for _ in range(MAX_PROBES)]
     (said,) = heard(linked(relay, PROBE))
@@ -232,7 +232,7 @@ def test_few_may_ask_at_once_and_a_place_is_given_back() -> None:
     assert isinstance(heard(linked(relay, PROBE))[0], Diagnosis)
 
 
-def test_all_of_them_share_an_allowance_that_fills_up_again() -> None:
+def test_probes_share_an_allowance_that_refills() -> None:
     relay = Relay()
 
     def ask(now: float) -> int:
@@ -247,7 +247,7 @@ def test_all_of_them_share_an_allowance_that_fills_up_again() -> None:
     assert ask(1e6) == LINK_BYTES
 
 
-def test_nobody_asks_for_ever() -> None:
+def test_the_duration_of_a_probe_is_limited() -> None:
     relay = Relay()
     connection = linked(relay, PROBE)
     connection.tick(PROBE_S - 1)  # nothing was heard for long, but that is another matter

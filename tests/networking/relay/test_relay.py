@@ -297,7 +297,7 @@ def test_a_link_cut_at_any_moment_loses_nothing_and_duplicates_nothing() -> None
         assert trainer.state.gap_messages == 0
 
 
-def test_what_is_dropped_is_counted_as_a_gap_by_the_trainer() -> None:
+def test_the_trainer_counts_dropped_messages_as_a_gap() -> None:
     for seed in range(40):
         network = Network(seed)
         worker = Worker(network, "a", queue_bytes=20_000, drop_oldest=True)
@@ -342,19 +342,19 @@ def test_gaps_are_counted_in_messages_and_samples(network: Network) -> None:
     assert worker.sender.samples_dropped == 8
 
 
-def test_blocking_sender_refuses_what_does_not_fit(network: Network) -> None:
+def test_a_blocking_sender_refuses_messages_beyond_the_limit(network: Network) -> None:
     worker = Worker(network, "a", queue_bytes=1_000)
     assert worker.make(600)
     assert not worker.make(600)
     assert worker.sender.samples_offered == 1
 
 
-def test_a_message_larger_than_the_bound_is_taken_when_nothing_else_is_held(network: Network) -> None:
+def test_a_message_larger_than_the_limit_is_accepted_by_an_empty_queue(network: Network) -> None:
     worker = Worker(network, "a", queue_bytes=1_000)
     assert worker.make(5_000)
 
 
-def test_a_refused_message_is_acknowledged_counted_and_its_reason_told(network: Network) -> None:
+def test_a_refused_message_is_acknowledged_and_counted_with_its_reason(network: Network) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     worker.connect()
     trainer.connect()
@@ -371,7 +371,7 @@ def test_a_refused_message_is_acknowledged_counted_and_its_reason_told(network: 
     assert trainer.state.samples_refused == 1
 
 
-def test_a_trainer_that_does_not_take_samples_fills_its_inbox_then_the_relay_then_the_worker_and_no_more() -> None:
+def test_a_trainer_that_reads_nothing_fills_inbox_relay_and_worker_within_their_limits() -> None:
     network = Network(budget_bytes=4 << 20)
     worker = Worker(network, "a", queue_bytes=8 << 20)
     trainer = Trainer(network, inbox_bytes=1 << 20)
@@ -433,7 +433,7 @@ def test_workers_take_turns_by_bytes() -> None:
     assert sizes[b"small"] > 0.3 * sizes[b"big"]
 
 
-def test_who_sends_little_is_among_the_next_however_many_send_much() -> None:
+def test_a_stream_that_sends_little_is_served_soon_among_many_busy_ones() -> None:
     network = Network()
     greedy, trainer = [Worker(network, f"greedy{i}") for i in range(20)], Trainer(network, inbox_bytes=4 << 20)
     little = Worker(network, "little")
@@ -458,7 +458,7 @@ def test_who_sends_little_is_among_the_next_however_many_send_much() -> None:
     assert trainer.memory.index(little.made[-1]) - taken < 8
 
 
-def test_who_asks_for_little_credit_does_not_wait_behind_all_who_ask_for_much() -> None:
+def test_a_small_credit_request_does_not_wait_for_all_large_ones() -> None:
     network = Network(budget_bytes=4 << 20)
     greedy, trainer = [Worker(network, f"greedy{i}") for i in range(12)], Trainer(network, inbox_bytes=1 << 20)
     little = Worker(network, "little")
@@ -480,7 +480,7 @@ def test_who_asks_for_little_credit_does_not_wait_behind_all_who_ask_for_much() 
     network.settle(until=lambda: len(trainer.memory) == 13 + 1 + 12 * 9, work=trainer)
 
 
-def test_the_latest_weights_reach_everyone_and_versions_never_go_back(network: Network) -> None:
+def test_the_latest_weights_reach_all_workers_and_versions_only_grow(network: Network) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     worker.connect()
     trainer.connect()
@@ -549,7 +549,7 @@ def test_a_new_trainer_process_gets_a_higher_incarnation_a_reconnected_one_keeps
     assert trainer.state.holding == 2
 
 
-def test_a_worker_that_knows_a_higher_incarnation_lifts_the_trainer_above_it(network: Network) -> None:
+def test_the_trainer_gets_an_incarnation_above_the_highest_known_one(network: Network) -> None:
     trainer, worker = Trainer(network), Worker(network, "a")
     trainer.connect()
     trainer.publish("new")
@@ -561,7 +561,7 @@ def test_a_worker_that_knows_a_higher_incarnation_lifts_the_trainer_above_it(net
     assert worker.state.policy_version[0] == 8
 
 
-def test_directives_and_progress_are_last_values_also_for_who_comes_later(network: Network) -> None:
+def test_directives_and_progress_are_last_values_for_later_workers_too(network: Network) -> None:
     first, trainer = Worker(network, "first"), Trainer(network)
     first.connect()
     connection = trainer.connect()
@@ -583,7 +583,7 @@ def test_directives_and_progress_are_last_values_also_for_who_comes_later(networ
     assert not late.state.directive.pause
 
 
-def test_what_a_worker_waits_for_reaches_the_trainer_also_when_that_comes_later(network: Network) -> None:
+def test_a_wait_reason_reaches_a_trainer_that_connects_later(network: Network) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     connection = worker.connect()
     network.settle()
@@ -603,7 +603,7 @@ def test_what_a_worker_waits_for_reaches_the_trainer_also_when_that_comes_later(
     assert trainer.state.waits == {}
 
 
-def test_nothing_is_said_of_streams_that_have_ended(network: Network) -> None:
+def test_ended_streams_are_not_announced(network: Network) -> None:
     worker = Worker(network, "a")
     connection = worker.connect()
     network.settle()
@@ -617,7 +617,7 @@ def test_nothing_is_said_of_streams_that_have_ended(network: Network) -> None:
     assert not connection.closing
 
 
-def test_members_are_told_to_the_trainer(network: Network) -> None:
+def test_the_trainer_is_notified_of_members(network: Network) -> None:
     trainer, worker = Trainer(network), Worker(network, "robot7")
     trainer.connect()
     worker.connect()
@@ -629,7 +629,7 @@ def test_members_are_told_to_the_trainer(network: Network) -> None:
     assert not trainer.state.members
 
 
-def test_what_a_lost_worker_had_delivered_whole_still_arrives(network: Network) -> None:
+def test_complete_messages_of_a_lost_worker_still_arrive(network: Network) -> None:
     trainer, worker = Trainer(network), Worker(network, "a")
     trainer.connect()
     worker.connect()
@@ -664,7 +664,7 @@ def test_a_second_trainer_is_refused_while_the_first_is_alive_and_admitted_when_
     assert second.state.holding == 2
 
 
-def test_workers_beyond_the_limit_are_refused_with_the_limit_and_admitted_when_there_is_room() -> None:
+def test_workers_beyond_the_limit_are_refused_until_a_place_is_free() -> None:
     network = Network(max_workers=1)
     first, second = Worker(network, "first"), Worker(network, "second")
     first.connect()
@@ -696,7 +696,7 @@ def test_a_new_link_of_the_same_worker_takes_the_place_of_the_old_one() -> None:
     assert trainer.memory == worker.made
 
 
-def test_samples_and_weights_of_another_run_are_kept_apart_and_the_worker_is_told_why(network: Network) -> None:
+def test_samples_and_weights_of_another_run_are_separate_and_the_worker_gets_the_reason(network: Network) -> None:
     worker, trainer = Worker(network, "a", run="other"), Trainer(network)
     worker.connect()
     trainer.connect()
@@ -724,7 +724,7 @@ def test_silence_is_noticed_and_heartbeats_keep_an_idle_link(network: Network) -
     assert network.relay.workers == {}
 
 
-def test_no_deadline_is_past_when_a_link_begins(network: Network) -> None:
+def test_a_new_link_has_no_expired_deadline(network: Network) -> None:
     network.now = 5_000.0
     worker, trainer = Worker(network, "a"), Trainer(network)
     worker.connect()
@@ -734,7 +734,7 @@ def test_no_deadline_is_past_when_a_link_begins(network: Network) -> None:
         assert all(end.deadline() > network.now for end in pipe.ends)
 
 
-def test_a_peer_that_never_says_who_it_is_is_cut_off(network: Network) -> None:
+def test_a_peer_that_never_identifies_itself_is_disconnected(network: Network) -> None:
     connection = network.relay.connection()
     connection.connected(Identity("somewhere"), 0.0)
     view = connection.get_buffer()
@@ -756,7 +756,7 @@ def test_a_peer_that_never_says_who_it_is_is_cut_off(network: Network) -> None:
         bytes(12) + b"\xc1" * 20,
     ],
 )
-def test_garbage_closes_that_connection_is_counted_and_nobody_else_notices(network: Network, garbage: bytes) -> None:
+def test_garbage_closes_only_its_own_connection_and_is_counted(network: Network, garbage: bytes) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     worker.connect()
     trainer.connect()
@@ -784,7 +784,7 @@ def test_delivery_needs_neither_asyncio_nor_ssl() -> None:
     assert out.strip() == "[]"
 
 
-def test_workers_with_one_label_are_told_apart(network: Network) -> None:
+def test_workers_with_the_same_label_are_numbered(network: Network) -> None:
     trainer = Trainer(network)
     trainer.connect()
     workers = [Worker(network, "robot7") for _ in range(3)]

@@ -42,7 +42,7 @@ def text_of(worker: Worker) -> str:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_workers_have_the_beginning_before_the_relay_has_the_end(seed: int) -> None:
+def test_workers_receive_a_policy_while_it_still_arrives_at_the_relay(seed: int) -> None:
     network = Network(seed)
     workers, trainer = [Worker(network, "a"), Worker(network, "b")], Trainer(network)
     links = [worker.connect() for worker in workers]
@@ -57,7 +57,7 @@ def test_workers_have_the_beginning_before_the_relay_has_the_end(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_trainer_lost_amid_a_policy_leaves_nobody_with_a_part_of_it(seed: int) -> None:
+def test_a_trainer_lost_during_a_policy_leaves_no_worker_with_a_part(seed: int) -> None:
     network = Network(seed)
     early, trainer = Worker(network, "early"), Trainer(network)
     early.connect()
@@ -80,7 +80,7 @@ def test_a_trainer_lost_amid_a_policy_leaves_nobody_with_a_part_of_it(seed: int)
     assert early.state.policy_version == trainer.state.version
 
 
-def test_the_same_version_sent_anew_over_another_link_arrives_whole() -> None:
+def test_a_version_sent_again_over_another_link_arrives_completely() -> None:
     network = Network()
     worker, trainer = Worker(network, "a"), Trainer(network)
     worker.connect()
@@ -98,7 +98,7 @@ def test_the_same_version_sent_anew_over_another_link_arrives_whole() -> None:
     assert text_of(worker) == "policy 1"
 
 
-def test_who_comes_amid_a_policy_gets_the_whole_one_before_it_first() -> None:
+def test_a_worker_that_joins_during_a_policy_gets_the_previous_complete_one_first() -> None:
     network = Network()
     trainer = Trainer(network)
     trainer.connect()
@@ -117,7 +117,7 @@ def test_who_comes_amid_a_policy_gets_the_whole_one_before_it_first() -> None:
     assert text_of(worker) == "policy 2"
 
 
-def test_a_worker_that_knows_of_more_incarnations_ends_what_is_arriving_and_it_comes_again() -> None:
+def test_a_higher_reported_incarnation_aborts_the_arriving_policy_which_is_sent_again() -> None:
     network = Network()
     worker, trainer = Worker(network, "a"), Trainer(network)
     worker.connect()
@@ -141,7 +141,7 @@ NAMED = (1 << 20, 1 << 32, 1 << 48, (1 << 48) + 1, (1 << 61) + 1, (1 << 62) - 1)
 
 @pytest.mark.parametrize("named", NAMED)
 @pytest.mark.parametrize(("first", "forgetful"), [("worker", False), ("trainer", False), ("worker", True)])
-def test_what_one_worker_says_of_incarnations_keeps_nobody_out_and_no_weights_back(
+def test_incarnations_reported_by_one_worker_block_neither_peers_nor_weights(
     named: int, first: str, forgetful: bool
 ) -> None:
     """Also when the Server has been restarted, and when the trainer has lost its checkpoint."""
@@ -175,7 +175,7 @@ def test_what_one_worker_says_of_incarnations_keeps_nobody_out_and_no_weights_ba
     assert trainer.memory == worker.made
 
 
-def test_what_one_worker_has_used_up_of_raises_keeps_no_other_with_its_token_out() -> None:
+def test_a_worker_that_used_up_its_reports_does_not_exclude_others_with_its_token() -> None:
     network = Network()
     trainer, worker = Trainer(network), Worker(network, "honest")
     trainer.connect()
@@ -198,9 +198,7 @@ def test_what_one_worker_has_used_up_of_raises_keeps_no_other_with_its_token_out
 
 @pytest.mark.parametrize("poisoned", NAMED)
 @pytest.mark.parametrize("first", ["worker", "trainer"])
-def test_a_checkpoint_and_a_worker_that_heard_of_too_high_an_incarnation_are_let_in_and_go_on(
-    poisoned: int, first: str
-) -> None:
+def test_peers_with_too_high_an_incarnation_are_admitted_and_start_again(poisoned: int, first: str) -> None:
     network = Network()
     trainer, worker = Trainer(network), Worker(network, "honest")
     trainer.state.incarnation = poisoned
@@ -221,7 +219,7 @@ def test_a_checkpoint_and_a_worker_that_heard_of_too_high_an_incarnation_are_let
 # -- Policies by itself -----------------------------------------------------------------------------------------------
 
 
-def test_an_older_version_is_taken_and_goes_to_nobody() -> None:
+def test_an_older_version_is_accepted_but_not_forwarded() -> None:
     policies = Policies(1 << 20)
     policies.begin_run("run")
     for version in ((1, 5), (1, 4)):
@@ -234,7 +232,7 @@ def test_an_older_version_is_taken_and_goes_to_nobody() -> None:
     assert policies.version_for("another run", (0, 0)) is None
 
 
-def test_a_policy_begun_anew_takes_the_place_of_its_beginning() -> None:
+def test_a_restarted_policy_replaces_its_first_part() -> None:
     policies = Policies(1 << 20)
     policies.begin_run("run")
     first = policies.take(begin((1, 1)), 1)
@@ -244,7 +242,7 @@ def test_a_policy_begun_anew_takes_the_place_of_its_beginning() -> None:
     assert policies.version_for("run", (0, 0)) is second
 
 
-def test_a_run_that_begins_leaves_nothing_of_another() -> None:
+def test_a_new_run_removes_the_policies_of_another() -> None:
     policies = Policies(1 << 20)
     policies.begin_run("one")
     policies.take(frame(POLICY_HEAD.pack(1, 1, 1) + b"x", FIRST | LAST), 1)

@@ -99,7 +99,7 @@ def hand_over_all(network: SpoolNetwork, worker: Worker) -> None:
     assert not network.relay.workers
 
 
-def test_what_a_worker_hands_over_reaches_the_trainer_that_comes_later_in_order_and_once(network: SpoolNetwork) -> None:
+def test_handed_over_samples_reach_a_later_trainer_in_order_and_once(network: SpoolNetwork) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     for size in (10, 70_000, 500, 300_000):
         worker.make(size)
@@ -118,7 +118,7 @@ def test_what_a_worker_hands_over_reaches_the_trainer_that_comes_later_in_order_
     assert network.relay.streams == {}
 
 
-def test_the_trainer_sees_the_stream_as_usual_and_that_nobody_is_there(network: SpoolNetwork) -> None:
+def test_the_trainer_sees_a_spooled_stream_as_disconnected(network: SpoolNetwork) -> None:
     worker, trainer = Worker(network, "robot7"), Trainer(network)
     worker.state.senders[0] = (worker.sender, b"signature")
     worker.make(10)
@@ -136,7 +136,7 @@ def test_the_trainer_sees_the_stream_as_usual_and_that_nobody_is_there(network: 
     assert not trainer.state.members
 
 
-def test_nothing_is_handed_over_while_there_is_a_trainer(network: SpoolNetwork) -> None:
+def test_there_is_no_handoff_with_a_trainer(network: SpoolNetwork) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     trainer.connect()
     worker.connect()
@@ -147,7 +147,7 @@ def test_nothing_is_handed_over_while_there_is_a_trainer(network: SpoolNetwork) 
     assert network.spool.streams == {}
 
 
-def test_a_trainer_that_goes_while_a_worker_drains_leaves_the_rest_to_the_spool(network: SpoolNetwork) -> None:
+def test_the_spool_takes_the_rest_if_the_trainer_leaves_while_a_worker_drains(network: SpoolNetwork) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     trainer.connect()
     worker.connect()
@@ -169,7 +169,7 @@ def test_a_trainer_that_goes_while_a_worker_drains_leaves_the_rest_to_the_spool(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_trainer_that_comes_during_a_hand_over_gets_the_spooled_part_then_the_rest(seed: int) -> None:
+def test_a_trainer_that_connects_during_a_handoff_gets_the_spooled_part_then_the_rest(seed: int) -> None:
     network = SpoolNetwork(seed)
     worker, trainer = Worker(network, "a"), Trainer(network)
     for _ in range(20):
@@ -248,7 +248,7 @@ def test_cuts_and_restarts_at_any_moment_of_a_hand_over_lose_and_duplicate_nothi
         assert network.refused == [], f"seed {seed}"
 
 
-def test_a_server_that_lost_its_spool_is_handed_everything_again_while_the_worker_is_there(
+def test_a_connected_worker_hands_over_again_if_the_server_lost_its_spool(
     network: SpoolNetwork,
 ) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
@@ -269,7 +269,7 @@ def test_a_server_that_lost_its_spool_is_handed_everything_again_while_the_worke
     assert trainer.memory == worker.made
 
 
-def test_what_was_stored_counts_no_more_when_a_server_asks_for_it_again(
+def test_samples_requested_again_no_longer_count_as_stored(
     network: SpoolNetwork,
 ) -> None:
     worker = Worker(network, "a")
@@ -285,7 +285,7 @@ def test_what_was_stored_counts_no_more_when_a_server_asks_for_it_again(
     assert worker.sender.samples_stored < 5
 
 
-def test_a_worker_that_has_ended_says_no_more_whatever_it_is_still_asked_for(network: SpoolNetwork) -> None:
+def test_an_ended_worker_answers_no_further_requests(network: SpoolNetwork) -> None:
     worker = Worker(network, "a")
     worker.make(10)
     worker.connect()
@@ -304,7 +304,7 @@ def test_a_worker_that_has_ended_says_no_more_whatever_it_is_still_asked_for(net
     assert network.relay.streams == {}
 
 
-def test_a_refusal_is_the_last_that_is_said_of_a_hand_over() -> None:
+def test_a_refusal_is_the_last_message_of_a_handoff() -> None:
     network = SpoolNetwork(spool_bytes=STREAM_COST_BYTES + 2 * 11_000)
     told: list[Control] = []
     stranger = network.relay.connection()
@@ -348,7 +348,7 @@ def test_a_trainer_killed_before_it_committed_gets_the_spooled_samples_again(net
     assert trainer.state.gap_messages == 0
 
 
-def test_a_trainer_that_goes_back_behind_what_was_acknowledged_counts_a_gap_and_goes_on(network: SpoolNetwork) -> None:
+def test_a_trainer_that_resumes_before_acknowledged_messages_counts_a_gap_and_continues(network: SpoolNetwork) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     for _ in range(5):
         worker.make(10)
@@ -372,7 +372,7 @@ def test_a_trainer_that_goes_back_behind_what_was_acknowledged_counts_a_gap_and_
     assert network.spool.streams == {}
 
 
-def test_a_worker_that_vanishes_during_its_hand_over_leaves_what_was_stored(network: SpoolNetwork) -> None:
+def test_stored_messages_remain_when_a_worker_disappears_during_its_handoff(network: SpoolNetwork) -> None:
     worker, trainer = Worker(network, "a"), Trainer(network)
     for _ in range(40):
         worker.make(100_000)
@@ -390,7 +390,7 @@ def test_a_worker_that_vanishes_during_its_hand_over_leaves_what_was_stored(netw
     assert network.spool.streams == {}
 
 
-def test_a_full_spool_says_so_and_the_rest_stays_with_the_worker() -> None:
+def test_a_full_spool_refuses_and_the_worker_keeps_the_rest() -> None:
     network = SpoolNetwork(spool_bytes=STREAM_COST_BYTES + 2 * 11_000)
     worker, other = Worker(network, "a"), Worker(network, "b")
     for _ in range(5):
@@ -450,7 +450,7 @@ def test_a_trainer_of_another_run_does_not_disturb_a_hand_over(network: SpoolNet
     assert spooled(network, worker) == 30
 
 
-def test_the_pool_is_kept_by_what_is_handed_over_and_the_trainer_gets_spooled_samples_on_credit() -> None:
+def test_handoffs_stay_within_the_pool_and_replay_uses_credit() -> None:
     network = SpoolNetwork(budget_bytes=3 << 20)
     workers = [Worker(network, f"w{i}") for i in range(10)]
     for worker in workers:
@@ -468,7 +468,7 @@ def test_the_pool_is_kept_by_what_is_handed_over_and_the_trainer_gets_spooled_sa
     assert network.spool.used_bytes == 0
 
 
-def test_spooled_streams_take_turns_with_live_ones() -> None:
+def test_spooled_and_live_streams_take_turns() -> None:
     network = SpoolNetwork()
     ended, live = Worker(network, "ended"), Worker(network, "live")
     for _ in range(40):
@@ -483,7 +483,7 @@ def test_spooled_streams_take_turns_with_live_ones() -> None:
     assert 10 <= of_live <= 30
 
 
-def test_a_server_without_a_spool_is_not_asked() -> None:
+def test_no_handoff_is_requested_from_a_server_without_a_spool() -> None:
     network = Network()
     worker = Worker(network, "a")
     worker.make(10)
@@ -494,7 +494,7 @@ def test_a_server_without_a_spool_is_not_asked() -> None:
     assert network.relay.protocol_errors == 0
 
 
-def test_the_end_of_a_run_reaches_workers_that_were_away_when_it_was_said(network: SpoolNetwork) -> None:
+def test_the_end_of_a_run_reaches_workers_that_connect_later(network: SpoolNetwork) -> None:
     here, away, other = Worker(network, "here"), Worker(network, "away"), Worker(network, "o", run="other")
     trainer = Trainer(network)
     here.connect()
@@ -513,7 +513,7 @@ def test_the_end_of_a_run_reaches_workers_that_were_away_when_it_was_said(networ
     assert not other.state.directive.finish
 
 
-def test_a_new_trainer_of_the_run_takes_back_that_it_is_over(network: SpoolNetwork) -> None:
+def test_a_new_trainer_of_the_run_revokes_its_end(network: SpoolNetwork) -> None:
     late, trainer = Worker(network, "late"), Trainer(network)
     talking = trainer.connect()
     trainer.state.directives[None] = Directive(revision=1, finish=True)
@@ -534,7 +534,7 @@ def test_a_new_trainer_of_the_run_takes_back_that_it_is_over(network: SpoolNetwo
     assert not later.state.directive.finish
 
 
-def test_what_is_no_end_goes_with_its_trainer(network: SpoolNetwork) -> None:
+def test_other_directives_end_with_their_trainer(network: SpoolNetwork) -> None:
     trainer, late = Trainer(network), Worker(network, "late")
     trainer.state.directives[None] = Directive(revision=1, pause=True)
     trainer.connect()
@@ -570,7 +570,7 @@ WRONG: list[tuple[str, list[Control | bytes], str]] = [
 
 
 @pytest.mark.parametrize(("said", "reason"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_who_breaks_the_rules_of_the_hand_over_loses_its_own_link_only(
+def test_violations_of_the_handoff_end_only_the_workers_own_link(
     network: SpoolNetwork, said: list[Control | bytes], reason: str
 ) -> None:
     good = Worker(network, "good")
@@ -611,7 +611,7 @@ def test_who_breaks_the_rules_of_the_hand_over_loses_its_own_link_only(
     assert good.made[0] in trainer.memory
 
 
-def test_who_hands_over_without_reading_loses_its_link(network: SpoolNetwork) -> None:
+def test_a_worker_that_hands_over_without_reading_loses_its_link(network: SpoolNetwork) -> None:
     stranger = network.relay.connection()
     stranger.connected(Identity("stranger"), network.now)
 

@@ -109,7 +109,7 @@ def wires() -> Wires:
     return Wires()
 
 
-def test_what_is_there_is_told(wires: Wires) -> None:
+def test_the_status_lists_peers_and_streams(wires: Wires) -> None:
     trainer = wires.trainer()
     _, sender = wires.worker("robot7")
     wires.relay.process = lambda: {"pid": 7, "uptime_s": 3.5, "memory_bytes": 1000, "secret": "no"}
@@ -139,7 +139,7 @@ def test_what_is_there_is_told(wires: Wires) -> None:
     assert seen.budgets["policy"].used_bytes == seen.policy.size_bytes > 0
 
 
-def test_what_is_queued_is_told_while_the_trainer_takes_nothing(wires: Wires) -> None:
+def test_the_status_shows_queues_of_a_trainer_that_does_not_read(wires: Wires) -> None:
     wires.trainer()
     _, sender = wires.worker("a")
     wires.relay.flow._trainer_limit = 0  # what a trainer that has given no credit looks like
@@ -151,7 +151,7 @@ def test_what_is_queued_is_told_while_the_trainer_takes_nothing(wires: Wires) ->
     assert stream.relayed_messages == 0
 
 
-def test_what_is_spooled_is_told() -> None:
+def test_the_status_lists_spooled_streams() -> None:
     spool = MemorySpool(1 << 20)
     wires = Wires(spool=spool)
     assert wires.look().spooled == ()
@@ -177,7 +177,7 @@ def test_messages_that_a_worker_dropped_are_counted_once(wires: Wires) -> None:
     assert (seen.streams[0].relayed_samples, seen.streams[0].position) == (6, 10)
 
 
-def test_rates_are_the_differences_of_two_looks(wires: Wires) -> None:
+def test_rates_are_differences_of_two_snapshots(wires: Wires) -> None:
     wires.trainer()
     _, sender = wires.worker("a")
     earlier = wires.look()
@@ -214,7 +214,7 @@ def test_hundreds_of_workers_fit_in_pages(wires: Wires) -> None:
     assert not seen.peers_left_out
 
 
-def test_what_does_not_fit_is_left_out_and_counted(wires: Wires) -> None:
+def test_entries_beyond_the_limit_are_left_out_and_counted(wires: Wires) -> None:
     for index in range(4):
         wires.worker("x" * 200 + str(index), run="r" * 200, streams=1000)
     full = snapshot(wires.relay, wires.now)
@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_left_out_and_counted(wires: Wires) -> None:
     assert len(encode_status(full)) <= MAX_STATUS_BYTES
 
 
-def test_an_observer_takes_nobodys_place_and_nobody_hears_of_it() -> None:
+def test_an_observer_occupies_no_place_and_is_not_announced() -> None:
     wires = Wires(RelaySettings(max_workers=1))
     trainer = wires.trainer()
     wires.worker("a")
@@ -248,7 +248,7 @@ def test_an_observer_takes_nobodys_place_and_nobody_hears_of_it() -> None:
     assert not wires.relay.observers
 
 
-def test_too_many_observers_are_told_to_come_back(wires: Wires) -> None:
+def test_observers_beyond_the_limit_are_refused_for_now(wires: Wires) -> None:
     for _ in range(MAX_OBSERVERS):
         wires.observer()
     one_more, _ = wires.observer()
@@ -271,7 +271,7 @@ def test_too_many_observers_are_told_to_come_back(wires: Wires) -> None:
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_it_may_say_nothing_but_look(wires: Wires, message: Control) -> None:
+def test_an_observer_may_send_only_status_requests(wires: Wires, message: Control) -> None:
     observer, _ = wires.observer()
     observer.send(message)
     wires.run()
@@ -281,7 +281,7 @@ def test_it_may_say_nothing_but_look(wires: Wires, message: Control) -> None:
     assert not wires.relay.observers
 
 
-def test_neither_samples_nor_weights_are_taken_from_it(wires: Wires) -> None:
+def test_samples_and_weights_of_an_observer_are_refused(wires: Wires) -> None:
     for kind in (Kind.DATA, Kind.WEIGHTS):
         observer, _ = wires.observer()
         server = wires.pairs[-1][1]
@@ -293,7 +293,7 @@ def test_neither_samples_nor_weights_are_taken_from_it(wires: Wires) -> None:
         assert isinstance(observer.reason, RefusedError)
 
 
-def test_others_may_not_look(wires: Wires) -> None:
+def test_other_roles_may_not_request_the_status(wires: Wires) -> None:
     state = WorkerState(run="run", name="a", peer=b"w" * 16)
     worker = WorkerConnection(state, silent_s=10, heartbeat_s=3)
     wires.connect(worker)
@@ -302,7 +302,7 @@ def test_others_may_not_look(wires: Wires) -> None:
     assert isinstance(worker.reason, RefusedError)
 
 
-def test_asking_on_and_on_without_reading_ends_the_link(wires: Wires) -> None:
+def test_endless_unread_requests_end_the_link(wires: Wires) -> None:
     for index in range(100):
         wires.worker(f"a worker with a rather long name, number {index}")
     wires.observer()
@@ -316,14 +316,14 @@ def test_asking_on_and_on_without_reading_ends_the_link(wires: Wires) -> None:
     assert server.unread_bytes < 200_000
 
 
-def test_a_page_that_there_is_not_is_refused(wires: Wires) -> None:
+def test_a_missing_page_is_refused(wires: Wires) -> None:
     observer, _ = wires.observer()
     observer.send(StatusRequest(7))
     wires.run()
     assert isinstance(observer.reason, RefusedError)
 
 
-def test_many_who_ask_at_once_cost_one_snapshot(wires: Wires) -> None:
+def test_simultaneous_requests_share_one_snapshot(wires: Wires) -> None:
     observers = [wires.observer() for _ in range(5)]
     for connection, _ in observers:
         connection.look()
@@ -347,7 +347,7 @@ def test_many_who_ask_at_once_cost_one_snapshot(wires: Wires) -> None:
     ],
     ids=["no status", "not in turn", "no pages", "no end"],
 )
-def test_an_observer_believes_no_servers_nonsense(pages: list[StatusPage]) -> None:
+def test_an_observer_rejects_an_invalid_status(pages: list[StatusPage]) -> None:
     state = ObserverState(run="", name="eye", peer=b"o" * 16)
     observer = ObserverConnection(state, silent_s=10, heartbeat_s=3)
     observer.connected(Identity("server"), 0.0)
@@ -371,7 +371,7 @@ def test_fields_of_a_newer_server_are_left_out(wires: Wires) -> None:
     assert decode_status(msgspec.msgpack.encode(values)).workers == 0
 
 
-def test_a_server_that_knows_no_observers_is_named_as_older() -> None:
+def test_the_error_names_an_older_server_without_observers() -> None:
     # What a Server says whose messages know the roles worker and trainer only.
     said = RefusedError("misuse", "a control message could not be decoded: Invalid enum value 'observer' - at `$[2]`")
     explained = explain_refusal(said)

@@ -5,7 +5,7 @@ from tmrl_core.networking.relay.stream_budget import STREAM_BYTES, StreamBudget
 COST = STREAM_BYTES + 100
 
 
-def test_the_streams_of_one_identity_are_bounded_and_leave_the_others_room() -> None:
+def test_the_streams_of_one_identity_are_bounded_and_leave_space_for_others() -> None:
     budget = StreamBudget(of_one_bytes=2 * COST, in_all_bytes=3 * COST)
     assert not budget.acquire(b"a", "wolf", 100)
     assert not budget.acquire(b"b", "wolf", 100)
@@ -14,7 +14,7 @@ def test_the_streams_of_one_identity_are_bounded_and_leave_the_others_room() -> 
     assert "all streams" in budget.acquire(b"e", "leg", 100)
 
 
-def test_a_stream_that_is_known_no_more_costs_nothing() -> None:
+def test_a_forgotten_stream_costs_nothing() -> None:
     budget = StreamBudget(of_one_bytes=COST, in_all_bytes=COST)
     for _ in range(3):
         assert not budget.acquire(b"a", "arm", 100)  # again, in its own place
@@ -25,7 +25,7 @@ def test_a_stream_that_is_known_no_more_costs_nothing() -> None:
     assert budget.acquire(b"a", "arm", 101)
 
 
-def test_a_stream_that_is_refused_gives_back_what_it_had() -> None:
+def test_a_refused_stream_releases_its_memory() -> None:
     budget = StreamBudget(of_one_bytes=COST, in_all_bytes=COST)
     assert not budget.acquire(b"a", "arm", 100)
     assert budget.acquire(b"a", "arm", 101)

@@ -46,7 +46,7 @@ def test_an_address_has_a_burst_and_then_its_rate() -> None:
     assert door.admission.rejected == 17
 
 
-def test_admitted_peers_cost_their_address_nothing() -> None:
+def test_admitted_peers_return_their_token() -> None:
     door = Door(max_unauthenticated=8, connections_per_s=0.001)
     for _ in range(1_000):
         door.admission.admit(door.enter(FLEET), 0.0)
@@ -83,7 +83,7 @@ def test_a_peer_that_stays_keeps_its_address_known() -> None:
     assert isinstance(door.come(FLEET, admission.KNOWN_S + 1), PendingConnection)
 
 
-def test_at_the_limit_the_longest_waiting_of_the_busiest_address_makes_room() -> None:
+def test_at_the_limit_the_oldest_connection_of_the_busiest_address_is_closed() -> None:
     door = Door(max_unauthenticated=8)
     door.enter(FLEET)  # number 0 has waited for longest, but alone
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_one_address_has_half_of_the_places() -> None:
     assert door.closed == [0]
 
 
-def test_with_a_certificate_one_makes_room_last() -> None:
+def test_connections_with_a_certificate_are_closed_last() -> None:
     door = Door(max_unauthenticated=4)
     first, _ = door.enter(ATTACKER), door.enter(ATTACKER)
     first.certified = True
@@ -115,7 +115,7 @@ def test_with_a_certificate_one_makes_room_last() -> None:
     assert door.closed == [1]
 
 
-def test_an_honest_peer_gets_in_beside_one_that_never_stops() -> None:
+def test_a_legitimate_peer_is_admitted_during_an_attack() -> None:
     """Both behind one address: the honest one has its share of tries, and is not crowded out while it is let in."""
     source = random.Random(3)
     door = Door()
@@ -181,13 +181,13 @@ def test_the_longest_delay_is_shorter_than_a_peer_waits() -> None:
         ("?", ""),
     ],
 )
-def test_what_counts_as_one_address(address: str, network: str) -> None:
+def test_ipv4_addresses_and_ipv6_networks_count_as_one_address(address: str, network: str) -> None:
     assert network_of(address) == network
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 12))
-def test_whatever_comes_the_bounds_hold(seed: int, places: int) -> None:
+def test_the_bounds_hold_for_any_input(seed: int, places: int) -> None:
     source = random.Random(seed)
     door = Door(max_unauthenticated=places, connections_per_s=5.0)
     inside: list[PendingConnection] = []

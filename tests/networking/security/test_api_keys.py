@@ -21,7 +21,7 @@ from tmrl_core.networking.security.api_keys import (
 )
 
 
-def test_a_key_is_known_by_its_hash_only(tmp_path: Path) -> None:
+def test_only_the_hash_of_a_key_is_stored(tmp_path: Path) -> None:
     made, text = make_key(tmp_path, "default")
     kept = (tmp_path / KEYS_FILE).read_text()
     assert text.partition(".")[2] not in kept
@@ -40,7 +40,7 @@ def test_both_files_are_the_users_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_an_agent_has_several_keys_and_each_ends_alone(tmp_path: Path) -> None:
+def test_each_key_of_an_agent_is_revoked_separately(tmp_path: Path) -> None:
     first, text = make_key(tmp_path, "default")
     second, other = make_key(tmp_path, "default")
     keys = ApiKeys(tmp_path)
@@ -53,7 +53,7 @@ def test_an_agent_has_several_keys_and_each_ends_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", ".", "key-00000000.x", "x" * 1000, "\ud800", "\ud800." + "x" * 40])
-def test_another_text_is_no_key(tmp_path: Path, wrong: str) -> None:
+def test_other_texts_are_not_keys(tmp_path: Path, wrong: str) -> None:
     made, text = make_key(tmp_path, "default")
     keys = ApiKeys(tmp_path)
     for candidate in (wrong, text[:-1], text + "x", made.id, made.sha256, f"{made.id}.{made.sha256}"):
@@ -108,7 +108,7 @@ def test_the_owners_token_is_made_once_and_checked(tmp_path: Path) -> None:
     assert not keys.is_owner(token)
 
 
-def test_a_bundles_keys_lie_beside_it(tmp_path: Path) -> None:
+def test_the_keys_of_a_bundle_are_in_its_folder(tmp_path: Path) -> None:
     credentials.create(tmp_path / "ca")
     bundle = credentials.bundle(tmp_path / "ca", "trainer", "hpc", tmp_path)
     made, text = make_key(bundle, "default")

@@ -111,7 +111,7 @@ def test_a_worker_cannot_publish_weights(place: Place) -> None:
     [Resume(1, 0), Ack(1, 100), Credit(0, 0, 1 << 30), Direct(1, 1, b""), Report(b"")],
     ids=lambda message: type(message).__name__,
 )
-def test_a_worker_cannot_take_samples_or_speak_for_the_trainer(place: Place, message: Control) -> None:
+def test_a_worker_cannot_receive_samples_or_act_as_the_trainer(place: Place, message: Control) -> None:
     robot = place.stranger(machine(place.keys, "worker", "robot7"))
     enter(robot)
     robot.tell(message)
@@ -119,7 +119,7 @@ def test_a_worker_cannot_take_samples_or_speak_for_the_trainer(place: Place, mes
     place.goes_on()
 
 
-def test_a_worker_is_no_trainer_whatever_it_shows_besides(place: Place) -> None:
+def test_a_worker_certificate_never_authenticates_a_trainer(place: Place) -> None:
     folder = machine(place.keys, "worker", "robot7")
     token = str(credentials.token_for(place.keys, "trainer"))
     for shown in ("", token):
@@ -144,7 +144,7 @@ def test_a_worker_cannot_open_another_s_stream(place: Place) -> None:
     assert place.relay.streams[b"stream of robot7"].worker is not None
 
 
-def test_a_stream_is_its_owner_s_after_its_link_has_gone(place: Place) -> None:
+def test_a_stream_belongs_to_its_owner_after_its_link_is_lost(place: Place) -> None:
     folder, other = machine(place.keys, "worker", "robot7"), machine(place.keys, "worker", "robot8")
     mine = place.stranger(folder)
     enter(mine, peer=b"7" * 16)
@@ -173,7 +173,7 @@ def test_another_s_id_does_not_supersede_its_link(place: Place) -> None:
     assert not link.closing
 
 
-def test_two_with_one_copied_bundle_are_two_workers_of_that_name(place: Place) -> None:
+def test_two_machines_with_one_bundle_are_two_workers_of_that_name(place: Place) -> None:
     folder = machine(place.keys, "worker", "robot7")
     for number in (1, 2):
         robot = place.stranger(folder)
@@ -184,7 +184,7 @@ def test_two_with_one_copied_bundle_are_two_workers_of_that_name(place: Place) -
     place.goes_on()
 
 
-def test_status_says_whose_certificate_is_behind_what_a_worker_calls_itself(place: Place) -> None:
+def test_the_status_shows_the_certificate_with_a_workers_label(place: Place) -> None:
     for name in ("robot7", "robot8"):
         enter_as = place.stranger(machine(place.keys, "worker", name))
         enter_as.greet(peer=name.encode().ljust(16), name="robot8", token="")
@@ -197,7 +197,7 @@ def test_status_says_whose_certificate_is_behind_what_a_worker_calls_itself(plac
 
 
 @pytest.mark.parametrize("poses", ["with another CA", "with a worker's certificate"])
-def test_no_token_goes_to_who_cannot_prove_to_be_the_server(place: Place, tmp_path: Path, poses: str) -> None:
+def test_no_token_is_sent_to_an_unauthenticated_server(place: Place, tmp_path: Path, poses: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if poses == "with another CA":
         credentials.create(tmp_path / "other", ["localhost"])
@@ -239,7 +239,7 @@ def test_a_second_trainer_is_refused_while_the_first_s_link_is_alive(folder: Pat
         assert not place.relay.trainer.closing
 
 
-def test_a_server_s_certificate_is_no_client_s(place: Place) -> None:
+def test_a_servers_certificate_is_not_valid_for_a_client(place: Place) -> None:
     context = ssl.create_default_context(cafile=str(place.keys / "ca.pem"))
     context.load_cert_chain(place.keys / "server.pem", place.keys / "server.key")
     sock = context.wrap_socket(place.connect(), server_hostname="localhost")
@@ -253,7 +253,7 @@ def test_a_server_s_certificate_is_no_client_s(place: Place) -> None:
 # -- taken back while the Server runs ----------------------------------------------------------------------------------
 
 
-def test_a_revoked_machine_is_put_out_and_stays_out_alone(place: Place, tmp_path: Path) -> None:
+def test_a_revoked_machine_alone_is_disconnected_and_refused(place: Place, tmp_path: Path) -> None:
     bundle = credentials.bundle(place.keys, "worker", "robot7", tmp_path)
     stolen, other = place.stranger(bundle), place.stranger(machine(place.keys, "worker", "robot8"))
     enter(stolen, peer=b"7" * 16)
@@ -270,7 +270,7 @@ def test_a_revoked_machine_is_put_out_and_stays_out_alone(place: Place, tmp_path
     place.goes_on()
 
 
-def test_nothing_in_a_revoked_bundle_lets_anybody_in(place: Place, tmp_path: Path) -> None:
+def test_no_part_of_a_revoked_bundle_authenticates(place: Place, tmp_path: Path) -> None:
     bundle = credentials.bundle(place.keys, "worker", "robot7", tmp_path)
     content = read_bundle(bundle)
     holder = place.stranger(bundle)
@@ -314,7 +314,7 @@ def test_a_damaged_list_keeps_the_last_good_one_and_a_server_does_not_start_with
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
 @pytest.mark.parametrize("form", ["folder", "bundle"])
-def test_who_has_used_up_the_files_of_a_server_is_revoked_once_there_is_one(
+def test_a_revocation_takes_effect_once_the_server_has_a_file_descriptor(
     folder: Path, tmp_path: Path, form: str
 ) -> None:
     import resource
@@ -338,9 +338,7 @@ def test_who_has_used_up_the_files_of_a_server_is_revoked_once_there_is_one(
     assert access.check_certificate(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
 
 
-def test_a_new_authority_begins_with_an_empty_list(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_new_ca_begins_with_an_empty_list(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     credentials.bundle(folder, "worker", "robot7", tmp_path)
     renewal.revoke(folder, "robot7")
     access = ServerAccess(folder)
@@ -355,7 +353,7 @@ def test_a_new_authority_begins_with_an_empty_list(
     assert access.check_certificate(Identity("192.0.2.7:1", "worker", "robot7", serial)) is not None
 
 
-def test_what_a_replaced_authority_signed_is_put_out(place: Place) -> None:
+def test_peers_with_certificates_of_a_replaced_ca_are_disconnected(place: Place) -> None:
     bundle = machine(place.keys, "worker", "forged")  # as whoever has stolen ca.key could make
     stolen = place.stranger(bundle)
     enter(stolen, peer=b"7" * 16)
@@ -368,7 +366,7 @@ def test_what_a_replaced_authority_signed_is_put_out(place: Place) -> None:
     enter(installed, peer=b"7" * 16)
 
 
-def test_a_token_that_was_rotated_ends_the_links_that_it_opened(place: Place) -> None:
+def test_a_rotated_token_ends_its_links(place: Place) -> None:
     link = worker_of(place, place.keys)
     stranger = place.stranger()
     stranger.greet()
@@ -390,7 +388,7 @@ def test_a_token_that_was_rotated_ends_the_links_that_it_opened(place: Place) ->
 # -- renewed while all run ---------------------------------------------------------------------------------------------
 
 
-def test_a_renewed_server_certificate_is_shown_to_those_who_come(place: Place) -> None:
+def test_new_connections_get_the_renewed_server_certificate(place: Place) -> None:
     def shown() -> bytes:
         certificate = place.stranger().sock.getpeercert(binary_form=True)
         assert certificate is not None
@@ -424,7 +422,9 @@ def test_a_worker_takes_its_renewed_certificate_when_it_connects_again(place: Pl
 # -- certificates that will expire -------------------------------------------------------------------------------------
 
 
-def test_what_will_expire_is_said_in_time_and_once_a_day(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_expiring_certificates_are_logged_in_time_and_once_a_day(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = [datetime.now(timezone.utc)]
     there = machine(folder, "worker", "robot7")
     server = ServerAccess(folder, now=lambda: clock[0])

@@ -118,7 +118,7 @@ def test_server_reads_role_and_name_from_the_certificate(folder: Path, role: cre
     assert identity_of(outcome.peer) == (role, "robot7")
 
 
-def test_client_without_certificate_is_let_in_without_identity(folder: Path) -> None:
+def test_a_client_without_certificate_is_admitted_without_identity(folder: Path) -> None:
     outcome = Outcome(client_context(folder, "worker"), server_context(folder)[0])
     assert outcome.server_error is None
     assert identity_of(outcome.peer) is None
@@ -175,7 +175,7 @@ def test_foreign_server(folder: Path, tmp_path: Path) -> None:
     assert "the peer does not know the CA of this Server's certificate" in outcome.server_says()
 
 
-def test_server_that_demands_a_certificate_says_so(folder: Path) -> None:
+def test_the_error_names_a_server_that_requires_a_certificate(folder: Path) -> None:
     context = server_context(folder)[0]
     context.verify_mode = ssl.CERT_REQUIRED
     outcome = Outcome(client_context(folder, "worker"), context)
@@ -191,7 +191,7 @@ def test_client_certificate_cannot_pose_as_a_server(folder: Path) -> None:
     assert "not a Server's" in Outcome(client, server).client_says()
 
 
-def test_server_certificate_is_no_client(folder: Path) -> None:
+def test_a_server_certificate_cannot_authenticate_a_client(folder: Path) -> None:
     client = client_context(folder, "worker")
     client.load_cert_chain(folder / "server.pem", folder / "server.key")
     assert "not a client's" in Outcome(client, server_context(folder)[0]).server_says()
@@ -287,7 +287,7 @@ def test_overwrite_makes_old_bundles_useless(folder: Path) -> None:
     assert not server_context(folder)[1].check("worker", token)
 
 
-def test_overwrite_removes_what_the_old_authority_signed(folder: Path) -> None:
+def test_overwrite_removes_certificates_of_the_old_ca(folder: Path) -> None:
     credentials.install(bundle(folder, "worker", "me", folder.parent), folder)
     create(folder, overwrite=True)
     assert not list(folder.glob("worker-*"))
@@ -310,13 +310,13 @@ def test_create_refuses_an_expired_authority(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "host", ["https://robots.example.org", "robots:55555", "", "a b", "-x.example", "a..b", "x" * 254]
 )
-def test_create_refuses_what_is_no_host(tmp_path: Path, host: str) -> None:
+def test_create_refuses_invalid_hosts(tmp_path: Path, host: str) -> None:
     with pytest.raises(CredentialsError, match="neither a host name nor an IP address"):
         create(tmp_path / "credentials", [host])
     assert not (tmp_path / "credentials" / "ca.pem").exists()
 
 
-def test_hosts_are_taken_in_their_usual_spelling(tmp_path: Path) -> None:
+def test_hosts_are_normalized(tmp_path: Path) -> None:
     made = create(tmp_path / "credentials", ["[2001:DB8::1]", "Robots.Example.ORG.", "bücher.example", "*.lab.example"])
     assert made.hosts[:4] == ("2001:db8::1", "robots.example.org", "xn--bcher-kva.example", "*.lab.example")
 
@@ -395,7 +395,7 @@ def test_a_key_that_others_can_read_is_warned_of(folder: Path, caplog: pytest.Lo
 
 
 @posix_only
-def test_nothing_half_written_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_incomplete_file_remains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(file.name for file in folder.iterdir())
 
     def fail(*_: object) -> None:
@@ -435,7 +435,7 @@ def test_bundles_file_is_named_after_its_holder(folder: Path, monkeypatch: pytes
     assert bundle(folder, "trainer", "hpc", tmp_path / "x.txt") == tmp_path / "x.txt"
 
 
-def test_installed_server_and_worker_meet(folder: Path) -> None:
+def test_an_installed_server_and_worker_connect(folder: Path) -> None:
     server, worker = installed(folder, "server", "host"), installed(folder, "worker", "robot7")
     context, verifier = server_context(server)
     outcome = Outcome(client_context(worker, "worker"), context, "robots.example.org")
@@ -497,7 +497,7 @@ def test_a_ca_that_has_issued_bundles_is_never_replaced(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-def test_a_ca_that_has_issued_nothing_gives_way_to_a_bundle(
+def test_a_bundle_replaces_a_ca_that_has_issued_nothing(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -629,7 +629,7 @@ def test_a_bundle_cannot_write_outside_its_folder(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "tmrl_core bundle", "key": 3}', "\x00\x01"])
-def test_what_is_no_bundle_is_refused(tmp_path: Path, text: str) -> None:
+def test_files_that_are_not_bundles_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "robot7.worker.bundle"
     file.write_text(text)
     with pytest.raises(CredentialsError, match="not a bundle"):
@@ -639,7 +639,7 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, text: str) -> None:
 # -- show, find, missing ----------------------------------------------------------------------------------------------
 
 
-def test_show_tells_fingerprints_and_expiry_and_no_secret(folder: Path) -> None:
+def test_show_prints_fingerprints_and_expiry_without_secrets(folder: Path) -> None:
     installed_folder = installed(folder, "worker", "robot7")
     records = credentials.show(folder)
     what = [record.what for record in records]
@@ -666,7 +666,7 @@ def test_show_reads_a_bundle(folder: Path, tmp_path: Path) -> None:
     assert [record.what for record in records] == ["CA certificate", "client certificate"]
 
 
-def test_missing_credentials_say_what_to_run(tmp_path: Path) -> None:
+def test_the_error_for_missing_credentials_names_the_command(tmp_path: Path) -> None:
     for call in (
         lambda: server_context(tmp_path / "none"),
         lambda: client_context(tmp_path / "none", "worker"),
@@ -705,7 +705,7 @@ def test_encrypted_key_is_refused_instead_of_asking_the_terminal(folder: Path) -
         server_context(folder)
 
 
-def test_find_prefers_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_prefers_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert credentials.find("elsewhere") == Path("elsewhere")
     assert credentials.find() == Path(os.environ["TMRL_CORE_HOME"]) / "credentials"
@@ -727,7 +727,7 @@ def test_nothing_secret_in_repr_or_log(folder: Path, caplog: pytest.LogCaptureFi
     assert not any(secret in environment for secret in secrets)
 
 
-def test_a_certificate_whose_extensions_are_damaged_is_named() -> None:
+def test_the_error_names_a_certificate_with_damaged_extensions() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "odd")])
     begin = datetime.now(timezone.utc)
@@ -749,7 +749,7 @@ def test_a_certificate_whose_extensions_are_damaged_is_named() -> None:
         ("trainer.token", lambda folder: credentials.token_for(folder, "trainer")),
     ],
 )
-def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting(
+def test_a_pipe_in_place_of_a_file_is_refused_without_blocking(
     folder: Path, name: str, read: Callable[[Path], object]
 ) -> None:
     (folder / name).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import pytest
 from tmrl_core.networking.security.refusal_log import LINES_AT_ONCE, LINES_PER_S, MOST_REMEMBERED, Refusals
 
 
-def test_a_host_s_reason_is_said_at_once_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hosts_first_refusal_is_logged_immediately_and_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
     refusals = Refusals(clock=lambda: now_s)
     for port in range(300):
@@ -36,21 +36,21 @@ def test_the_count_follows_the_line() -> None:
     assert (counts, refusals.count) == ([0], 1)
 
 
-def test_numbers_that_a_peer_chooses_make_no_new_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_that_a_peer_chooses_are_no_new_reason(caplog: pytest.LogCaptureFixture) -> None:
     refusals = Refusals(clock=lambda: 0.0)
     for length in range(50):
         refusals("10.0.0.1:1", f"a frame of {length} bytes was announced")
     assert len(caplog.records) == 1
 
 
-def test_words_that_a_peer_chooses_make_no_new_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_that_a_peer_chooses_are_no_new_reason(caplog: pytest.LogCaptureFixture) -> None:
     refusals = Refusals(lambda: 0.0)
     for word in ("ab", "c'd'e", "f"):
         refusals("192.0.2.1:1", f"a control message could not be decoded: Invalid value '{word}' - at `$[0]`")
     assert len(caplog.messages) == 1
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_memory_of_refusals_is_bounded() -> None:
     now_s = [0.0]
     refusals = Refusals(clock=lambda: now_s[0])
     for host in range(2 * MOST_REMEMBERED):

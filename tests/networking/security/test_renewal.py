@@ -45,7 +45,7 @@ def test_one_role_of_a_name_can_be_revoked(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("what", ["bundle", "certificate"])
-def test_the_file_itself_can_be_named_where_the_record_is_lost(folder: Path, tmp_path: Path, what: str) -> None:
+def test_the_file_itself_can_be_named_without_the_record(folder: Path, tmp_path: Path, what: str) -> None:
     bundle = credentials.bundle(folder, "worker", "robot7", tmp_path)
     (folder / "issued.json").unlink()
     with pytest.raises(CredentialsError, match="name the bundle or certificate file itself"):
@@ -59,7 +59,7 @@ def test_the_file_itself_can_be_named_where_the_record_is_lost(folder: Path, tmp
     assert read_revoked(folder) == {serial(bundle)}
 
 
-def test_an_unknown_name_is_an_error_that_names_the_known(folder: Path, tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_ones(folder: Path, tmp_path: Path) -> None:
     credentials.bundle(folder, "worker", "robot7", tmp_path)
     with pytest.raises(CredentialsError, match=r"'robot9'.*but to robot7"):
         renewal.revoke(folder, "robot9")
@@ -77,7 +77,7 @@ def test_a_servers_bundle_carries_the_list(folder: Path, tmp_path: Path) -> None
     assert not (tmp_path / "there" / "issued.json").exists()
 
 
-def test_a_list_beside_a_bundle_counts_as_well(folder: Path, tmp_path: Path) -> None:
+def test_a_list_in_the_folder_of_a_bundle_counts(folder: Path, tmp_path: Path) -> None:
     bundle = credentials.bundle(folder, "server", out=tmp_path / "elsewhere.bundle")
     taken = serial(credentials.bundle(folder, "worker", "robot7", tmp_path))
     renewal.revoke(folder, "robot7")
@@ -114,7 +114,7 @@ def test_bundles_are_renewed_in_the_role_that_they_had(folder: Path, tmp_path: P
     assert renewal.holders(folder) == ["hpc"]
 
 
-def test_who_was_revoked_is_not_renewed(folder: Path, tmp_path: Path) -> None:
+def test_revoked_names_are_not_renewed(folder: Path, tmp_path: Path) -> None:
     credentials.bundle(folder, "worker", "robot7", tmp_path)
     renewal.revoke(folder, "robot7")
     assert renewal.holders(folder) == []
@@ -161,7 +161,7 @@ def test_the_end_of_a_certificate_is_read_as_cryptography_reads_it() -> None:
         assert read_end(made.certificate) == read_facts(made.certificate).not_after == end
 
 
-def test_what_is_no_certificate_has_no_end() -> None:
+def test_the_expiry_of_an_invalid_certificate_is_an_error() -> None:
     whole = make_authority(datetime(2090, 1, 1, tzinfo=timezone.utc)).certificate
     lines = whole.splitlines()
     for text in ("", "x", whole[:100], "\n".join([lines[0], *lines[1:3], lines[-1]])):

@@ -30,7 +30,7 @@ def test_a_list_of_many_thousands_is_read(tmp_path: Path) -> None:
     assert len(read_list(tmp_path / "revoked.json")) == 10_000
 
 
-def test_what_expired_long_ago_is_left_out(tmp_path: Path) -> None:
+def test_long_expired_certificates_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "revoked.json"
     write_list(file, [listed("1a", -29), listed("2b", -31)], NOW)
     assert read_list(file) == (listed("1a", -29),)
@@ -43,7 +43,7 @@ def test_a_certificate_is_revoked_once(tmp_path: Path) -> None:
     assert len(read_list(tmp_path / "revoked.json")) == 1
 
 
-def test_the_list_lies_in_the_folder_or_beside_the_bundle(tmp_path: Path) -> None:
+def test_the_list_is_in_the_credentials_folder_or_that_of_the_bundle(tmp_path: Path) -> None:
     bundle = tmp_path / "server.server.bundle"
     bundle.write_text("")
     assert revoked_file(tmp_path) == revoked_file(bundle) == tmp_path / "revoked.json"

@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "made"
 
 
-def test_create_makes_the_files_that_tlspyo_looks_for(folder: Path) -> None:
+def test_create_makes_the_files_that_tlspyo_expects(folder: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
     facts = read_facts((folder / "certificate.pem").read_text())
@@ -34,7 +34,7 @@ def test_key_and_password_are_readable_by_their_user_only(folder: Path) -> None:
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
 
 
-def test_create_again_keeps_what_every_client_has_and_overwrite_does_not(folder: Path) -> None:
+def test_create_keeps_the_certificate_of_clients_and_overwrite_replaces_it(folder: Path) -> None:
     before = tlspyo_files.load(folder, server=True)
     credentials.create(folder, ["other.example.org"])
     assert tlspyo_files.load(folder, server=True) == before
@@ -46,7 +46,7 @@ def test_create_again_keeps_what_every_client_has_and_overwrite_does_not(folder:
 
 
 @pytest.mark.parametrize("role", ["worker", "trainer", "server"])
-def test_a_bundle_carries_them_installed_or_not(folder: Path, tmp_path: Path, role: credentials.BundleRole) -> None:
+def test_a_bundle_contains_the_files_of_tlspyo(folder: Path, tmp_path: Path, role: credentials.BundleRole) -> None:
     made = tlspyo_files.load(folder, server=True)
     file = credentials.bundle(folder, role, "one", tmp_path)
     credentials.install(file, tmp_path / "there")
@@ -63,7 +63,7 @@ def test_a_clients_bundle_does_not_make_a_server(folder: Path, tmp_path: Path) -
         tlspyo_files.load(file, server=True)
 
 
-def test_a_folder_of_tlspyos_own_will_do(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_made_by_tlspyo_is_accepted(folder: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     for name in ("certificate.pem", "key.pem"):
@@ -74,7 +74,7 @@ def test_a_folder_of_tlspyos_own_will_do(folder: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in own.iterdir()) == ["certificate.pem", "key.pem"]
 
 
-def test_credentials_from_before_are_completed(folder: Path) -> None:
+def test_older_credentials_are_completed(folder: Path) -> None:
     for name in ("certificate.pem", "key.pem", "tlspyo.password"):
         (folder / name).unlink()
     with pytest.raises(CredentialsError, match=r"certificate.pem not found.*--credentials create"):

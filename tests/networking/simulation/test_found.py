@@ -42,7 +42,7 @@ def test_an_inbox_that_holds_one_message_takes_the_next_of_any_size() -> None:
     assert trainer.memory.rows(worker.stream).numbers == [0, 1, 2, 3]
 
 
-def test_a_worker_that_asks_for_what_the_relay_keeps_for_it_anyway_is_told() -> None:
+def test_a_request_within_the_standing_credit_is_answered() -> None:
     network, worker, trainer = world(standing_bytes=1_000)
     for size in (350, 750):  # after the first, the relay's limit is 1,400 and the worker has been told of 1,000
         worker.make(1, size, False)
@@ -50,7 +50,7 @@ def test_a_worker_that_asks_for_what_the_relay_keeps_for_it_anyway_is_told() -> 
     assert trainer.memory.rows(worker.stream).numbers == [0, 1]
 
 
-def test_room_for_a_message_whose_stream_has_left_is_free_again() -> None:
+def test_memory_of_a_message_is_released_when_its_stream_leaves() -> None:
     state = TrainerState(run="run", name="trainer", peer=bytes(16), inbox_bytes=100_000)
     connection = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     connection.connected(Identity("server"), 0.0)

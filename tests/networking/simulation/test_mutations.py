@@ -11,12 +11,12 @@ SEEDS = 100
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_safeguard_that_is_taken_out_is_missed(name: str) -> None:
+def test_the_simulation_notices_a_removed_safeguard(name: str) -> None:
     with MUTATIONS[name]():
         assert any(simulate(seed).failure for seed in range(SEEDS)), f"{SEEDS} seeds without {name} broke no promise"
 
 
-def test_the_core_is_whole_again_afterwards() -> None:
+def test_mutations_are_undone_afterwards() -> None:
     for name in REQUIRED:
         with MUTATIONS[name]():
             pass
@@ -24,7 +24,7 @@ def test_the_core_is_whole_again_afterwards() -> None:
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_another_safeguard_makes_up_for_breaks_nothing(name: str) -> None:
+def test_redundant_safeguards_can_be_removed(name: str) -> None:
     with HARMLESS[name]():
         for seed in range(20):
             result = simulate(seed)

@@ -37,7 +37,7 @@ def test_found_bugs_stay_fixed(seed: int) -> None:
     assert not simulate(seed).failure
 
 
-def test_a_seed_plays_the_same_again_in_any_process() -> None:
+def test_a_seed_repeats_the_simulation_in_any_process() -> None:
     seeds = (3, 5, 8)
     here = " ".join(str(simulate(seed).digest) for seed in seeds)
     code = (
@@ -52,7 +52,7 @@ def test_a_seed_plays_the_same_again_in_any_process() -> None:
         assert ran.stdout.strip() == here
 
 
-def test_events_can_be_kept_and_do_not_change_what_happens() -> None:
+def test_recorded_events_do_not_change_the_simulation() -> None:
     result = simulate(7, keep_events=True)
     assert result.trace is not None
     assert len(result.trace) == result.events
@@ -64,7 +64,7 @@ def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_script_prints_a_table_and_says_how_to_play_a_failing_seed_again() -> None:
+def test_the_script_prints_a_table_and_the_command_for_a_failing_seed() -> None:
     good = run_script("--seeds", "3", "--first", "11", "--jobs", "1")
     assert good.returncode == 0, good.stdout + good.stderr
     assert "| seeds that broke a promise | 0 |" in good.stdout

@@ -21,7 +21,7 @@ SEEDS, SEEDS_FULL = 60, 600
 
 
 @pytest.mark.timeout(900)
-def test_it_goes_on_or_says_why_not(full: bool) -> None:
+def test_the_run_continues_or_reports_the_reason(full: bool) -> None:
     gave_up = {False: 0, True: 0}
     for seed in range(SEEDS_FULL if full else SEEDS):
         scenario = simulate_synchronous(seed)
@@ -30,7 +30,7 @@ def test_it_goes_on_or_says_why_not(full: bool) -> None:
     assert gave_up[False], "workers and trainers whose ratios starve each other are among them"
 
 
-def test_a_trainer_waits_for_a_worker_whose_link_has_gone_before_it_gives_up() -> None:
+def test_a_trainer_waits_for_a_disconnected_worker_before_it_gives_up() -> None:
     network = Network(Random(0), RelaySettings())
     trainer = Trainer(network, Route(0.0, 0.0, 0.0, 1), Memory(durable=True), inbox_bytes=1)
     now = 0.0

@@ -60,7 +60,7 @@ def test_a_folder_that_others_may_read_is_warned_of_and_its_files_are_private(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symbolic links and pipes need other calls there")
-def test_links_and_pipes_are_set_aside_and_what_they_lead_to_stays_as_it_was(tmp_path: Path) -> None:
+def test_links_and_pipes_are_set_aside_and_their_targets_unchanged(tmp_path: Path) -> None:
     elsewhere, spool = tmp_path / "elsewhere", tmp_path / "spool"
     elsewhere.mkdir()
     spool.mkdir()
@@ -77,7 +77,7 @@ def test_links_and_pipes_are_set_aside_and_what_they_lead_to_stays_as_it_was(tmp
     assert {path.name for path in spool.iterdir()} == {"lock", "link.seg.damaged", "pipe.seg.damaged"}
 
 
-def test_what_was_left_is_found(tmp_path: Path) -> None:
+def test_files_of_an_earlier_server_are_loaded(tmp_path: Path) -> None:
     write(tmp_path, ABOUT, _NOTE.pack(1, 3, 0, 30, 10), _NOTE.pack(1, 4, 0, 40, 10))
     assert found(tmp_path) == {STREAM: [3, 4]}
 
@@ -94,14 +94,14 @@ def test_what_was_left_is_found(tmp_path: Path) -> None:
         {"signature": 3},
     ],
 )
-def test_a_file_that_says_what_no_worker_may_say_is_set_aside(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_file_with_values_beyond_the_limits_is_set_aside(tmp_path: Path, change: dict[str, Any]) -> None:
     path = write(tmp_path, {**ABOUT, **change}, _NOTE.pack(1, 0, 0, 0, 10))
     assert found(tmp_path) == {}
     assert not path.exists()
     assert path.with_name(path.name + ".damaged").exists()
 
 
-def test_numbers_that_no_stream_comes_to_are_passed_over(tmp_path: Path) -> None:
+def test_impossible_message_numbers_are_skipped(tmp_path: Path) -> None:
     write(
         tmp_path, ABOUT, _NOTE.pack(1, 0, 0, 0, 10), _NOTE.pack(1, 1 << 63, 0, 0, 10), _NOTE.pack(1, 1, 0, 1 << 62, 9)
     )

@@ -179,7 +179,7 @@ def collect(trainer: TrainerLink, rows: int) -> dict[bytes, list[int]]:
     return numbers
 
 
-def test_a_server_killed_after_workers_have_ended_still_has_their_samples_for_the_trainer(place: Place) -> None:
+def test_spooled_samples_survive_a_kill_of_the_server(place: Place) -> None:
     server = place.start_server()
     streams = {}
     for name, messages in (("a", 3), ("b", 40)):
@@ -202,7 +202,7 @@ def test_a_server_killed_after_workers_have_ended_still_has_their_samples_for_th
         threading.Event().wait(0.01)
 
 
-def test_a_server_killed_during_a_hand_over_is_told_again_by_the_worker_what_it_lacks(place: Place) -> None:
+def test_a_worker_repeats_missing_messages_after_a_kill_of_the_server_during_a_handoff(place: Place) -> None:
     server = place.start_server()
     worker = place.worker("a")
     for i in range(60):
@@ -222,7 +222,7 @@ def test_a_server_killed_during_a_hand_over_is_told_again_by_the_worker_what_it_
     assert collect(place.trainer(), 60_000) == {worker.stream: list(range(60_000))}
 
 
-def test_a_worker_process_that_is_interrupted_while_there_is_no_trainer_hands_over(place: Place) -> None:
+def test_an_interrupted_worker_hands_over_without_a_trainer(place: Place) -> None:
     place.start_server()
     worker = place.start("--worker")
     deadline = time.monotonic() + DEADLINE_S
@@ -239,9 +239,7 @@ def test_a_worker_process_that_is_interrupted_while_there_is_no_trainer_hands_ov
     assert numbers == list(range(handed_over))
 
 
-def test_a_server_without_room_says_so_and_the_worker_reports_the_rest(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_server_refuses_and_the_worker_reports_the_rest(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.config["server"]["spool_bytes"] = 60_000
     place.start_server()
     worker = place.worker("a", drain_timeout_s=0.5, queue_bytes=160_000)  # messages of an eighth of that at most
@@ -256,14 +254,14 @@ def test_a_server_without_room_says_so_and_the_worker_reports_the_rest(
     assert collect(place.trainer(), handed_over) == {worker.stream: list(range(handed_over))}
 
 
-def test_a_second_server_with_the_same_folder_is_refused_with_the_process_that_has_it(place: Place) -> None:
+def test_the_error_of_a_second_server_names_the_process_that_uses_the_folder(place: Place) -> None:
     server = place.start_server()
     config = from_values({"network": place.config["network"], "server": {**place.config["server"], "port": 0}})
     with pytest.raises(FolderLockedError, match=str(server.process.pid)):
         Server(config=config)
 
 
-def test_a_server_whose_port_is_taken_lets_go_of_the_folder(place: Place) -> None:
+def test_a_server_that_cannot_listen_releases_the_folder(place: Place) -> None:
     section = {"spool_dir": str(place.folder / "other")}
     network = place.config["network"]
     with Server(config=from_values({"network": network, "server": {"port": 0}})) as first:
@@ -272,7 +270,7 @@ def test_a_server_whose_port_is_taken_lets_go_of_the_folder(place: Place) -> Non
         Server(config=from_values({"network": network, "server": {**section, "port": 0}})).close()
 
 
-def test_in_memory_the_samples_go_with_the_server_and_it_says_so(
+def test_the_server_warns_that_samples_in_memory_are_lost_with_it(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     section = {"port": 0, "spool_dir": None}

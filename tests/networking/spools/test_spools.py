@@ -110,7 +110,7 @@ def kept(make: Callable[[int, Thread], Spool]) -> Kept:
     return Kept(make)
 
 
-def test_messages_are_kept_in_order_and_read_as_they_came(kept: Kept) -> None:
+def test_messages_are_read_in_order_and_unchanged(kept: Kept) -> None:
     bodies = [b"first", b"", b"x" * 300_000]
     for number, body in enumerate(bodies):
         assert kept.append(number, body, info=A) == ""
@@ -130,7 +130,7 @@ def test_stored_rises_in_order(kept: Kept) -> None:
         assert [stored for stream, stored in kept.stored if stream == info.stream] == list(range(1, 21))
 
 
-def test_numbers_may_be_left_out_but_not_come_again(kept: Kept) -> None:
+def test_numbers_may_be_skipped_but_not_repeated(kept: Kept) -> None:
     kept.fill(3, 7, info=A)
     assert kept.spool.streams[A.stream].next_number == 8
     with pytest.raises(ValueError, match="message 7 comes after message 7"):
@@ -142,7 +142,7 @@ def test_numbers_may_be_left_out_but_not_come_again(kept: Kept) -> None:
     assert kept.spool.peek(B.stream, 0) is None
 
 
-def test_what_is_acknowledged_is_let_go_and_the_stream_with_the_last_of_it(kept: Kept) -> None:
+def test_acknowledged_messages_are_removed_and_the_stream_with_the_last(kept: Kept) -> None:
     kept.fill(0, 1, 2, 3, info=A)
     assert kept.spool.drop(A.stream, 0) == 0
     assert kept.spool.drop(A.stream, 2) == 4
@@ -154,7 +154,7 @@ def test_what_is_acknowledged_is_let_go_and_the_stream_with_the_last_of_it(kept:
     assert kept.spool.drop(A.stream, 9) == 0
 
 
-def test_the_first_that_is_left_explains_what_is_held_no_more(kept: Kept) -> None:
+def test_the_floor_of_the_first_remaining_message_explains_the_gap(kept: Kept) -> None:
     for number, floor in ((4, 0), (5, 5), (6, 6), (9, 7)):
         kept.append(number, floor=floor, info=A)
     assert [floor for _, floor, _ in kept.bodies(A)] == [0, 5, 6, 7]
@@ -164,7 +164,7 @@ def test_the_first_that_is_left_explains_what_is_held_no_more(kept: Kept) -> Non
     assert [floor for _, floor, _ in kept.bodies(A)] == [0]
 
 
-def test_one_that_cannot_be_read_can_be_let_go_from_the_middle(kept: Kept) -> None:
+def test_an_unreadable_message_can_be_discarded(kept: Kept) -> None:
     kept.fill(0, 1, 2, info=A)
     for number in (0, 1, 2):
         kept.spool.streams[A.stream].messages[number].floor = number
@@ -174,7 +174,7 @@ def test_one_that_cannot_be_read_can_be_let_go_from_the_middle(kept: Kept) -> No
     assert [(number, floor) for number, floor, _ in kept.bodies(A)] == [(0, 0), (2, 1)]
 
 
-def test_a_full_spool_takes_no_more_says_so_and_has_room_again_when_a_stream_has_gone(
+def test_a_full_spool_refuses_until_a_stream_is_removed(
     make: Callable[[int, Thread], Spool],
 ) -> None:
     room = 2 * (STREAM_COST_BYTES + len(A.name) + len(A.signature)) + 3 * (1_000 + MESSAGE_COST_BYTES)
@@ -204,7 +204,7 @@ def test_many_small_messages_and_streams_are_bounded_too(make: Callable[[int, Th
     assert str(MAX_SPOOLED_STREAMS) in big.append(0, info=B)
 
 
-def test_runs_are_told_apart(kept: Kept) -> None:
+def test_runs_are_separate(kept: Kept) -> None:
     kept.fill(0, 1, info=A)
     kept.fill(0, info=B)
     assert [found.info for found in kept.spool.of_run("run")] == [A]
@@ -212,7 +212,7 @@ def test_runs_are_told_apart(kept: Kept) -> None:
     assert kept.spool.summary() == ["1 stream, 2 samples of run 'other'", "1 stream, 4 samples of run 'run'"]
 
 
-def test_the_end_of_a_stream_is_kept_until_it_goes_on(kept: Kept) -> None:
+def test_the_end_of_a_stream_is_stored_until_it_continues(kept: Kept) -> None:
     kept.fill(0, info=A)
     kept.spool.end(A.stream)
     kept.spool.end(B.stream)
@@ -221,7 +221,7 @@ def test_the_end_of_a_stream_is_kept_until_it_goes_on(kept: Kept) -> None:
     assert not kept.spool.streams[A.stream].ended
 
 
-def test_a_stream_that_has_gone_can_come_again(kept: Kept) -> None:
+def test_a_removed_stream_can_return(kept: Kept) -> None:
     kept.fill(0, 1, info=A)
     kept.spool.drop(A.stream, 2)
     kept.fill(0, info=A, body=b"again")
@@ -298,7 +298,7 @@ def disk(folder: Path, limit_bytes: int = 1 << 20, **changes: object) -> Kept:
     )
 
 
-def test_a_spool_that_is_opened_again_has_what_was_stored(tmp_path: Path) -> None:
+def test_a_reopened_spool_has_the_stored_messages(tmp_path: Path) -> None:
     first = disk(tmp_path)
     first.fill(2, 3, 7, info=A, body=b"x" * 5_000)
     first.fill(0, info=B)
@@ -325,7 +325,7 @@ def test_a_spool_that_is_opened_again_has_what_was_stored(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_what_is_found_beyond_the_bound_is_kept_and_no_more_is_taken(tmp_path: Path) -> None:
+def test_existing_messages_beyond_the_limit_are_kept_and_new_ones_refused(tmp_path: Path) -> None:
     first = disk(tmp_path)
     first.fill(0, 1, 2, info=A, body=bytes(10_000))
     first.spool.close()
@@ -336,7 +336,9 @@ def test_what_is_found_beyond_the_bound_is_kept_and_no_more_is_taken(tmp_path: P
 
 
 @pytest.mark.parametrize("cut", [1, 100, 900])
-def test_a_torn_tail_is_cut_off_and_reported(tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_record_is_removed_and_reported(
+    tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
     first = disk(tmp_path)
     first.fill(0, 1, 2, info=A, body=bytes(1_000))
     first.spool.close()
@@ -373,7 +375,7 @@ def test_a_file_without_a_head_is_set_aside_and_the_others_are_used(
     again.spool.close()
 
 
-def test_files_that_are_no_spool_are_set_aside(tmp_path: Path) -> None:
+def test_files_of_another_kind_are_set_aside(tmp_path: Path) -> None:
     from tmrl_core.storage import SegmentFile
 
     SegmentFile.create(tmp_path / "x.seg", "something else", {}).close()
@@ -384,7 +386,7 @@ def test_files_that_are_no_spool_are_set_aside(tmp_path: Path) -> None:
     kept.spool.close()
 
 
-def test_a_second_server_with_the_same_folder_is_told_who_has_it(tmp_path: Path) -> None:
+def test_the_error_names_the_server_that_uses_the_folder(tmp_path: Path) -> None:
     first = disk(tmp_path)
     with pytest.raises(FolderLockedError, match=rf"the Server's spool.*process {os.getpid()}"):
         disk(tmp_path)
@@ -417,7 +419,7 @@ class FailingDisk(FileCalls):
         super().sync(descriptor)
 
 
-def test_what_a_full_disk_does_not_take_is_not_stored_and_told_and_may_be_told_again(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_messages_which_can_be_offered_again(tmp_path: Path) -> None:
     calls = FailingDisk()
     kept = disk(tmp_path, calls=calls)
     kept.fill(0, 1, info=A)
@@ -441,7 +443,7 @@ def test_what_a_full_disk_does_not_take_is_not_stored_and_told_and_may_be_told_a
     again.spool.close()
 
 
-def test_a_worker_whose_samples_the_disk_does_not_take_keeps_them_and_is_told_why(tmp_path: Path) -> None:
+def test_a_worker_keeps_samples_that_the_disk_refuses_and_gets_the_reason(tmp_path: Path) -> None:
     calls = FailingDisk()
     network = SpoolNetwork()
     thread = Thread()
@@ -479,7 +481,7 @@ class SlowDisk(FileCalls):
         return super().write(descriptor, buffers)
 
 
-def test_a_slow_disk_holds_up_nobody_else_and_takes_no_more_than_the_credit(tmp_path: Path) -> None:
+def test_a_slow_disk_delays_no_other_and_memory_stays_within_the_credit(tmp_path: Path) -> None:
     calls = SlowDisk()
     network = SpoolNetwork(budget_bytes=4 << 20)
     thread = Thread()
@@ -519,7 +521,7 @@ def test_fsync_flushes_each_message(tmp_path: Path) -> None:
     kept.spool.close()
 
 
-def test_a_file_that_was_taken_away_is_a_gap_and_no_end(tmp_path: Path) -> None:
+def test_a_removed_file_is_a_gap(tmp_path: Path) -> None:
     network = SpoolNetwork()
     thread = Thread()
     network.new_spool = lambda: DiskSpool(tmp_path, 1 << 20, post=thread.posted.put)
@@ -587,7 +589,7 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="SIGKILL is POSIX's")
-def test_what_was_said_to_be_stored_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_confirmed_messages_survive_a_kill(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, timeout=60)
     assert ended.returncode == -9, ended.stderr.decode()
     said = [int(line) for line in ended.stdout.split()]

@@ -68,24 +68,24 @@ def auto(keys: Path, host: str = "127.0.0.1", port: int = PORT) -> LinkSettings:
 # -- the file of a live plaintext Server -------------------------------------------------------------------------------
 
 
-def test_a_client_that_was_told_nothing_speaks_tls(keys: Path) -> None:
+def test_a_client_without_security_setting_uses_tls(keys: Path) -> None:
     assert not plain(auto(keys))
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
-def test_its_own_users_live_server_on_this_machine_is_spoken_to_in_plaintext(keys: Path, host: str) -> None:
+def test_plaintext_is_used_for_the_same_users_running_server_on_this_machine(keys: Path, host: str) -> None:
     announce()
     assert plain(auto(keys, host))
     assert not plain(auto(keys, host, port=PORT + 1)), "another port is another Server"
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "robots.example.org", "0.0.0.0", "localhost.example.org", "2001:db8::1"])
-def test_the_file_says_nothing_of_another_machine(keys: Path, host: str) -> None:
+def test_the_file_has_no_effect_for_another_machine(keys: Path, host: str) -> None:
     announce()
     assert not plain(auto(keys, host))
 
 
-def test_who_asked_for_tls_gets_it_whatever_the_file_says(keys: Path) -> None:
+def test_an_explicit_tls_setting_overrides_the_file(keys: Path) -> None:
     announce()
     assert not plain(LinkSettings(port=PORT, security="TLS", credentials_dir=str(keys)))
 
@@ -99,7 +99,7 @@ def test_the_file_is_private_from_the_moment_it_exists() -> None:
     assert json.loads(path.read_text()) == {"port": PORT, "pid": os.getpid(), "host": platform.node()}
 
 
-def test_a_file_left_by_a_dead_process_is_not_believed() -> None:
+def test_a_file_of_a_dead_process_is_ignored() -> None:
     path = announce()
     ended = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
@@ -108,7 +108,7 @@ def test_a_file_left_by_a_dead_process_is_not_believed() -> None:
     assert not plain_server(PORT)
 
 
-def test_a_file_left_by_a_dead_process_whose_id_another_one_has_is_not_believed() -> None:
+def test_a_file_of_a_dead_process_with_a_reused_id_is_ignored() -> None:
     path = announce()
     assert plain_server(PORT)
     said = path.read_bytes()
@@ -118,18 +118,18 @@ def test_a_file_left_by_a_dead_process_whose_id_another_one_has_is_not_believed(
     assert not plain_server(PORT)
 
 
-def test_a_file_of_another_machine_is_not_believed() -> None:
+def test_a_file_of_another_machine_is_ignored() -> None:
     path = announce()
     path.write_text(json.dumps({**json.loads(path.read_text()), "host": "elsewhere"}))
     assert not plain_server(PORT)
 
 
-def test_who_looks_takes_nothing_from_the_server() -> None:
+def test_the_check_does_not_disturb_the_servers_lock() -> None:
     announce()
     assert all(plain_server(PORT) for _ in range(3))
 
 
-def test_a_server_takes_the_place_of_a_stale_file() -> None:
+def test_a_server_replaces_a_stale_file() -> None:
     path = announce()
     path.write_text("stale")
     assert not plain_server(PORT)
@@ -139,14 +139,14 @@ def test_a_server_takes_the_place_of_a_stale_file() -> None:
 
 @posix_only
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o602, 0o777])
-def test_a_file_that_others_may_read_or_write_is_not_believed(mode: int) -> None:
+def test_a_file_that_others_may_read_or_write_is_ignored(mode: int) -> None:
     path = announce()
     path.chmod(mode)
     assert not plain_server(PORT)
 
 
 @posix_only
-def test_a_file_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     announce()
     assert plain_server(PORT)
     somebody_else = os.getuid() + 1
@@ -155,7 +155,7 @@ def test_a_file_of_another_user_is_not_believed(monkeypatch: pytest.MonkeyPatch)
 
 
 @posix_only
-def test_a_link_to_a_file_is_not_believed(tmp_path: Path) -> None:
+def test_a_link_to_a_file_is_ignored(tmp_path: Path) -> None:
     path = announce()
     elsewhere = tmp_path / "elsewhere.json"
     path.rename(elsewhere)
@@ -168,13 +168,13 @@ def test_a_link_to_a_file_is_not_believed(tmp_path: Path) -> None:
     ["", "{", "[]", "{}", '{"pid": "1"}', '{"pid": null}', '{"pid": true}', '{"pid": 0}', '{"pid": -1}', "\udcff" * 3],
     ids=range(10),
 )
-def test_a_file_without_a_process_is_not_believed(content: str) -> None:
+def test_a_file_without_a_process_is_ignored(content: str) -> None:
     path = announce()
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert not plain_server(PORT)
 
 
-def test_a_file_for_another_port_is_not_believed() -> None:
+def test_a_file_for_another_port_is_ignored() -> None:
     announce().rename(data_folder() / "plain_servers" / f"{PORT + 1}.json")
     assert not plain_server(PORT + 1)
 
@@ -218,13 +218,13 @@ def test_plaintext_listens_on_this_machine(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.0.2.1", "robots.example.org"])
-def test_plaintext_listens_nowhere_else_unless_somebody_insists(host: str) -> None:
+def test_plaintext_on_other_interfaces_must_be_allowed(host: str) -> None:
     with pytest.raises(ConfigError, match=r"network\.allow_insecure_remote: true"):
         server_side(host)
     assert server_side(host, insecure=True).context is None
 
 
-def test_insisting_does_not_turn_tls_off(keys: Path) -> None:
+def test_allowing_plaintext_does_not_disable_tls(keys: Path) -> None:
     assert server_side("0.0.0.0", "TLS", True, credentials_dir=str(keys)).context is not None
 
 
@@ -244,7 +244,7 @@ def test_which_hosts_are_this_machine(host: str, own: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["robot..lab", "a" * 64 + ".lab", ".lab"])
-def test_a_name_that_is_none_is_named_with_its_key(keys: Path, name: str) -> None:
+def test_the_error_for_an_invalid_name_has_its_key(keys: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.host: .* is not a host name"):
         client_transport(LinkSettings(host=name, credentials_dir=str(keys)), "worker")
     with pytest.raises(ConfigError, match=r"network\.hostname: .* is not a host name"):
@@ -257,14 +257,14 @@ def test_the_transport_local_needs_no_credentials() -> None:
     assert token == ""
 
 
-def test_a_transport_that_there_is_not_is_named() -> None:
+def test_the_error_names_an_unknown_transport() -> None:
     with pytest.raises(ConfigError, match=r"carrier pigeon.*'tls', 'local' and 'tlspyo'"):
         client_transport(LinkSettings(transport="carrier pigeon"), "worker")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"carrier pigeon.*'tls', 'local' and 'tlspyo'"):
         server_side("127.0.0.1", transport="carrier pigeon")
 
 
-def test_missing_credentials_are_named_with_what_to_run(tmp_path: Path) -> None:
+def test_the_error_for_missing_credentials_has_the_command(tmp_path: Path) -> None:
     for call in (
         lambda: client_transport(LinkSettings(credentials_dir=str(tmp_path / "none")), "worker"),
         lambda: server_side("127.0.0.1", "TLS", credentials_dir=str(tmp_path / "none")),
@@ -282,12 +282,12 @@ def test_a_client_shows_the_token_of_its_role(keys: Path, role: Role) -> None:
     assert token == (keys / f"{role}.token").read_text().strip()
 
 
-def test_a_token_that_was_given_goes_before_the_files(keys: Path) -> None:
+def test_a_given_token_takes_precedence_over_the_files(keys: Path) -> None:
     _, token = client_transport(LinkSettings(credentials_dir=str(keys), token="given"), "worker")
     assert token == "given"
 
 
-def test_no_token_is_shown_where_there_is_none(keys: Path, tmp_path: Path) -> None:
+def test_no_token_is_sent_without_one(keys: Path, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_bytes((keys / "ca.pem").read_bytes())
     assert client_transport(LinkSettings(credentials_dir=str(tmp_path)), "worker")[1] == ""
 
@@ -339,7 +339,7 @@ def test_authentication_over_tls(keys: Path, certificate: str | None, role: Role
             assert f"these are a {certificate or token}'s credentials" in verdict[1]
 
 
-def test_who_may_look_over_tls(keys: Path, tmp_path: Path) -> None:
+def test_roles_that_may_request_the_status_over_tls(keys: Path, tmp_path: Path) -> None:
     """A trainer, and who holds the Server's own key; no worker, since robots can be stolen."""
     _, authenticate = server_transport(
         LinkSettings(host="", security="TLS", credentials_dir=str(keys)), lambda address, reason: None
@@ -365,7 +365,7 @@ def test_who_may_look_over_tls(keys: Path, tmp_path: Path) -> None:
         assert authenticate(hello(role, own), peer()) is not None, "who only looks can be nothing else"
 
 
-def test_an_observer_shows_what_its_machine_has(keys: Path, tmp_path: Path) -> None:
+def test_an_observer_uses_the_credentials_of_its_machine(keys: Path, tmp_path: Path) -> None:
     def token(folder: Path) -> str:
         return client_transport(LinkSettings(credentials_dir=str(folder)), "observer")[1]
 
@@ -404,7 +404,7 @@ def test_authentication_without_tls(token: str | None, shown: str, admitted: boo
         assert token not in verdict[1]
 
 
-def test_a_plaintext_server_with_a_token_says_so_to_who_has_another(keys: Path) -> None:
+def test_a_plaintext_server_rejects_a_wrong_token_with_the_reason(keys: Path) -> None:
     config = from_values({"network": {"security": None}, "server": {"port": 0}})
     with Server(config=config, password="right") as server:
         settings = LinkSettings(port=server.port, security=None, token="wrong")

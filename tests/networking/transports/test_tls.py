@@ -149,7 +149,7 @@ WRONG: dict[str, tuple[str, str, dict[str, str], str, str, str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_each_side_says_what_it_can_know_once_and_the_client_stops(
+def test_each_side_logs_the_known_reason_once_and_the_client_stops(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture, wrong: str
 ) -> None:
     server_folder, client_folder, changes, client_words, to_run, server_words = WRONG[wrong]
@@ -174,7 +174,7 @@ def test_each_side_says_what_it_can_know_once_and_the_client_stops(
 
 
 @pytest.mark.parametrize("wrong", ["expired client certificate", "foreign client certificate"])
-def test_the_reasons_are_told_over_tls_1_2_too(folders: dict[str, Path], wrong: str) -> None:
+def test_the_reasons_are_sent_over_tls_1_2_too(folders: dict[str, Path], wrong: str) -> None:
     """There the alert comes within the handshake, with 1.3 after it."""
     _, client_folder, _, client_words, _, server_words = WRONG[wrong]
     heard: list[str] = []
@@ -222,7 +222,7 @@ def test_with_a_certificate_of_its_own_a_worker_needs_no_token(folders: dict[str
 # -- TLS on one side only ----------------------------------------------------------------------------------------------
 
 
-def test_tls_towards_a_plaintext_server_says_what_may_be_the_matter(
+def test_tls_to_a_plaintext_server_names_the_possible_cause(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(stack, folders["good"], security=None)
@@ -233,7 +233,7 @@ def test_tls_towards_a_plaintext_server_says_what_may_be_the_matter(
     assert "the peer speaks TLS, and this Server does not (network.security is null here)" in said
 
 
-def test_plaintext_towards_a_tls_server_ends_with_the_setting_to_change(
+def test_plaintext_to_a_tls_server_names_the_setting_to_change(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(stack, folders["good"])
@@ -246,7 +246,7 @@ def test_plaintext_towards_a_tls_server_ends_with_the_setting_to_change(
     assert "network.security null" in said
 
 
-def test_plaintext_towards_a_port_that_hangs_up_names_the_setting_and_tries_again(
+def test_plaintext_to_a_port_that_closes_names_the_setting_and_retries(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     door = Door(stack, read_once)
@@ -293,7 +293,7 @@ def read_once(caller: socket.socket) -> None:
     caller.recv(4096)
 
 
-def test_a_port_that_hangs_up_is_tried_again_and_said_once(
+def test_a_port_that_closes_is_retried_and_logged_once(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     door = Door(stack, read_once)
@@ -304,7 +304,7 @@ def test_a_port_that_hangs_up_is_tried_again_and_said_once(
     assert "closed the connection before it was secured; trying again, at most every 0.01 s" in said
 
 
-def test_a_server_that_is_not_there_is_said_once_until_it_is(
+def test_a_missing_server_is_logged_once(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(stack, folders["good"])
@@ -318,7 +318,7 @@ def test_a_server_that_is_not_there_is_said_once_until_it_is(
     assert len(warnings(caplog)) == 1
 
 
-def test_tries_grow_rarer(folders: dict[str, Path], stack: ExitStack) -> None:
+def test_waits_between_attempts_grow(folders: dict[str, Path], stack: ExitStack) -> None:
     times: list[float] = []
     door = Door(stack, lambda caller: times.append(time.monotonic()))
     dial(stack, folders["good"], door.port, backoff_min_s=0.01, backoff_max_s=100.0)
@@ -349,7 +349,7 @@ def test_a_link_that_was_refused_after_it_had_been_welcomed_waits_the_longest_ti
 # -- who does not answer -----------------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_never_finishes_the_handshake_is_cut_off(
+def test_a_peer_that_never_finishes_the_handshake_is_disconnected(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(stack, folders["good"], greeting_s=0.05)

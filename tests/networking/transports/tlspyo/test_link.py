@@ -30,14 +30,14 @@ def content(link: LinkPieces, messages: Iterable[bytes]) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=12), st.integers(min_value=10, max_value=80))
-def test_bytes_arrive_as_they_were_whatever_the_cuts(buffers: list[bytes], limit: int) -> None:
+def test_bytes_arrive_unchanged_in_any_pieces(buffers: list[bytes], limit: int) -> None:
     sender, receiver = LinkPieces(limit), LinkPieces(limit)
     messages = pieces_of(sender, buffers)
     assert all(len(message) <= limit for message in messages)
     assert content(receiver, messages) == b"".join(buffers)
 
 
-def test_what_one_turn_writes_leaves_in_as_few_pieces_as_it_fits() -> None:
+def test_data_of_one_loop_iteration_is_sent_in_the_fewest_pieces() -> None:
     link = LinkPieces(1_009)
     full = [piece for _ in range(10) for piece in link.data([bytes(700)])]
     assert [len(piece) for piece in full] == [1_009] * 7
@@ -82,7 +82,7 @@ def test_the_window_holds_back_until_the_other_side_has_read() -> None:
     assert len(pieces_of(sender, [bytes(3_999)])) == 5
 
 
-def test_a_count_that_cannot_be_is_an_error() -> None:
+def test_an_impossible_count_is_an_error() -> None:
     sender, liar = LinkPieces(1_000), LinkPieces(1_000, window_bytes=4)
     other = LinkPieces(1_000)
     content(liar, pieces_of(other, [bytes(100)]))
@@ -100,7 +100,7 @@ def test_any_bytes_are_a_piece_or_the_documented_error(message: bytes) -> None:
     assert piece is None or piece[0] in PieceKind
 
 
-def test_a_refusal_says_why() -> None:
+def test_a_refusal_contains_the_reason() -> None:
     piece = LinkPieces(100).received(refusal("password", "it is another"))
     assert piece is not None
     assert (piece[0], bytes(piece[1])) == (PieceKind.REFUSED, b"password\nit is another")

@@ -137,7 +137,7 @@ def collect(trainer: TrainerLink, numbers: list[float], rows: int) -> None:
         trainer.acknowledge(received)
 
 
-def test_roles_with_the_credentials_that_the_command_makes_talk(place: Place) -> None:
+def test_roles_connect_with_the_credentials_of_the_command(place: Place) -> None:
     place.start_server()
     worker, trainer = place.worker(), place.trainer()
     trainer.publish({"policy": Blob("text", b"weights")})
@@ -217,7 +217,7 @@ def test_another_host_name_is_named_and_final(place: Place) -> None:
     assert "for another name than 'elsewhere.example.org'. Set network.hostname" in str(error)
 
 
-def test_a_taken_local_port_is_named_in_time(place: Place) -> None:
+def test_the_error_names_a_used_local_port_in_time(place: Place) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", place.local_port))
         holder.listen()
@@ -345,7 +345,7 @@ def stranger(place: Place) -> Iterator[Stranger]:
         yield made
 
 
-def test_a_wrong_password_is_told_and_nothing_else_is(stranger: Stranger) -> None:
+def test_a_client_with_a_wrong_password_gets_only_the_reason(stranger: Stranger) -> None:
     stranger.say(1, "HELLO", None, ["p." + "0" * 32], password=b"x" * len(stranger.password))
     said = stranger.everything()
     assert b"the password is not this Server's" in said
@@ -368,7 +368,7 @@ def test_tls_1_1_is_refused(place: Place) -> None:
 
 
 @pytest.mark.parametrize("group", ["hub", "p.", "p." + "0" * 31, "p." + "g" * 32, "trainers", 7, [], {"p": 1}, None])
-def test_only_a_group_of_ones_own_can_be_joined(stranger: Stranger, group: Any) -> None:
+def test_a_peer_can_join_only_its_own_group(stranger: Stranger, group: Any) -> None:
     stranger.join(group)
     stranger.everything()
 
@@ -388,7 +388,7 @@ def test_only_a_group_of_ones_own_can_be_joined(stranger: Stranger, group: Any) 
         7,
     ],
 )
-def test_what_no_peer_sends_ends_its_connection_alone(place: Place, stranger: Stranger, message: Any) -> None:
+def test_invalid_messages_end_only_their_own_connection(place: Place, stranger: Stranger, message: Any) -> None:
     worker = place.worker()
     assert worker.wait_connected(DEADLINE_S)
     stranger.join("p." + "0" * 32)
@@ -397,7 +397,7 @@ def test_what_no_peer_sends_ends_its_connection_alone(place: Place, stranger: St
     assert worker.connected
 
 
-def test_who_joins_twice_loses_the_connection_at_once(stranger: Stranger) -> None:
+def test_a_second_join_ends_the_connection_immediately(stranger: Stranger) -> None:
     stranger.join("p." + "0" * 32)
     stranger.join("p." + "2" * 32)
     begun = time.monotonic()
@@ -414,7 +414,7 @@ class _Code:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_pickle_that_reaches_the_relay_is_no_message(stranger: Stranger, tmp_path: Path, joined: bool) -> None:
+def test_the_relay_refuses_a_pickle(stranger: Stranger, tmp_path: Path, joined: bool) -> None:
     if joined:
         stranger.join("p." + "0" * 32)
     body = pickle.dumps((1, "OBJ", {"hub": -1}, _Code(tmp_path / "ran")))
@@ -424,7 +424,7 @@ def test_a_pickle_that_reaches_the_relay_is_no_message(stranger: Stranger, tmp_p
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["instead of a message", "as its content"])
-def test_a_pickle_from_what_poses_as_the_relay_is_no_message(keys: Path, tmp_path: Path, inside: bool) -> None:
+def test_a_client_refuses_a_pickle_of_a_false_relay(keys: Path, tmp_path: Path, inside: bool) -> None:
     part = tlspyo_files.load(keys, server=True)
     file = tmp_path / "relay.pem"
     file.write_text(part.key + part.certificate)
@@ -467,7 +467,9 @@ def test_a_length_above_the_limit_ends_the_connection_before_it_is_waited_for(st
     ],
     ids=["time", "number of one address", "rate"],
 )
-def test_strangers_are_limited(place: Place, bounds: AdmissionSettings, knocks: int, closed: int) -> None:
+def test_unauthenticated_connections_are_limited(
+    place: Place, bounds: AdmissionSettings, knocks: int, closed: int
+) -> None:
     refused: list[str] = []
     transport = transport_of(place.keys, admission=bounds, on_refused=lambda address, reason: refused.append(reason))
 
@@ -494,7 +496,7 @@ def test_strangers_are_limited(place: Place, bounds: AdmissionSettings, knocks: 
     asyncio.run(main())
 
 
-def test_connections_that_nobody_lets_in_use_up_their_addresss_share(place: Place) -> None:
+def test_rejected_connections_use_up_their_addresss_allowance(place: Place) -> None:
     bounds = AdmissionSettings(max_unauthenticated=4, connections_per_s=1e-3)
     transport = transport_of(place.keys, admission=bounds)
 
@@ -523,7 +525,7 @@ def test_connections_that_nobody_lets_in_use_up_their_addresss_share(place: Plac
     asyncio.run(main())
 
 
-def test_a_guesser_waits_longer_each_time(place: Place) -> None:
+def test_rejections_of_a_guessing_client_are_delayed_longer_each_time(place: Place) -> None:
     place.start_server()
     waited = []
     for _ in range(FREE_FAILURES + 2):
@@ -570,7 +572,7 @@ def start_role(place: Place, port: int, *more: str) -> tuple[subprocess.Popen[st
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has other signals")
-def test_a_killed_server_leaves_no_process_and_gives_its_ports_back(place: Place) -> None:
+def test_a_killed_server_leaves_no_process_and_releases_its_ports(place: Place) -> None:
     process, port = start_role(place, 0)
     children = io_processes(process.pid)
     assert len(children) == 1
@@ -583,7 +585,7 @@ def test_a_killed_server_leaves_no_process_and_gives_its_ports_back(place: Place
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_nor_does_one_whose_forked_child_lives_on(place: Place) -> None:
+def test_a_killed_server_with_a_forked_child_leaves_no_process(place: Place) -> None:
     process, _ = start_role(place, 0, "fork")
     assert process.stdout is not None
     forked = int(process.stdout.readline())
