@@ -66,12 +66,10 @@ class _Content:
     """[sessions] int32, number of ticks that were loaded."""
     terminated: Array
     """[sessions] bool."""
+    width: int
+    """Number of ticks of a batch."""
     has_memories: bool
     has_final: bool
-
-    @property
-    def width(self) -> int:
-        return int(self.padded.max(initial=0))
 
 
 class SessionPool:
@@ -312,7 +310,9 @@ class SessionPool:
             alive = np.concatenate([before.alive, alive])
             padded = np.concatenate([before.padded, padded])
             terminated = np.concatenate([before.terminated, terminated])
-        return _Content(ticks, once, alive[kept], padded[kept], terminated[kept], bool(memories), bool(final))
+        padded = padded[kept]
+        width = int(padded.max(initial=0))
+        return _Content(ticks, once, alive[kept], padded, terminated[kept], width, bool(memories), bool(final))
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -379,19 +379,7 @@ class SessionPool:
             raise SampleRefusedError(
                 f"selector[{outside[0]}] is {chosen[outside[0]]}; the pool has the sessions 0 to {len(self) - 1}"
             )
-        sequences = content.ticks.gather(chosen, content.width)
-        first = len(self._observations)
-        memories, final = _once(content, chosen, len(self._memories))
-        return SessionBatch(
-            selector=chosen,
-            observations=sequences[:first],
-            actions=sequences[first:-1],
-            rewards=sequences[-1],
-            is_alive=_alive_mask(content, chosen),
-            preceding_agent_memories=memories if content.has_memories else None,
-            terminated=content.terminated[chosen],
-            final_observations=final if content.has_final else None,
-        )
+        return self._batch(content, chosen)
 
     def sample(
         self, max_n_samples: int, replace: bool = False, selector_dtype: npt.DTypeLike = "int32"
@@ -406,7 +394,7 @@ class SessionPool:
         Raises:
             SampleRefusedError: the pool is empty, or an argument is invalid.
         """
-        self._filled()
+        content = self._filled()
         if isinstance(max_n_samples, bool) or not isinstance(max_n_samples, (int, np.integer)) or max_n_samples < 1:
             raise SampleRefusedError(f"max_n_samples is {max_n_samples!r}; allowed are positive integers")
         dtype = np.dtype(selector_dtype)
@@ -418,7 +406,22 @@ class SessionPool:
             chosen = self._generator.integers(0, len(self), max_n_samples)
         else:
             chosen = self._generator.choice(len(self), min(int(max_n_samples), len(self)), replace=False)
-        return self.select(chosen.astype(dtype))
+        return self._batch(content, chosen.astype(dtype))
+
+    def _batch(self, content: _Content, chosen: Array) -> SessionBatch:
+        sequences = content.ticks.gather(chosen, content.width)
+        first = len(self._observations)
+        memories, final = _once(content, chosen, len(self._memories))
+        return SessionBatch(
+            selector=chosen,
+            observations=sequences[:first],
+            actions=sequences[first:-1],
+            rewards=sequences[-1],
+            is_alive=_alive_mask(content, chosen),
+            preceding_agent_memories=memories if content.has_memories else None,
+            terminated=content.terminated[chosen],
+            final_observations=final if content.has_final else None,
+        )
 
     def _filled(self) -> _Content:
         if self._content is None or not len(self):
@@ -526,8 +529,11 @@ def _trimmed(columns: Sequence[Array], alive: Array) -> tuple[Array, list[Array]
 
 
 def _alive_mask(content: _Content, selector: Any) -> Array:
-    alive: Array = np.arange(content.width) < content.alive[selector][:, None]
-    return alive.view(np.uint8)
+    alive = content.alive[selector]
+    if alive.min(initial=content.width) == content.width:
+        return np.ones((len(alive), content.width), np.uint8)
+    mask: Array = np.arange(content.width) < alive[:, None]
+    return mask.view(np.uint8)
 
 
 def _once(content: _Content, selector: Array, memories: int) -> tuple[list[Array], list[Array]]:

@@ -144,10 +144,15 @@ def checked(array: Array, format_: ItemFormat, name: str, lead: Sequence[int], *
             f"{n} {what}" for n, what in zip(array.shape, ("sessions", "ticks")[: len(lead)], strict=False)
         )
         raise SampleRefusedError(f"{name} has {found}; the arguments before it have {expected}")
-    _refuse(
-        name, array, array.dtype.kind == "f" and ~np.isfinite(array), len(lead), "only finite numbers can be stored"
-    )
+    if array.dtype.kind == "f" and not _is_finite(array):
+        _refuse(name, array, ~np.isfinite(array), len(lead), "only finite numbers can be stored")
     return _cast(array, format_.dtype, name, len(lead)) if cast else array
+
+
+def _is_finite(array: Array) -> bool:
+    """Return False if a number may not be finite: one sum instead of a flag for each."""
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum(dtype=np.float64)))
 
 
 def _cast(array: Array, dtype: np.dtype[Any], name: str, lead: int) -> Array:
