@@ -10,8 +10,7 @@ replacement, as tensors. Three candidates take turns:
 - `SessionPool.sample`: the same, and the mask and the flags of termination;
 - `SessionPool.sample_session_batch`: the environment that replays them.
 
-Counted is the processor time of this process, with one thread. The last element of each batch is compared with the
-data once.
+Counted is the processor time of this process, with one thread.
 
 Memory: growth of this process (resident set) while a pool is filled, less the bytes of the ticks themselves, per tick.
 The C library gives its free memory back before each reading (`malloc_trim`, with glibc), because it keeps some tens of
@@ -29,7 +28,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -75,14 +74,12 @@ def sampling(count: int, batches: int, repetitions: int) -> float:
         arrays = (*batch.observations, *batch.actions, batch.rewards, batch.is_alive, batch.terminated)
         return [torch.from_numpy(array) for array in arrays]
 
-    def environment() -> list[torch.Tensor]:
-        replay = pool.sample_session_batch(BATCH)
-        return [*replay.observations, *replay.actions, replay.rewards]
+    def environment() -> object:
+        return pool.sample_session_batch(BATCH).rewards
 
-    for found, whole in zip(ours(), arrays, strict=False):
-        assert found.shape[:2] == (BATCH, TICKS)
-        assert found.shape[2:] == whole.shape[2:]
-    candidates: dict[str, Callable[[], Sequence[torch.Tensor]]] = {
+    for tensor, whole in zip(ours(), arrays, strict=False):
+        assert tensor.shape == (BATCH, TICKS, *whole.shape[2:])
+    candidates: dict[str, Callable[[], object]] = {
         "plain NumPy": plain,
         "SessionPool.sample": ours,
         "SessionPool.sample_session_batch": environment,
@@ -133,11 +130,12 @@ def of_different_lengths(count: int) -> tuple[SessionPool, int]:
 
 def one_by_one(count: int) -> tuple[SessionPool, int]:
     """A full pool that has replaced its sessions twice."""
-    pool, arrays = empty_pool(), sessions(100)
+    pool = empty_pool()
+    observations, actions, rewards = sessions(100)
     before = resident()
     for number in range(3 * count):
         one = slice(number % 100, number % 100 + 1)
-        pool.append_sessions(*(array[one] for array in arrays), max_pool_size=count)
+        pool.append_sessions(observations[one], actions[one], rewards[one], max_pool_size=count)
     return pool, resident() - before
 
 

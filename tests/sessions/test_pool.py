@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
+from tmrl_core.envs.replay import SessionBatchEnvironment
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageFullError
 from tmrl_core.sessions import SessionBatch, SessionPool
 
@@ -601,3 +603,38 @@ def test_a_batch_is_independent_of_the_pool(folder: Path | None) -> None:
     for number in range(10):
         pool.append_sessions(*sessions(seed=number), max_pool_size=3)
     assert_same([*batch.observations, *batch.actions, batch.rewards], [OBS[[1, 2]], ACT[[1, 2]], REW[[1, 2]]])
+
+
+# -- as environments ---------------------------------------------------------------------------------------------------
+
+
+def test_selected_and_sampled_sessions_are_environments_of_tensors(folder: Path | None) -> None:
+    pool = SessionPool(agent_memories=1, folder=folder)
+    mask, memories, final = alive([6, 2, 4, 1], 6), np.ones((4, 2), np.float32), np.full((4, 3), 7, np.float32)
+    pool.load_sessions(OBS, ACT, REW, mask, memories, terminated=[1, 0, 1, 1], final_observations=final)
+    rows = [2, 1]
+    environment = pool.select_session_batch(rows)
+    assert isinstance(environment, SessionBatchEnvironment)
+    found: list[Any] = [*environment.observations, *environment.actions, environment.rewards, environment.is_alive]
+    found += [*(environment.preceding_agent_memories or []), environment.terminated]
+    found += environment.final_observations or []
+    assert all(isinstance(tensor, torch.Tensor) for tensor in found)
+    expected = [OBS[rows], ACT[rows], REW[rows], mask[rows], memories[rows], np.array([True, False]), final[rows]]
+    assert_same([tensor.numpy() for tensor in found], expected)
+    sampled = pool.sample_session_batch(9)
+    assert sampled.num_envs == 4
+    assert pool.sample_session_batch(9, replace=True).num_envs == 9
+
+
+def test_environments_without_memories_have_none() -> None:
+    pool = SessionPool()
+    pool.load_sessions(OBS, ACT, REW)
+    assert pool.sample_session_batch(2).preceding_agent_memories is None
+
+
+def test_the_same_seed_draws_the_same_environments() -> None:
+    pools = [SessionPool(), SessionPool()]
+    for pool in pools:
+        pool.load_sessions(OBS, ACT, REW)
+    one, two = pools[0].sample_session_batch(3), pools[1].sample(3)
+    np.testing.assert_array_equal(one.observations[0], two.observations[0])

@@ -353,6 +353,8 @@ def _check(name: str, arrays: list[Array], shapes: list[Shape], leading: Shape) 
 
 def _check_alive(is_alive: Array) -> None:
     alive_BT = as_numpy(is_alive)
+    if (alive_BT == 1).all():
+        return
     odd = (alive_BT != 0) & (alive_BT != 1)
     if odd.any():
         raise ValueError(f"is_alive has the value {alive_BT[odd][0]!r}; allowed: 0 and 1.")

@@ -18,6 +18,9 @@ from tmrl_core.sessions.sequences import ItemFormat, array_of, checked, item_for
 
 if TYPE_CHECKING:
     import gymnasium
+    from torch import Tensor
+
+    from tmrl_core.envs.replay import SessionBatchEnvironment
 
 _REWARD = ItemFormat((), np.dtype(np.float32))
 _ALIVE = ItemFormat((), np.dtype(np.uint8))
@@ -68,6 +71,8 @@ class _Content:
     """[sessions] bool."""
     width: int
     """Number of ticks of a batch."""
+    all_alive: bool
+    """All ticks of all batches are alive."""
     has_memories: bool
     has_final: bool
 
@@ -310,9 +315,18 @@ class SessionPool:
             alive = np.concatenate([before.alive, alive])
             padded = np.concatenate([before.padded, padded])
             terminated = np.concatenate([before.terminated, terminated])
-        padded = padded[kept]
-        width = int(padded.max(initial=0))
-        return _Content(ticks, once, alive[kept], padded, terminated[kept], width, bool(memories), bool(final))
+        alive, padded = alive[kept], padded[kept]
+        return _Content(
+            ticks,
+            once,
+            alive,
+            padded,
+            terminated[kept],
+            width=(width := int(padded.max(initial=0))),
+            all_alive=bool((alive == width).all()),
+            has_memories=bool(memories),
+            has_final=bool(final),
+        )
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -335,7 +349,9 @@ class SessionPool:
     @property
     def is_alive(self) -> Array:
         """[batch, tick] uint8, 1 through the terminal tick of each session, then 0."""
-        return _alive_mask(self._content, slice(None)) if self._content is not None else np.zeros((0, 0), np.uint8)
+        if self._content is None:
+            return np.zeros((0, 0), np.uint8)
+        return _alive_mask(self._content, np.arange(len(self)))
 
     @property
     def preceding_agent_memories(self) -> list[Array]:
@@ -398,7 +414,7 @@ class SessionPool:
         if isinstance(max_n_samples, bool) or not isinstance(max_n_samples, (int, np.integer)) or max_n_samples < 1:
             raise SampleRefusedError(f"max_n_samples is {max_n_samples!r}; allowed are positive integers")
         dtype = np.dtype(selector_dtype)
-        if dtype.kind not in "iu" or np.iinfo(dtype).max < len(self) - 1:
+        if dtype.kind not in "iu" or (len(self) - 1).bit_length() > 8 * dtype.itemsize - (dtype.kind == "i"):
             raise SampleRefusedError(
                 f"selector_dtype is {dtype}; allowed are integer dtypes that hold {len(self) - 1}, the last index"
             )
@@ -427,6 +443,39 @@ class SessionPool:
         if self._content is None or not len(self):
             raise SampleRefusedError("the pool is empty; load_sessions or append_sessions first")
         return self._content
+
+    # -- as environments ----------------------------------------------------------------------------------------------
+
+    def select_session_batch(self, selector: npt.ArrayLike) -> SessionBatchEnvironment:
+        """Return an environment that replays sessions, in the order of their indices; see `select`. It needs torch."""
+        return _environment(self.select(selector))
+
+    def sample_session_batch(
+        self, max_n_samples: int, replace: bool = False, selector_dtype: npt.DTypeLike = "int32"
+    ) -> SessionBatchEnvironment:
+        """Return an environment that replays sessions drawn uniformly; see `sample`. It needs torch."""
+        return _environment(self.sample(max_n_samples, replace, selector_dtype))
+
+
+def _environment(batch: SessionBatch) -> SessionBatchEnvironment:
+    from torch import from_numpy
+
+    from tmrl_core.envs.replay import SessionBatchEnvironment
+
+    def tensors(arrays: list[Array] | None) -> list[Tensor] | None:
+        return None if arrays is None else [from_numpy(array) for array in arrays]
+
+    return SessionBatchEnvironment(
+        [from_numpy(array) for array in batch.observations],
+        [array.shape[2:] for array in batch.observations],
+        tensors(batch.actions),
+        [array.shape[2:] for array in batch.actions],
+        from_numpy(batch.rewards),
+        from_numpy(batch.is_alive),
+        tensors(batch.preceding_agent_memories),
+        terminated=from_numpy(batch.terminated),
+        final_observations=tensors(batch.final_observations),
+    )
 
 
 def _listed(
@@ -528,11 +577,10 @@ def _trimmed(columns: Sequence[Array], alive: Array) -> tuple[Array, list[Array]
     return lengths, [column[kept] for column in columns]
 
 
-def _alive_mask(content: _Content, selector: Any) -> Array:
-    alive = content.alive[selector]
-    if alive.min(initial=content.width) == content.width:
-        return np.ones((len(alive), content.width), np.uint8)
-    mask: Array = np.arange(content.width) < alive[:, None]
+def _alive_mask(content: _Content, selector: Array) -> Array:
+    if content.all_alive:
+        return np.ones((len(selector), content.width), np.uint8)
+    mask: Array = np.arange(content.width) < content.alive[selector][:, None]
     return mask.view(np.uint8)
 
 

@@ -96,6 +96,8 @@ class Runs:
     """[runs] int64, index of the first row of each run."""
     lengths: Array
     """[runs] int64, at least 1."""
+    length: int | None
+    """That of all runs; None: they differ."""
 
     @classmethod
     def of(cls, lengths: Array, values: Sequence[Array], folder: Path | None = None) -> Runs:
@@ -113,7 +115,7 @@ class Runs:
         columns = _new_columns(_rows_needed(starts, lengths), [_format(column) for column in values], folder)
         for column, rows in zip(columns, values, strict=True):
             column.write(0, rows)
-        return cls(columns, starts, lengths.astype(np.int64))
+        return cls(columns, starts, lengths.astype(np.int64), _common(lengths))
 
     def extended(self, lengths: Array, values: Sequence[Array], keep: int | None = None) -> Runs:
         """Return these runs and new ones.
@@ -143,7 +145,7 @@ class Runs:
             all_starts = _starts(all_lengths)
         for column, rows in zip(columns, values, strict=True):
             column.write(at, rows)
-        return Runs(columns, all_starts, all_lengths)
+        return Runs(columns, all_starts, all_lengths, _common(all_lengths))
 
     def gather(self, selector: Array, length: int, which: slice = slice(None)) -> list[Array]:
         """Return the columns of some runs, each [runs, length, ...], with zeros behind the end of shorter runs.
@@ -153,10 +155,11 @@ class Runs:
             length: number of rows for each; at least that of the longest.
             which: of the columns.
         """
-        starts, lengths = self.starts[selector], self.lengths[selector]
-        count, longest = len(starts), int(lengths.max(initial=0))
-        padded = None
-        if count and lengths.min() < longest:
+        starts = self.starts[selector]
+        count, longest, padded = len(starts), self.length, None
+        if longest is None:
+            lengths = self.lengths[selector]
+            longest = int(lengths.max(initial=0))
             padded = np.arange(longest) >= lengths[:, None]
         found = []
         for column in self.columns[which]:
@@ -215,6 +218,10 @@ def _format(rows: Array) -> Format:
 
 def _new_columns(count: int, formats: Sequence[Format], folder: Path | None) -> tuple[Column, ...]:
     return tuple(Column(count, format_, folder) for format_ in formats)
+
+
+def _common(lengths: Array) -> int | None:
+    return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else None
 
 
 def _starts(lengths: Array) -> Array:
