@@ -117,11 +117,11 @@ def test_samples_that_differ_from_those_before_are_refused_and_cost_the_others_n
     refused = memory.append(buffer(*wrong, good))
     assert [id(chunk) for chunk, _ in refused] == [id(chunk) for chunk in wrong]
     reasons = [str(reason) for _, reason in refused]
-    assert "observation of a sample is float32[5], and others' is float32[3]" in reasons[0]
+    assert "observation of a sample is (value: float32[5]), and others' is (value: float32[3])" in reasons[0]
     assert "see that they use the same environment" in reasons[0]
     assert "observation is no array of numbers" in reasons[2]
     assert "action of a sample is" in reasons[3]
-    assert "extras of a sample is logp" in reasons[4]
+    assert "extras of a sample is (/logp: float32[])" in reasons[4]
     assert "reward of a sample is float64[2]" in reasons[5]
     assert memory.batch()[0].shape == (4, 3)
     assert memory.round is not None

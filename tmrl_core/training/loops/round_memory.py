@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,10 @@ from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import LastRows, Round, RoundSegment
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.key_order import KeyOrders
-from tmrl_core.training.memories.layout import Array, stored_dtype
+from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, stored_dtype
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.trees import flatten, template
 from tmrl_core.training.value_types import State, Tree
-
-Layout = tuple[tuple[str, "np.dtype | None", tuple[int, ...]], ...]
-"""(path, dtype, shape of a row) of each leaf of a column."""
 
 
 class RoundMemory(TrainingMemory):
@@ -36,7 +33,7 @@ class RoundMemory(TrainingMemory):
     type_id = "round"
     type_version = 1
 
-    transient = frozenset({"device", "round", "last_rows", "_clock", "_layouts", "_orders", "episodes", "declared"})
+    transient = frozenset({"device", "round", "last_rows", "_clock", "_specs", "_orders", "episodes", "declared"})
     """Attributes that are not in checkpoints: an unfinished round is collected again after a restart."""
     declared: DeclaredSamples | None = None
     """Expected structure of samples; None: unknown, the first samples define it."""
@@ -49,7 +46,7 @@ class RoundMemory(TrainingMemory):
         self.episodes: list[tuple[float, int]] = []
         """(return, length) of the training episodes that have ended in this round."""
         self._clock = clock
-        self._layouts: dict[str, Layout] = {}
+        self._specs: dict[str, TreeSpec] = {}
         """Description of the first samples of this process, which later ones must match."""
         self._orders = KeyOrders()
 
@@ -78,7 +75,7 @@ class RoundMemory(TrainingMemory):
             try:
                 self._check(chunk)
             except SampleRefusedError as exc:
-                if not self._layouts and self.declared is None:
+                if not self._specs and self.declared is None:
                     raise  # training on this environment is impossible
                 refusals.append((chunk, exc))
                 continue
@@ -103,15 +100,20 @@ class RoundMemory(TrainingMemory):
             self.declared.check(chunk)
             check_finite_samples(chunk)
         trees = _trees(chunk)
-        found = _layouts(chunk, trees)
-        for name, layout in found.items():
-            known = self._layouts.get(name, layout)
-            if layout != known:
+        found = {name: _spec_of(tree, name) for name, tree in trees.items()}
+        reward = np.asarray(chunk.reward)
+        if reward.ndim != 1 or reward.dtype.kind not in "biuf":
+            raise SampleRefusedError(
+                f"the reward of a sample is {reward.dtype}{list(reward.shape[1:])}, not one number"
+            )
+        for name, spec in found.items():
+            known = self._specs.get(name, spec)
+            if spec != known:
                 raise SampleRefusedError(
-                    f"the {name} of a sample is {_described(layout)}, and others' is {_described(known)}. Lockstep "
-                    "needs the same shapes and dtypes from all workers; see that they use the same environment."
+                    f"the {name} of a sample is {spec}, and others' is {known}. Lockstep needs the same shapes and "
+                    "dtypes from all workers; see that they use the same environment."
                 )
-        self._layouts = {**found, **self._layouts}
+        self._specs = {**found, **self._specs}
         for name, tree in trees.items():
             self._orders.note(name, tree)
 
@@ -127,7 +129,6 @@ class RoundMemory(TrainingMemory):
             are float32, and float64 becomes float32. `extras` holds the samples' extras, `ends` and `places`.
 
         Raises:
-            SampleRefusedError: the samples are not arrays of one structure, shape and dtype.
             ValueError: there is no transition.
         """
         segments = (
@@ -136,36 +137,25 @@ class RoundMemory(TrainingMemory):
         if not segments:
             raise ValueError("the round holds no transition")
         rows = [np.flatnonzero(segment.follows) for segment in segments]
-        observations = [_flat_tree(segment.chunk.observation, "observation") for segment in segments]
-        before = [
-            _flat_tree((segment.before or segment.chunk.slice(0, 1)).observation, "observation") for segment in segments
+        chunks = [segment.chunk for segment in segments]
+        observations = [_columns(chunk.observation) for chunk in chunks]
+        before = [_columns((segment.before or segment.chunk.slice(0, 1)).observation) for segment in segments]
+        previous = [
+            [np.concatenate([first, rest[:-1]]) for first, rest in zip(left, right, strict=True)]
+            for left, right in zip(before, observations, strict=True)
         ]
-        _check_alike([*observations, *before])
-        prev_obs = self._tensors(
-            [
-                [
-                    (path, np.concatenate([first, rest[:-1]]))
-                    for (path, first), (_, rest) in zip(left, right, strict=True)
-                ]
-                for left, right in zip(before, observations, strict=True)
-            ],
-            rows,
-        )
-        shape = template(segments[0].chunk.observation)
-        extras = {
-            name: self._tree(rows, f"extra {name}", [segment.chunk.extras.get(name, []) for segment in segments])
-            for name in segments[0].chunk.extras
-        }
+        shape = template(chunks[0].observation)
+        extras = self._tree("extras", [chunk.extras for chunk in chunks], rows)
         places = _places(segments, rows)
         extras[PLACES] = torch.from_numpy(places).to(self.device or "cpu")
         extras[ENDS] = torch.from_numpy(_ends(places, segments, rows)).to(self.device or "cpu")
         return (
-            self._orders.arranged("observation", shape, prev_obs),
-            self._tree(rows, "action", [segment.chunk.action for segment in segments]),
-            self._numbers(rows, "reward", [segment.chunk.reward for segment in segments]),
-            self._orders.arranged("observation", shape, self._tensors(observations, rows)),
-            self._numbers(rows, "terminated", [segment.chunk.terminated for segment in segments]),
-            self._numbers(rows, "truncated", [segment.chunk.truncated for segment in segments]),
+            self._arranged("observation", shape, previous, rows),
+            self._tree("action", [chunk.action for chunk in chunks], rows),
+            self._numbers([chunk.reward for chunk in chunks], rows),
+            self._arranged("observation", shape, observations, rows),
+            self._numbers([chunk.terminated for chunk in chunks], rows),
+            self._numbers([chunk.truncated for chunk in chunks], rows),
             extras,
         )
 
@@ -175,81 +165,48 @@ class RoundMemory(TrainingMemory):
         parts = [segment.chunk.version[np.asarray(segment.follows, bool)] for segment in segments]
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
-    def _tree(self, rows: Sequence[Array], name: str, trees: Sequence[Tree]) -> Any:
-        leaves = self._tensors([_flat_tree(tree, name) for tree in trees], rows)
-        return self._orders.arranged(name, template(trees[0]), leaves)
+    def _tree(self, name: str, trees: Sequence[Tree], rows: Sequence[Array]) -> Any:
+        return self._arranged(name, template(trees[0]), [_columns(tree) for tree in trees], rows)
 
-    def _numbers(self, rows: Sequence[Array], name: str, columns: Sequence[Array]) -> torch.Tensor:
-        parts = [np.asarray(column)[at] for column, at in zip(columns, rows, strict=True)]
-        for part in parts:
-            if part.ndim != 1 or part.dtype.kind not in "biuf":
-                raise SampleRefusedError(
-                    f"the {name} of a sample is {part.dtype}{list(part.shape[1:])}, not one number"
-                )
-        return torch.from_numpy(np.concatenate(parts).astype(np.float32)).to(self.device or "cpu")
-
-    def _tensors(self, flat: Sequence[list[tuple[str, Array]]], rows: Sequence[Array]) -> list[torch.Tensor]:
-        """Return one tensor per leaf, of the wanted rows of all segments."""
+    def _arranged(self, name: str, shape: Tree, columns: Sequence[Sequence[Array]], rows: Sequence[Array]) -> Any:
+        """Return a tree of tensors: the wanted rows of all segments' columns."""
         tensors = []
-        for index, (_, dtype, _) in enumerate(_check_alike(flat)):
-            joined = np.concatenate([columns[index][1][at] for columns, at in zip(flat, rows, strict=True)])
-            tensors.append(torch.from_numpy(joined.astype(stored_dtype(dtype, True))).to(self.device or "cpu"))
-        return tensors
+        for parts in zip(*columns, strict=True):
+            joined = np.concatenate([part[at] for part, at in zip(parts, rows, strict=True)])
+            tensors.append(torch.from_numpy(joined.astype(stored_dtype(joined.dtype, True))).to(self.device or "cpu"))
+        return self._orders.arranged(name, shape, tensors)
+
+    def _numbers(self, columns: Sequence[Array], rows: Sequence[Array]) -> torch.Tensor:
+        joined = np.concatenate([np.asarray(column)[at] for column, at in zip(columns, rows, strict=True)])
+        return torch.from_numpy(joined.astype(np.float32)).to(self.device or "cpu")
 
 
 def _trees(chunk: Chunk) -> State:
     """Return a chunk's columns by name; without actions, the columns of actions and extras have no type."""
     if not chunk.action_present.any():
         return {"observation": chunk.observation}
-    extras = {f"extra {name}": tree for name, tree in chunk.extras.items()}
-    return {"observation": chunk.observation, "action": chunk.action, **extras}
+    return {"observation": chunk.observation, "action": chunk.action, "extras": chunk.extras}
 
 
-def _layouts(chunk: Chunk, trees: Mapping[str, object]) -> dict[str, Layout]:
-    """Return the format of a chunk's rows, by the names of its columns.
+def _columns(tree: Tree) -> list[Array]:
+    return [column for _, column in flatten(tree)]
+
+
+def _spec_of(tree: Tree, name: str) -> TreeSpec:
+    """Return the structure, dtypes and shapes of a column.
 
     Raises:
-        SampleRefusedError: the samples are not numeric arrays, so that training on them is impossible.
+        SampleRefusedError: a leaf is no numeric array, so that training on it is impossible.
     """
-    found = {name: _layout_of(_flat_tree(tree, name)) for name, tree in trees.items()}
-    reward = np.asarray(chunk.reward)
-    if reward.ndim != 1 or reward.dtype.kind not in "biuf":
-        raise SampleRefusedError(f"the reward of a sample is {reward.dtype}{list(reward.shape[1:])}, not one number")
-    if "action" in found:
-        found["extras"] = tuple((name, None, ()) for name in sorted(chunk.extras))
-    return found
-
-
-def _layout_of(leaves: Sequence[tuple[str, Array]]) -> Layout:
-    return tuple((path, column.dtype, column.shape[1:]) for path, column in leaves)
-
-
-def _described(layout: Layout) -> str:
-    return ", ".join(f"{path} {dtype or ''}{list(shape) if dtype else ''}".strip() for path, dtype, shape in layout)
-
-
-def _check_alike(flat: Sequence[list[tuple[str, Array]]]) -> list[tuple[str, np.dtype, tuple[int, ...]]]:
-    """Return the common layout of all rows: (path, dtype, shape of a row) of each leaf."""
-    layout = [(path, column.dtype, column.shape[1:]) for path, column in flat[0]]
-    for other in flat:
-        found = [(path, column.dtype, column.shape[1:]) for path, column in other]
-        if found != layout:
-            raise SampleRefusedError(
-                f"the samples of one round differ: {layout} and {found}. Lockstep needs the same shapes and dtypes "
-                "from all workers; see that they use the same environment."
-            )
-    return layout
-
-
-def _flat_tree(tree: Tree, name: str) -> list[tuple[str, Array]]:
-    leaves = flatten(tree)
-    for path, column in leaves:
+    leaves = []
+    for path, column in flatten(tree):
         if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":
             raise SampleRefusedError(
                 f"{name}{path} is no array of numbers of one shape, which lockstep training needs; make it one in "
                 "worker.obs_preprocessor or the environment."
             )
-    return leaves
+        leaves.append(Leaf(path, column.dtype, column.shape[1:]))
+    return TreeSpec(template(tree), tuple(leaves))
 
 
 def _places(segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:
