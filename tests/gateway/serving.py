@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 from tests.gateway.players import RecordingAgent, RecordingPlayer
 from tmrl_core.config.sections import GatewaySection
 from tmrl_core.gateway.app import make_app
-from tmrl_core.gateway.connections import Connections, LimitedWebSocket
+from tmrl_core.gateway.connections import Connections, LimitedWebSocket, TlsListener
 from tmrl_core.gateway.sessions import Sessions
 from tmrl_core.networking.security.api_keys import ApiKeys, make_key
 
@@ -134,11 +134,17 @@ def serve(folder: Path, context: ssl.SSLContext | None = None, **arguments: Any)
 
     async def run(listening: socket.socket) -> None:
         served.loop = asyncio.get_running_loop()
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        serving = asyncio.create_task(server.serve(sockets=[listening] if context is None else []))
         while not server.started and not serving.done():
             await asyncio.sleep(0.001)
+        accepting = None
+        if context is not None:
+            listening.setblocking(False)
+            accepting = asyncio.create_task(TlsListener(server, [listening], context).serve())
         ready.set()
         await serving
+        if accepting is not None:
+            accepting.cancel()
 
     # With the protocol named, asyncio turns Nagle's algorithm off.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:

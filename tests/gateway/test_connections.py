@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import socket
+import ssl
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 
 from tests.gateway.serving import Served, serve
+from tmrl_core.gateway import connections
 from tmrl_core.gateway.connections import FRAMES_AT_ONCE, MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, REQUEST_S
+from tmrl_core.gateway.serve import https_context
+from tmrl_core.networking.security import credentials
 
 BEGUN = b"POST /shepherd/env/ HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -198,3 +202,45 @@ def test_text_that_is_not_utf_8_closes_a_websocket_without_a_traceback(
     with pytest.raises(ConnectionClosedError, match="1007"):
         websocket.recv(timeout=30)
     assert not caplog.records
+
+
+@pytest.fixture
+def https(tmp_path: Path) -> Iterator[Served]:
+    credentials.create(tmp_path)
+    with serve(tmp_path, https_context(tmp_path)) as served:
+        yield served
+
+
+def login(gateway: Served, folder: Path) -> int:
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    connection = http.client.HTTPSConnection("localhost", gateway.port, timeout=30, context=context)
+    with contextlib.closing(connection):
+        connection.request("POST", "/shepherd/login_user/", json.dumps({"apikey": gateway.apikey}))
+        return connection.getresponse().status
+
+
+def test_handshakes_that_are_not_complete_are_limited(
+    https: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_HANDSHAKES", 4)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(opened(https)) for _ in range(10)]
+        assert login(https, tmp_path) == 200
+        assert all(ended(connection) for connection in silent[:7])
+        for connection in silent[-3:]:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+
+
+def test_a_handshake_has_a_deadline(https: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HANDSHAKE_S", 0.2)
+    with opened(https) as silent, opened(https) as begun, opened(https) as nonsense:
+        begun.sendall(b"\x16\x03\x01\x02\x00\x01")
+        nonsense.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert ended(silent)
+        assert ended(begun)
+        with contextlib.suppress(ConnectionError):
+            nonsense.recv(1000)  # an alert of TLS
+        assert ended(nonsense)
+    assert login(https, tmp_path) == 200

@@ -3,7 +3,7 @@
 A connection is closed if its first request does not begin, or a request is not complete, within `REQUEST_S`, and if the
 bytes of a request besides its body (request line, headers, sizes of chunks, trailers) exceed `MAX_HEAD_BYTES`. Beyond
 the maximum number of connections, new ones are closed at once. One address may have half of them; this machine may have
-all, because a reverse proxy may run here.
+all, because a reverse proxy may run here. TLS handshakes that are not complete are limited in number and time.
 
 WebSockets have a limit for frames besides messages (pings, fragments), and many small frames do not delay others.
 """
@@ -11,10 +11,15 @@ WebSockets have a limit for frames besides messages (pings, fragments), and many
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import ssl
 from collections import Counter
+from collections.abc import Sequence
 from typing import ClassVar
 
 import httptools
+import uvicorn
 from uvicorn._types import ASGI3Application, ASGIReceiveEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -31,6 +36,10 @@ MAX_HEAD_BYTES = 65_536
 MAX_HEADERS = 200
 MAX_PIPELINED = 16
 """Maximum number of requests that a connection sends before the answer to an earlier one."""
+HANDSHAKE_S = 10.0
+"""Time in seconds within which a TLS handshake must be complete."""
+MAX_HANDSHAKES = 256
+"""Maximum number of TLS handshakes that are not complete; each takes about 50 kB."""
 _PART_BYTES = 2048
 """Bytes of a WebSocket that are parsed at once: a frame may have only 6, and takes longer than other bytes."""
 FRAMES_AT_ONCE = 2000
@@ -86,6 +95,70 @@ class Connections:
         for protocol in list(self._open):
             if protocol.waits_since is not None and now - protocol.waits_since > REQUEST_S:
                 protocol.transport.abort()
+
+
+class TlsListener:
+    """Accepts TLS connections for uvicorn, whose own listeners limit no handshakes.
+
+    Beyond `MAX_HANDSHAKES`, the oldest of the address with the most is closed: honest ones take milliseconds.
+
+    Args:
+        server: serves the connections; started without sockets.
+        sockets: that listen.
+        context: of TLS.
+    """
+
+    def __init__(self, server: uvicorn.Server, sockets: Sequence[socket.socket], context: ssl.SSLContext) -> None:
+        self._server = server
+        self._sockets = sockets
+        self._context = context
+        self._handshakes: dict[asyncio.Task[None], str] = {}  # with the network of each, the oldest first
+
+    async def serve(self) -> None:
+        """Accept connections until the task is cancelled; close the sockets then."""
+        try:
+            await asyncio.gather(*map(self._accept, self._sockets))
+        finally:
+            for task in self._handshakes:
+                task.cancel()
+            for listening in self._sockets:
+                listening.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listening)
+            except OSError:  # too many open files, or the client has gone
+                await asyncio.sleep(0.1)
+                continue
+            if self._server.should_exit:
+                connection.close()
+                continue
+            if len(self._handshakes) >= MAX_HANDSHAKES:
+                ((most, _),) = Counter(self._handshakes.values()).most_common(1)
+                oldest = next(task for task, network in self._handshakes.items() if network == most)
+                del self._handshakes[oldest]
+                oldest.cancel()
+            task = asyncio.create_task(self._shake_hands(connection))
+            self._handshakes[task] = network_of(f"{address[0]}:{address[1]}")
+            task.add_done_callback(lambda task: self._handshakes.pop(task, None))
+            await asyncio.sleep(0)  # it begins, so that its end closes the connection
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.connect_accepted_socket(
+                self._protocol, connection, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_S
+            )
+
+    def _protocol(self) -> asyncio.Protocol:
+        server = self._server
+        kind = server.config.http_protocol_class
+        return kind(  # type: ignore[call-arg]
+            config=server.config, server_state=server.server_state, app_state=server.lifespan.state
+        )
 
 
 class LimitedProtocol(HttpToolsProtocol):

@@ -30,7 +30,7 @@ try:
     from starlette.routing import BaseRoute
 
     from tmrl_core.gateway.app import make_app
-    from tmrl_core.gateway.connections import Connections, LimitedWebSocket
+    from tmrl_core.gateway.connections import Connections, LimitedWebSocket, TlsListener
     from tmrl_core.gateway.episodes import EpisodeFiles
     from tmrl_core.gateway.owner import OwnerPages
     from tmrl_core.gateway.sessions import Sessions
@@ -157,20 +157,24 @@ class Gateway:
             for agent in self.agents:
                 await agent.start()
             ending.push_async_callback(lambda: self.sessions.close(time.monotonic()))
-            expiring = asyncio.create_task(self._expire())
-            ending.callback(expiring.cancel)
-            serving = asyncio.create_task(self._uvicorn.serve(sockets=self._sockets))
+            context = self._uvicorn.config.ssl
+            serving = asyncio.create_task(self._uvicorn.serve(sockets=[] if context else self._sockets))
             while not self._uvicorn.started and not serving.done():
                 await asyncio.sleep(0.01)
+            endless = [asyncio.create_task(self._expire())]
+            if context is not None:
+                endless.append(asyncio.create_task(TlsListener(self._uvicorn, self._sockets, context).serve()))
+            for task in endless:
+                ending.callback(task.cancel)
             logger.info("the gateway serves %s at %s", ", ".join(agent.name for agent in self.agents), self.url)
             self._ready.set()
-            # Expiry never ends by itself: its failure is the gateway's, and what is left is sent and saved.
-            await asyncio.wait([serving, expiring], return_when=asyncio.FIRST_COMPLETED)
-            if expiring.done():
-                self._uvicorn.should_exit = True
-                await serving
-                await expiring
+            # These never end by themselves: a failure is the gateway's, and what is left is sent and saved.
+            await asyncio.wait([serving, *endless], return_when=asyncio.FIRST_COMPLETED)
+            self._uvicorn.should_exit = True
             await serving
+            for task in endless:
+                if task.done():
+                    await task
 
     async def _expire(self) -> None:
         while True:
