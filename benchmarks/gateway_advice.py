@@ -125,7 +125,9 @@ async def run(folder: Path, env_id: str, seed: int, steps: int, episodes: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--env", default="CartPole-v0", help="CartPole-v0 ends episodes after 200 steps, v1 after 500")
+    parser.add_argument(
+        "--env", default="CartPole-v1", help="CartPole-v1 ends episodes after 500 steps, CartPole-v0 after 200"
+    )
     parser.add_argument("--steps", type=int, default=16_000, help="steps of the trained session")
     parser.add_argument("--episodes", type=int, default=20, help="first episodes of the newcomer")
     options = parser.parse_args()

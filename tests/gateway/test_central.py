@@ -22,6 +22,7 @@ from tmrl_core.errors import LinkClosedError, PolicyFailedError
 from tmrl_core.gateway.central import CentralAgent, CentralPlayer
 from tmrl_core.gateway.contracts import GatewayAgent
 from tmrl_core.networking.protocol.messages import Directive, Evaluation
+from tmrl_core.training.memories.replay import ReplayMemory
 
 OBS = spaces.Box(-9, 9, (2,), np.float32)
 ACT = spaces.Box(-9, 9, (1,), np.float32)
@@ -373,6 +374,27 @@ def test_samples_that_cannot_leave_are_bounded_for_all_sessions_together() -> No
     link = play(scenario, unsent_bytes=10_000)
     assert len(link) < 200
     assert [record.length for record in link.records] == [2, 2, 1000]
+
+
+def test_transitions_over_steps_are_all_there_and_few_are_shorter_with_several_sessions() -> None:
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        async def one(number: int) -> None:
+            player = agent.open(str(number))
+            await player.begin(obs(0), {})
+            for step in range(400):
+                await player.step(obs(number), 1.0, step == 399, False, {})
+                if step % 4 == number:
+                    await asyncio.sleep(0.001)
+
+        await asyncio.gather(*map(one, range(4)))
+
+    memory = ReplayMemory("cpu", memory_size=10_000, batch_size=8, n_step=10, gamma=0.5)
+    for chunk in play(scenario).chunks:
+        memory.append_chunk(chunk)
+    assert len(memory) == 4 * 400
+    transitions = [memory.get_transition(index) for index in range(len(memory))]
+    shorter = [one for one in transitions if not one[4] and one[2] < 2 - 2**-9]
+    assert len(shorter) <= 0.1 * len(transitions)
 
 
 def test_a_policy_from_a_file_does_not_explore_until_a_trainer_sends_another(tmp_path: Path) -> None:
