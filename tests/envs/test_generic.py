@@ -91,3 +91,22 @@ def test_a_scale_with_nothing_to_scale_is_refused() -> None:
 
 def test_the_inner_environment_stays_reachable() -> None:
     assert GenericGymEnv("Nested-v0", to_float32=True).unwrapped.default_action == 1  # type: ignore[attr-defined]
+
+
+def test_hidden_elements_are_neither_in_the_space_nor_in_observations() -> None:
+    whole, partly = GenericGymEnv(to_float32=True), GenericGymEnv(to_float32=True, observed=[2, 0])
+    assert partly.observation_space == spaces.Box(np.array([-8, -1], np.float32), np.array([8, 1], np.float32))
+    for seen, hidden in ((whole.reset(seed=3)[0], partly.reset(seed=3)[0]), (whole.step([1])[0], partly.step([1])[0])):
+        assert hidden.tolist() == [seen[2], seen[0]]
+        assert partly.observation_space.contains(hidden)
+
+
+@pytest.mark.parametrize("observed", [[], [0, 0], [3], [-1]])
+def test_elements_that_are_not_there_are_refused(observed: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"environment\.kwargs\.observed: found .* of Pendulum-v1, a vector"):
+        GenericGymEnv(observed=observed)
+
+
+def test_elements_of_what_is_no_vector_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"found \[0\], allowed: different numbers of elements"):
+        GenericGymEnv("Nested-v0", observed=[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -22,9 +22,11 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         gym_kwargs: keyword arguments for `gymnasium.make`.
         obs_scale: factor on every Box of floats in the observation; 0.0: as they are. The bounds follow.
         to_float32: True: every Box of other floats in the observation becomes float32, in the space too.
+        observed: elements of the observation, a vector, that are observed; the others are hidden. None: all.
 
     Raises:
-        ConfigError: `obs_scale` is given and there is no Box of floats to scale.
+        ConfigError: `obs_scale` is given and there is no Box of floats to scale; or `observed` is given, and the
+            observation is no vector with these elements.
         gymnasium.error.Error: Gymnasium cannot make the environment.
     """
 
@@ -34,9 +36,12 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         gym_kwargs: Mapping[str, Any] | None = None,
         obs_scale: float = 0.0,
         to_float32: bool = False,
+        observed: Sequence[int] | None = None,
     ) -> None:
         # Gymnasium's checker looks at every step; the worker checks what matters itself.
         env = gymnasium.make(id, **{"disable_env_checker": True, **(gym_kwargs or {})})
+        if observed is not None:
+            env = _partly_observed(env, id, list(observed))
         super().__init__(env)
         if obs_scale and not any(_is_float_box(space) for space in _leaves(env.observation_space)):
             raise ConfigError(
@@ -58,6 +63,24 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             return self.env.step(action)
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._convert(obs), reward, terminated, truncated, info
+
+
+def _partly_observed(env: gymnasium.Env[Any, Any], id: str, observed: list[int]) -> gymnasium.Env[Any, Any]:
+    """Hide all elements of a vector but these.
+
+    Raises:
+        ConfigError: the observation is no vector with these elements.
+    """
+    space = env.observation_space
+    size = space.shape[0] if isinstance(space, spaces.Box) and len(space.shape) == 1 else 0
+    if not observed or len(set(observed)) < len(observed) or not all(0 <= number < size for number in observed):
+        raise ConfigError(
+            f"environment.kwargs.observed: found {observed}, allowed: different numbers of elements of the observation "
+            f"of {id}, a vector; it is {space}"
+        )
+    assert isinstance(space, spaces.Box)
+    seen = spaces.Box(space.low[observed], space.high[observed], dtype=space.dtype.type)
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[observed], seen)
 
 
 def _is_float_box(space: Any) -> bool:
