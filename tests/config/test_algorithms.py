@@ -39,7 +39,7 @@ def values(algorithm: Algorithm, **changes: Any) -> dict[str, Any]:
         "agent": {"cls": f"tmrl_core.training:{algorithm.name}"},
         "actor": {"cls": f"tmrl_core.actor:{min(algorithm.actors)}"},
         "worker": {"collection": min(algorithm.collection)},
-        "memory": {},
+        "memory": {"cls": f"tmrl_core.training:{max(algorithm.memories)}"} if algorithm.memories else {},
         "trainer": {"loop": LOOP} if "lockstep" in algorithm.collection else {},
     }
     for path, value in changes.items():

@@ -12,14 +12,18 @@ import torch
 from tests.training.test_contracts import Agent as OwnAgent
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.testing.agents import AgentSuite
+from tmrl_core.testing.random_samples import random_chunk
 from tmrl_core.training.agents.ddpg import DDPGAgent
 from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
 from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.agents.ppo import PPOAgent
+from tmrl_core.training.agents.recurrent_dqn import RecurrentDQNAgent
+from tmrl_core.training.agents.recurrent_sac import RecurrentSacAgent
 from tmrl_core.training.agents.redq import REDQSACAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.agents.td3 import TD3Agent
 from tmrl_core.training.batches import ENDS
+from tmrl_core.training.memories.sequences import SequenceMemory
 
 
 class TestContinuousAgents(AgentSuite):
@@ -37,6 +41,35 @@ class TestDiscreteAgents(TestContinuousAgents):
     @pytest.fixture(autouse=True, params=[DQNAgent, DiscreteSacAgent])
     def choose(self, request: pytest.FixtureRequest) -> None:
         self.cls = request.param
+
+
+class TestRecurrentContinuousAgents(AgentSuite):
+    cls: Any = RecurrentSacAgent
+
+    def make_agent(self) -> Any:
+        return self.cls(self.observation_space, self.action_space, "cpu", hidden_sizes=(8,), cell_size=8, burn_in=2)
+
+    def make_batch(self, seed: int) -> Any:
+        """Sequences of five ticks."""
+        memory = SequenceMemory(batch_size=4, length=5, stride=5, seed=seed, priority={})
+        memory.append_chunk(random_chunk(self.observation_space, self.action_space, rows=30, episode=seed))
+        return memory.sample()
+
+    def test_the_policy_acts_in_the_action_space(self) -> None:
+        """Before and after an update, with a state."""
+        agent = self.make_agent()
+        observation_B = self.observation_space.sample()[None]
+        for _ in range(2):
+            for deterministic in (False, True):
+                actor, rng = agent.get_actor(), np.random.default_rng(0)
+                action_B, _, _ = actor.act_batch(observation_B, actor.initial_state(1), rng, deterministic)
+                assert self.action_space.contains(action_B[0])
+            agent.train(self.make_batch(0))
+
+
+class TestRecurrentDiscreteAgents(TestRecurrentContinuousAgents):
+    action_space = gym.spaces.Discrete(3)
+    cls = RecurrentDQNAgent
 
 
 class TestPPO(AgentSuite):

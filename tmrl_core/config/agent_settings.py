@@ -69,6 +69,11 @@ class _SacTarget(_EntropySettings):
 class SacSettings(_OptimizerSettings, _SacTarget):
     """Settings of soft actor-critic."""
 
+    _: KW_ONLY
+    reward_scale: Annotated[
+        float, _ABOVE_0, "factor of rewards in targets; large returns are learned faster below 1"
+    ] = 1.0
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class _DiscreteSacTarget(_EntropySettings):
@@ -143,6 +148,37 @@ class DqnSettings(OffPolicySettings):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
+class _RecurrentSettings(OffPolicySettings):
+    burn_in: Annotated[
+        int, _AT_LEAST_0, "first ticks of a sequence that only renew the state; not at the beginning of an episode"
+    ] = 10
+    cell: Annotated[str | None, "gru or lstm; None: that of `model_cls`, gru"] = None
+    cell_size: Annotated[int | None, "units of each recurrent layer; None: that of `model_cls`, 128"] = None
+    state_interval: Annotated[int | None, "ticks between two stored states; None: that of `model_cls`, 20"] = None
+
+    def model_arguments(self) -> dict[str, Any]:
+        """Return `model_kwargs` with those of the recurrent layers."""
+        own = {"cell": self.cell, "cell_size": self.cell_size, "state_interval": self.state_interval}
+        return {**(self.model_kwargs or {}), **{name: value for name, value in own.items() if value is not None}}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RecurrentSacSettings(SacSettings, _RecurrentSettings):
+    """Settings of soft actor-critic on sequences."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class _RecurrentTarget(_RecurrentSettings):
+    n_step: Annotated[int, "ticks of a target, within a sequence"] = 1
+    rescale_values: Annotated[bool, "learn values as sign(x) (sqrt(abs(x) + 1) - 1) + 0.001 x"] = False
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RecurrentDqnSettings(DqnSettings, _RecurrentTarget):
+    """Settings of R2D2: deep Q-networks on sequences."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class PpoSettings:
     """Settings of proximal policy optimization."""
 
@@ -182,6 +218,8 @@ SETTINGS: dict[str, type[OffPolicySettings | PpoSettings]] = {
     "DDPGAgent": DdpgSettings,
     "DQNAgent": DqnSettings,
     "DiscreteSacAgent": DiscreteSacSettings,
+    "RecurrentDQNAgent": RecurrentDqnSettings,
+    "RecurrentSacAgent": RecurrentSacSettings,
     "PPOAgent": PpoSettings,
 }
 """Settings of each built-in algorithm, by the name of its class."""

@@ -57,6 +57,7 @@ class Algorithm(msgspec.Struct, frozen=True):
 
 
 REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
+_SEQUENCES = frozenset({"SequenceMemory"})
 _BOX, _DISCRETE = frozenset({"box"}), frozenset({"discrete"})
 _GAUSSIAN = frozenset({"SquashedGaussianMLPActor"})
 _DETERMINISTIC = frozenset({"DeterministicMLPActor"})
@@ -70,6 +71,22 @@ ALGORITHMS = (
     Algorithm("DDPGAgent", "agents.ddpg", _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
     Algorithm("DQNAgent", "agents.dqn", _DISCRETE, OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
     Algorithm("DiscreteSacAgent", "agents.discrete_sac", _DISCRETE, OFF_POLICY, _CATEGORICAL, REPLAY),
+    Algorithm(
+        "RecurrentDQNAgent",
+        "agents.recurrent_dqn",
+        _DISCRETE,
+        OFF_POLICY,
+        frozenset({"QValueRNNActor"}),
+        _SEQUENCES,
+    ),
+    Algorithm(
+        "RecurrentSacAgent",
+        "agents.recurrent_sac",
+        _BOX,
+        OFF_POLICY,
+        frozenset({"SquashedGaussianRNNActor"}),
+        _SEQUENCES,
+    ),
     Algorithm(
         "PPOAgent",
         "agents.ppo",
@@ -162,7 +179,8 @@ def shared_kwargs(config: Config) -> dict[str, Any]:
     """Return the entries of `agent.kwargs` that shape both the agent and the policy, if both are built-in."""
     if algorithm_of(config.agent.cls) is None or actor_of(config.actor.cls) is None:
         return {}
-    return {name: config.agent.kwargs[name] for name in ("hidden_sizes", "activation") if name in config.agent.kwargs}
+    names = ("hidden_sizes", "activation", "cell", "cell_size", "state_interval")
+    return {name: config.agent.kwargs[name] for name in names if name in config.agent.kwargs}
 
 
 def memory_of(reference: str) -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
 
+from tmrl_core.actor.module import STATE_COLUMN
 from tmrl_core.training.value_types import Batch, Tree
 
 ENDS = "ends"
@@ -20,9 +19,6 @@ TICKS = "ticks"
 """Extra of a batch of sequences: [B] float32, ticks before the padding."""
 FIRST_TICK = "first_tick"
 """Extra of a batch of sequences: [B] float32, number of the first tick in its episode."""
-STATE = "state."
-"""Prefix of extras that hold the recurrent state before the action."""
-NO_SEQUENCE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Transitions(NamedTuple):
@@ -35,7 +31,8 @@ class Transitions(NamedTuple):
         terminated_B: [B] float32, 1 at the end of the task.
         discount: factor of the value of `next_obs`: gamma, or [B] gamma^n.
         weight_B: [B] importance of each row, from a memory with non-uniform sampling; None: all equal.
-        sequence: for sequences, the extras `TICKS` and `FIRST_TICK`, and the recurrent state before the first tick.
+        sequence: the extras `TICKS` and `FIRST_TICK` of sequences and the state before their first tick; None: the rows
+            are transitions.
     """
 
     obs: Tree
@@ -45,7 +42,7 @@ class Transitions(NamedTuple):
     terminated_B: Tensor
     discount: float | Tensor
     weight_B: Tensor | None
-    sequence: Mapping[str, Tensor] = NO_SEQUENCE
+    sequence: dict[str, Tensor] | None = None
 
 
 def transitions_of(batch: Batch, gamma: float) -> Transitions:
@@ -61,5 +58,5 @@ def transitions_of(batch: Batch, gamma: float) -> Transitions:
     discount, weight_B = extras.get("discount", gamma), extras.get("weights")
     if TICKS not in extras:
         return Transitions(obs, action, reward_B, next_obs, terminated_B, discount, weight_B)
-    sequence = {name: extras[name] for name in extras if name in (TICKS, FIRST_TICK) or name.startswith(STATE)}
+    sequence = {name: extras[name] for name in extras if name in (TICKS, FIRST_TICK) or name.startswith(STATE_COLUMN)}
     return Transitions(obs, action, reward_B, next_obs, terminated_B, discount, weight_B, sequence)

@@ -155,6 +155,9 @@ class TrainingMemory(ABC):
     def expect(self, schema: DeclaredSamples) -> None:  # noqa: B027  # not abstract: a memory may take any samples
         """Refuse samples that differ from the declaration of environment and policy. Default: accept all."""
 
+    def expect_agent(self, agent: AgentLike) -> None:  # noqa: B027  # not abstract: a memory may serve any agent
+        """Refuse an agent whose policy does not fit this memory, with ConfigError. Default: accept all."""
+
     def update_priorities(self, indices: Indices, td_errors: Indices) -> None:  # noqa: B027  # not abstract: few sample by them
         """Set priorities of transitions of a batch: its extra `indices`, and TD errors [n]. Default: there are none."""
 

@@ -190,21 +190,23 @@ def td_error(q_KB: Tensor, target_B: Tensor) -> Tensor:
 # --- losses of policies -----------------------------------------------------------------------------------------------
 
 
-def policy_loss(q_B: Tensor, log_prob_B: Tensor, alpha: Tensor) -> Tensor:
+def policy_loss(q_B: Tensor, log_prob_B: Tensor, alpha: Tensor, weight_B: Tensor | None = None) -> Tensor:
     """SAC policy loss, which favours high values and high entropy.
 
     Args:
         q_B: [B] value of freshly sampled actions, with gradients through the actions.
         log_prob_B: [B] their log-density, in nats.
         alpha: scalar temperature, without gradient.
+        weight_B: [B] weights of the rows, with a mean of 1; None: all 1.
 
     Raises:
         ValueError: an argument is not 1-D.
 
     Source: Haarnoja et al., arXiv:1812.05905, eq. 7.
     """
-    _one_dimensional(q_B=q_B, log_prob_B=log_prob_B)
-    return (alpha * log_prob_B - q_B).mean()
+    _one_dimensional(q_B=q_B, log_prob_B=log_prob_B, weight_B=weight_B)
+    loss_B = alpha * log_prob_B - q_B
+    return (loss_B if weight_B is None else loss_B * weight_B).mean()
 
 
 def discrete_policy_loss(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
@@ -235,7 +237,9 @@ def deterministic_policy_loss(q_B: Tensor) -> Tensor:
     return -q_B.mean()
 
 
-def temperature_loss(log_alpha: Tensor, log_prob_B: Tensor, target_entropy: float) -> Tensor:
+def temperature_loss(
+    log_alpha: Tensor, log_prob_B: Tensor, target_entropy: float, weight_B: Tensor | None = None
+) -> Tensor:
     """Loss that moves the temperature towards a target entropy.
 
     Args:
@@ -243,11 +247,13 @@ def temperature_loss(log_alpha: Tensor, log_prob_B: Tensor, target_entropy: floa
         log_prob_B: [B] float32, log-density of freshly sampled actions, in nats; for discrete actions minus each
             state's entropy.
         target_entropy: nats, usually minus the action dimension.
+        weight_B: [B] weights of the rows, with a mean of 1; None: all 1.
 
     Raises:
-        ValueError: `log_prob_B` is not 1-D.
+        ValueError: an argument is not 1-D.
 
     Source: Haarnoja et al., arXiv:1812.05905, eq. 18, with log_alpha in place of alpha, as its authors' code has it.
     """
-    _one_dimensional(log_prob_B=log_prob_B)
-    return -(log_alpha * (log_prob_B.detach() + target_entropy)).mean()
+    _one_dimensional(log_prob_B=log_prob_B, weight_B=weight_B)
+    loss_B = -(log_alpha * (log_prob_B.detach() + target_entropy))
+    return (loss_B if weight_B is None else loss_B * weight_B).mean()

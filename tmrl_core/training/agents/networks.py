@@ -74,11 +74,38 @@ def _to_unit(action_space: Any) -> tuple[Tensor, Tensor]:
     return (2.0 / span).float(), (-2.0 * middle / span).float()
 
 
-class EnsembleCritic(nn.Module):
-    """Several independent multi-layer perceptrons that estimate the value of an action.
+class ActionCritic(nn.Module):
+    """Base of critics whose input is the action with each element scaled to [-1, 1].
 
-    Their input is the action with each element scaled to [-1, 1], so that learning does not depend on the actuators'
-    units. Elements without finite bounds are not scaled.
+    So learning does not depend on the actuators' units. Elements without finite bounds are not scaled.
+
+    Args:
+        action_space: a Box of floats.
+
+    Attributes:
+        action_size: A, elements of an action.
+    """
+
+    gain: Tensor
+    shift: Tensor
+
+    def __init__(self, action_space: Space) -> None:
+        super().__init__()
+        gain, shift = _to_unit(action_space)
+        # They come from the environment and are not learned, so checkpoints do not hold them.
+        self.register_buffer("gain", gain, persistent=False)
+        self.register_buffer("shift", shift, persistent=False)
+        self._scales = not (bool((gain == 1.0).all()) and bool((shift == 0.0).all()))
+        self.action_size = math.prod(action_space.shape or ())
+
+    def scaled(self, act: Tensor) -> Tensor:
+        """Return [B, A] elements of actions [B, *action shape]."""
+        act_BA = act.reshape(act.shape[0], -1).float()
+        return torch.addcmul(self.shift, act_BA, self.gain) if self._scales else act_BA
+
+
+class EnsembleCritic(ActionCritic):
+    """Several independent multi-layer perceptrons that estimate the value of an action.
 
     Args:
         observation_space: flattened by `tmrl_core.actor.policies.flattening`.
@@ -88,9 +115,6 @@ class EnsembleCritic(nn.Module):
         count: K, number of critics.
     """
 
-    gain: Tensor
-    shift: Tensor
-
     def __init__(
         self,
         observation_space: Space,
@@ -99,16 +123,10 @@ class EnsembleCritic(nn.Module):
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         count: int = 2,
     ) -> None:
-        super().__init__()
+        super().__init__(action_space)
         self._layout = layout_of(observation_space)
         self.count = count
-        gain, shift = _to_unit(action_space)
-        # They come from the environment and are not learned, so checkpoints do not hold them.
-        self.register_buffer("gain", gain, persistent=False)
-        self.register_buffer("shift", shift, persistent=False)
-        self._scales = not (bool((gain == 1.0).all()) and bool((shift == 0.0).all()))
-        inputs = vector_size(self._layout) + math.prod(action_space.shape or ())
-        self.net = ensemble_mlp(count, inputs, hidden_sizes, 1, activation)
+        self.net = ensemble_mlp(count, vector_size(self._layout) + self.action_size, hidden_sizes, 1, activation)
 
     def forward(self, obs: Tree, act: Tensor) -> Tensor:
         """[K, B] values.
@@ -117,10 +135,7 @@ class EnsembleCritic(nn.Module):
             obs: nested like the observation space, with [B, *shape] tensors as leaves.
             act: [B, *action shape].
         """
-        act_BA = act.reshape(act.shape[0], -1).float()
-        if self._scales:
-            act_BA = torch.addcmul(self.shift, act_BA, self.gain)
-        x_BI = torch.cat([flatten_batch(self._layout, obs), act_BA], dim=-1)
+        x_BI = torch.cat([flatten_batch(self._layout, obs), self.scaled(act)], dim=-1)
         q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
         return q_KB1.squeeze(-1).float()
 

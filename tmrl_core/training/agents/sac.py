@@ -57,6 +57,7 @@ class SacAgent(OffPolicyAgent):
         super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
         self.compute_with(s.compile, s.precision)
         self.learn_entropy_coef = s.learn_entropy_coef
+        self.reward_scale = s.reward_scale
         elements = math.prod(action_space.shape or ())
         self.target_entropy = float(-elements if s.target_entropy is None else s.target_entropy)
         self.critics = critics_of(self.model)
@@ -95,10 +96,10 @@ class SacAgent(OffPolicyAgent):
         self._update_targets()
         return metrics
 
-    def _update_temperature(self, log_prob_B: Tensor) -> dict[str, Tensor]:
+    def _update_temperature(self, log_prob_B: Tensor, weight_B: Tensor | None = None) -> dict[str, Tensor]:
         if self.optimizer_alpha is None:
             return {"entropy_coef": self.log_alpha.exp()}
-        loss = temperature_loss(self.log_alpha, log_prob_B, self.target_entropy)
+        loss = temperature_loss(self.log_alpha, log_prob_B, self.target_entropy, weight_B)
         minimise(self.optimizer_alpha, loss)
         return {"loss_entropy": loss.detach(), "entropy_coef": self.log_alpha.detach().exp()}
 
@@ -107,7 +108,7 @@ class SacAgent(OffPolicyAgent):
             next_action, next_log_prob_B = self.model.actor(t.next_obs)
             next_q_B = self._pessimistic(self.target_critics(t.next_obs, next_action))
             target_B = critic_target(
-                t.reward_B, t.terminated_B, next_q_B, next_log_prob_B, self.log_alpha.exp(), t.discount
+                self._scaled(t.reward_B), t.terminated_B, next_q_B, next_log_prob_B, self.log_alpha.exp(), t.discount
             )
         q_KB = self.critics(t.obs, t.action)
         return self._step_critics(self.optimizer_critic, q_KB, target_B, t.weight_B)
@@ -118,6 +119,9 @@ class SacAgent(OffPolicyAgent):
             loss = policy_loss(self._value(self.critics(obs, action)), log_prob_B, self.log_alpha.detach().exp())
             minimise(self.optimizer_actor, loss)
         return {"loss_actor": loss.detach()}
+
+    def _scaled(self, reward: Tensor) -> Tensor:
+        return reward if self.reward_scale == 1.0 else reward * self.reward_scale
 
     def _pessimistic(self, q_KB: Tensor) -> Tensor:
         """Return [B] the value for targets: the minimum of the critics, against overestimation."""

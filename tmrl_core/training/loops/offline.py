@@ -173,6 +173,7 @@ class TrainingOffline(TrainingLoop):
             max_updates_per_sample=max_training_steps_per_env_step,
         )
         expect(self._memory, self._agent, (observation_space, action_space), declared)
+        self._memory.expect_agent(self._agent)
         self._sessions = (
             SessionLoader(offline, "trainer.offline")
             if offline is not None

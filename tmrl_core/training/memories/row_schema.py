@@ -7,9 +7,10 @@ from collections.abc import Mapping, Set
 
 import numpy as np
 
+from tmrl_core.actor.module import STATE_COLUMN
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
-from tmrl_core.training.batches import STATE
+from tmrl_core.training.batches import FIRST_TICK, TICKS
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, RowLayout, TreeSpec, extra_order, tree_spec
 from tmrl_core.training.memories.n_steps import DISCOUNT
@@ -19,7 +20,7 @@ from tmrl_core.training.memories.trees import flatten
 
 logger = logging.getLogger(__name__)
 
-RESERVED = frozenset({DISCOUNT, INDICES, WEIGHTS})
+RESERVED = frozenset({DISCOUNT, FIRST_TICK, INDICES, TICKS, WEIGHTS})
 """Names of extras that memories add to batches."""
 
 
@@ -98,7 +99,7 @@ class RowSchema:
         specs: dict[str, TreeSpec] = {}
         columns = {}
         for name, tree in chunk.extras.items() if chunk.action_present.any() else ():
-            if self._sequence is not None and not name.startswith(STATE):
+            if self._sequence is not None and not name.startswith(STATE_COLUMN):
                 continue
             if name in RESERVED:
                 self._warn(name, "has the name of an extra of the memory")

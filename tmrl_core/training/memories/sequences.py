@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from tmrl_core.actor.module import RecurrentActor
 from tmrl_core.config.algorithms import SEQUENCE_LENGTH
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.batches import FIRST_TICK, TICKS
+from tmrl_core.training.contracts import AgentLike
 from tmrl_core.training.memories.joined_rows import JoinedRows
 from tmrl_core.training.memories.layout import Array, TreeSpec
 from tmrl_core.training.memories.memory import whole_number
@@ -153,6 +155,19 @@ class SequenceMemory(ReplayMemory):
         if kwargs.get("crc_debug"):
             raise ConfigError("worker.crc_debug compares single transitions; set it to false for a SequenceMemory.")
         super().__init__(*args, **{**kwargs, "keep_extras": True})
+
+    def expect_agent(self, agent: AgentLike) -> None:
+        """Refuse a recurrent policy whose states are not stored where sequences begin.
+
+        Raises:
+            ConfigError: the stride is not a multiple of its `state_interval`.
+        """
+        actor = agent.get_actor()
+        if isinstance(actor, RecurrentActor) and self.stride % actor.state_interval:
+            raise ConfigError(
+                f"memory.kwargs.stride: found {self.stride}, allowed: multiples of actor.kwargs.state_interval = "
+                f"{actor.state_interval}. Sequences begin where the policy's state is stored."
+            )
 
     def _make_builder(self, rows: Rows) -> SequenceBuilder:
         return SequenceBuilder(rows, self.downcast_float64, self.length, self.stride)
