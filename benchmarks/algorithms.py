@@ -40,6 +40,8 @@ CONFIGS = {
     "td3": "pendulum_td3",
     "sac": "pendulum_sac",
     "redq": "pendulum_redq",
+    "r2d2": "delayed_cue_r2d2",
+    "recurrent_sac": "pendulum_hidden_velocity_rsac",
 }
 AS_REDQ = (
     "actor.kwargs.hidden_sizes=[256, 256]",
@@ -81,9 +83,9 @@ def play(config: Path, folder: str, episodes: int) -> float:
     """Mean return of deterministic episodes with the weights that a run has left behind."""
     command = [sys.executable, "-m", "tmrl_core", "--test", "-c", str(config), "--episodes", str(episodes)]
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=True)
-    found = re.search(r"mean return of \d+ episodes: (-?[\d.]+)", done.stdout)
+    found = re.search(r"mean return of \d+ episodes: (-?[\d.,]+)", done.stdout)
     assert found is not None, done.stdout
-    return float(found[1])
+    return float(found[1].replace(",", "").rstrip("."))
 
 
 def environment() -> dict[str, str]:
