@@ -30,8 +30,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("networking.transports.tlspyo",),
     ("networking.links",),
     ("networking",),  # lazy names only
-    ("sessions",),
     ("envs",),
+    ("sessions",),
     ("actor",),
     ("actor.policies",),
     ("actor.policies.numpy",),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tmrl_core.envs.unrolling import SessionActor as SessionActor
     from tmrl_core.envs.unrolling import Sessions as Sessions
     from tmrl_core.envs.unrolling import get_sessions as get_sessions
+    from tmrl_core.sessions.environment import SessionPoolEnvironment as SessionPoolEnvironment
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
@@ -33,6 +34,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "functional": "BaseEnvironment FunctionalEnv",
         "replay": "SessionBatchEnvironment",
         "unrolling": "SessionActor Sessions get_sessions",
+        ".sessions.environment": "SessionPoolEnvironment",  # of the package above: it is a pool
     },
 )
 

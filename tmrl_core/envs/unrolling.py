@@ -61,6 +61,14 @@ class UnrollsStates(Protocol):
         """Return the outputs [B, T, ...] of `unroll`, and the states [B, T, ...] before each tick."""
 
 
+@runtime_checkable
+class Recording(Protocol):
+    """A pool of recorded sessions."""
+
+    def replay(self) -> ReplayEnvironment:
+        """Return an environment that replays all of them."""
+
+
 class Sessions(NamedTuple):
     """Sessions that `get_sessions` unrolled. Lists are in the order that the environment declares."""
 
@@ -83,7 +91,7 @@ class Sessions(NamedTuple):
 
 
 def get_sessions(
-    environment: BaseEnvironment | VectorEnv[Any, Any, Any],
+    environment: BaseEnvironment | VectorEnv[Any, Any, Any] | Recording,
     actor: SessionActor,
     length: int,
     optimize_experience_replay: bool = False,
@@ -107,8 +115,8 @@ def get_sessions(
     integer tensors, environments of Gymnasium, and actions that `step` of the actor returns without gradients.
 
     Args:
-        environment: a replay, a live `BaseEnvironment`, or a vector environment of Gymnasium, which is reset. A
-            `SessionPoolEnvironment` replays all its sessions.
+        environment: a replay, a pool of recorded sessions, all of which are replayed, a live `BaseEnvironment`, or a
+            vector environment of Gymnasium, which is reset.
         actor: see `SessionActor`.
         length: number of ticks, more or less than were recorded.
         optimize_experience_replay: True: read recorded sequences at once instead of tick by tick, and pass them to the
@@ -126,6 +134,8 @@ def get_sessions(
     """
     if length < 1:
         raise ValueError(f"length is {length}; allowed: integers of at least 1.")
+    if isinstance(environment, Recording):
+        environment = environment.replay()
     world: World = (
         FunctionalWorld(environment, batch_size)
         if isinstance(environment, BaseEnvironment)

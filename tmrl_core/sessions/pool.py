@@ -456,6 +456,10 @@ class SessionPool:
         """Return an environment that replays sessions drawn uniformly; see `sample`. It needs torch."""
         return _environment(self.sample(max_n_samples, replace, selector_dtype))
 
+    def replay(self) -> SessionBatchEnvironment:
+        """Return an environment that replays all sessions; see `select`. It needs torch."""
+        return self.select_session_batch(np.arange(len(self)))
+
 
 def _environment(batch: SessionBatch) -> SessionBatchEnvironment:
     from torch import from_numpy
