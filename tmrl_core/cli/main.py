@@ -96,7 +96,7 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
 def common_options() -> argparse.ArgumentParser:
     """Return the options of every command, with the defaults of those that set a key of the configuration."""
     common = argparse.ArgumentParser(add_help=False)
-    common.set_defaults(seed=None, wandb=False)
+    common.set_defaults(seed=None, wandb=False, record=None)
     common.add_argument("-c", "--config", metavar="FILE", help="configuration, JSON or YAML by its extension")
     common.add_argument(
         "--set",
@@ -170,8 +170,17 @@ def parser() -> argparse.ArgumentParser:
     local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
     local.add_argument("--quickstart", action="store_true", help="start a new run, and print the next steps at its end")
     local.add_argument("--small", action="store_true", help="a short run that tests the installation, not the learning")
+    recorded = made.add_argument_group("with --worker and --expert")
+    recorded.add_argument(
+        "--record",
+        default=None,
+        metavar="DIR",
+        help="record the sessions into DIR too (worker.record); --expert with --episodes needs no Server",
+    )
     figures = made.add_argument_group("with --test and --benchmark")
-    figures.add_argument("--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10)")
+    figures.add_argument(
+        "--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10) or a recording"
+    )
     figures.add_argument("--steps", type=int, default=None, metavar="N", help="steps of a benchmark (default: 10000)")
     seen = made.add_argument_group("with --test").add_mutually_exclusive_group()
     seen.add_argument("--render", action="store_true", help="show the environment in a window (render_mode human)")
@@ -239,7 +248,8 @@ def check_options(options: argparse.Namespace) -> None:
         ("single_process", ["local"]),
         ("quickstart", ["local"]),
         ("small", ["local"]),
-        ("episodes", ["test"]),
+        ("episodes", ["test", "expert"]),
+        ("record", ["worker", "expert"]),
         ("render", ["test"]),
         ("video", ["test"]),
         ("steps", ["benchmark"]),
@@ -257,6 +267,10 @@ def check_options(options: argparse.Namespace) -> None:
             raise ConfigError(f"{flag} goes with {' or '.join('--' + role for role in roles)}, not --{options.role}")
         if isinstance(value, int) and not isinstance(value, bool) and value < 1 and name != "seed":
             raise ConfigError(f"{flag}: found {value}, allowed: a whole number of at least 1")
+    if options.role == "expert" and options.episodes is not None and options.record is None:
+        raise ConfigError(
+            "--episodes: with --expert it is the number of episodes to record without a Server; add --record DIR"
+        )
     if options.watch is not None and not 0.2 <= options.watch <= 86_400:
         raise ConfigError(f"--watch: found {options.watch:g}, allowed: 0.2 to 86400 seconds")
 
@@ -327,6 +341,7 @@ def all_overrides(options: argparse.Namespace) -> list[str]:
         *options.overrides,
         *(["metrics.wandb=true"] if options.wandb else []),
         *([f"run.seed={options.seed}"] if options.seed is not None else []),
+        *([f"worker.record={json.dumps(options.record)}"] if options.record is not None else []),
     ]
 
 
@@ -366,6 +381,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.roles import from_config as roles
 
     one_thread()
+    if options.role == "expert" and options.episodes is not None:
+        return record_expert(config, options.episodes, shutdown)
     from tmrl_core.cli.screens import Screen, WorkerDisplay
 
     roles.ensure_credentials(config)
@@ -381,12 +398,46 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     return 0
 
 
+def record_expert(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
+    """`--expert --record DIR --episodes N`: record without a Server; prints each return and their mean."""
+    from tmrl_core.roles import from_config as roles
+
+    returns: list[float] = []
+    with roles.make_worker(config, standalone=True) as made:
+        shutdown.calls(made.stop)
+        for index in range(episodes):
+            if shutdown.requested:
+                break
+            made.collect_train_episode()
+            made.send_and_clear_buffer()
+            returns.append(made.buffer.stat_train_return)
+            print_episode(index, returns[-1], made.buffer.stat_train_steps)
+    print_mean(returns)
+    return 0
+
+
+def print_episode(index: int, episode_return: float, steps: int) -> None:
+    """Print the line of one episode."""
+    from tmrl_core.metrics.text import return_text
+
+    print(f"episode {index + 1}: return {return_text(episode_return)}, {steps} steps", flush=True)
+
+
+def print_mean(returns: Sequence[float]) -> None:
+    """Print the mean return, if there were episodes."""
+    from tmrl_core.metrics.text import return_text
+
+    if returns:
+        print(f"mean return of {len(returns)} episodes: {return_text(sum(returns) / len(returns))}", flush=True)
+
+
 def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--trainer`: train until training ends or a stop is requested; a checkpoint is written in both cases."""
     from tmrl_core.cli.screens import Screen, TrainerDisplay
     from tmrl_core.roles import from_config as roles
 
-    roles.ensure_credentials(config)
+    if config.trainer.offline is None:
+        roles.ensure_credentials(config)
     load_torch()
     made = roles.make_trainer(config)
     try:
@@ -460,7 +511,6 @@ def passed_on(options: argparse.Namespace) -> list[str]:
 def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--test`: run the saved policy without exploration, and print each return and their mean."""
     from tmrl_core.envs.filmed import SUFFIXES, Filmed, check_encoder
-    from tmrl_core.metrics.text import return_text
     from tmrl_core.roles import from_config as roles
 
     one_thread()
@@ -489,15 +539,11 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
                     made.env.start(video)  # all episodes in sequence
             made.run_episode(train=False)
             returns.append(made.buffer.stat_test_return)
-            print(
-                f"episode {index + 1}: return {return_text(returns[-1])}, {made.buffer.stat_test_steps} steps",
-                flush=True,
-            )
+            print_episode(index, returns[-1], made.buffer.stat_test_steps)
             made.buffer.clear()
     finally:
         made.close()
-    if returns:
-        print(f"mean return of {len(returns)} episodes: {return_text(sum(returns) / len(returns))}")
+    print_mean(returns)
     if video is not None:
         print(f"video: {video}" if video.exists() else f"there is no video {video}", flush=True)
         return 0 if video.exists() else 1

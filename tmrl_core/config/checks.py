@@ -170,7 +170,6 @@ def recorded_problems(config: Config) -> Iterator[str]:
             )
     if trainer.offline is None:
         return
-    evaluation = trainer.evaluation
     for key, value, why in (
         ("memory.recorded", memory.recorded, "there are no live samples to mix it with; leave one of the two out"),
         ("memory.max_drawn_lag", memory.max_drawn_lag, "recorded sessions have no policy lag; leave it out"),
@@ -178,11 +177,6 @@ def recorded_problems(config: Config) -> Iterator[str]:
             "trainer.limiter.samples_per_insert",
             trainer.limiter.samples_per_insert,
             "no samples are inserted; leave it out",
-        ),
-        (
-            "trainer.evaluation.every_updates",
-            evaluation.every_updates or None,
-            "workers play evaluations, and there are none; leave it out and play the final policy with --test",
         ),
     ):
         if value is not None:

@@ -215,6 +215,17 @@ class WorkerSection(Section, frozen=True, kw_only=True):
             "last step is always a metric."
         ),
     ] = ()
+    record: Annotated[
+        Text | None,
+        doc(
+            "Folder for recorded sessions; the same as the option --record. The worker writes all episodes that it "
+            "collects to the subfolder of its name, besides sending them. null: nothing is recorded."
+        ),
+    ] = None
+    record_bytes: Annotated[
+        Positive | None,
+        doc("Maximum size of a worker's recorded sessions. Then it records no more. null: no limit."),
+    ] = None
     evaluation_videos: Annotated[
         bool,
         doc(

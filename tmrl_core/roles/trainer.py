@@ -25,6 +25,7 @@ from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.iterations import Iterations
+from tmrl_core.roles.offline import OfflineInterface
 from tmrl_core.roles.training import prepare_torch, training_from_config
 from tmrl_core.training.checkpoints.model_file import ModelFile
 from tmrl_core.training.checkpoints.run_checkpoints import RunCheckpoints
@@ -321,7 +322,7 @@ class Trainer:
                 tensorboard=self._config.metrics.tensorboard,
                 wandb=wandb,
                 console=self._config.metrics.console,
-                x_axis=self._config.metrics.x_axis,
+                x_axis=self._config.metrics.x_axis if self._config.trainer.offline is None else "updates",
                 hparams=msgspec.to_builtins(self._config, enc_hook=str),
             )
         except OSError as exc:
@@ -391,7 +392,8 @@ class Trainer:
                 training.epoch,
                 training.epochs,
             )
-            self._pass_on_the_end(training)
+            if self._config.trainer.offline is None:
+                self._pass_on_the_end(training)
             return
         problem = self._model.check(training)
         if problem:
@@ -401,6 +403,9 @@ class Trainer:
             )
         with contextlib.ExitStack() as closing:
             recorder = self.open_recorder(training, closing, wandb)
+            if self._config.trainer.offline is not None:
+                self._train_offline(training, recorder)
+                return
             interface = self._linked.open(training, recorder)
             interface.on_admitted = self._write_configuration
             interface.on_rest = lambda: self._rest(training, recorder)
@@ -427,7 +432,7 @@ class Trainer:
                     RunShutdown(training, interface).evaluate()
                 RunShutdown(training, interface).finish_workers()
             try:
-                self._write_end(training, interface, recorder)
+                self._write_end(training, recorder)
             except StorageError:
                 why += ", but its end could not be written to disk"
                 raise
@@ -436,7 +441,38 @@ class Trainer:
             if not self._config.metrics.console:  # the sinks log that event
                 logger.info("end: %s", why)
 
-    def _write_end(self, training: TrainingLoop, interface: RemoteInterface, recorder: Recorder) -> None:
+    def _train_offline(self, training: TrainingLoop, recorder: Recorder) -> None:
+        interface = OfflineInterface(
+            recorder,
+            stop_requested=lambda: self._linked.stopping,
+            on_rest=lambda: self._rest(training, recorder),
+            on_publish=lambda: self._write_weights(training),
+            counter=training.versions_before,
+            time_limit_s=self._config.trainer.evaluation.time_limit_s,
+        )
+        self._write_configuration()
+        logger.info("no policy is evaluated, since workers do that: play the final one with --test")
+        interface.event(names.EVENT_START, step=training.total_updates, run_name=self._run_name)
+        why = "failed"
+        try:
+            while training.epoch < training.epochs and not interface.stopping:
+                training.run_epoch(interface)
+                if not interface.stopping:
+                    self._write_checkpoint(training, recorder)
+            why = (
+                "stopped on request"
+                if self._linked.stopping
+                else "the time limit is reached"
+                if interface.time_limit_reached
+                else "all epochs are done"
+            )
+            self._write_end(training, recorder)
+        finally:
+            interface.event(names.EVENT_END, why, step=training.total_updates, phase="done")
+            if not self._config.metrics.console:
+                logger.info("end: %s", why)
+
+    def _write_end(self, training: TrainingLoop, recorder: Recorder) -> None:
         """Write the last checkpoint and the final weights. If the disk is full, retry until there is space.
 
         Raises:
@@ -454,7 +490,7 @@ class Trainer:
                 problem = f"{problem}; {self._model.path}: {weights}" if problem else f"{self._model.path}: {weights}"
             if not problem:
                 return
-            if interface.stop_requested or time.monotonic() >= deadline:
+            if self._linked.stopping or time.monotonic() >= deadline:
                 raise StorageError(
                     f"the end of this run cannot be written to {self._config.run_folder}: {problem}. What was written "
                     "before is unchanged. Free disk space or fix the problem, and start the trainer again: it resumes "
@@ -511,10 +547,12 @@ class Trainer:
             self._write_checkpoint(training, recorder)
 
     def _write_weights(self, training: TrainingLoop, now: bool = False) -> str:
-        """Write the current weights with `ModelFile.write`, once a Server has admitted this trainer.
+        """Write the current weights with `ModelFile.write`, once a Server has admitted this trainer, if it needs one.
 
         A refused trainer must not leave an untrained policy, which `--test` would run.
         """
+        if self._config.trainer.offline is not None:
+            return self._model.write(training, now)
         interface = self.interface
         return self._model.write(training, now) if interface is not None and interface.link.was_connected else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 import weakref
@@ -9,6 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
+from urllib.parse import quote
 
 import numpy as np
 
@@ -16,11 +18,13 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.backends import choose_actor
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import NetworkSection, WorkerSection
+from tmrl_core.errors import ConfigError, StorageError
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.delivery import CloseReport
@@ -30,6 +34,9 @@ from tmrl_core.networking.security.tls_contexts import client_name
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.labels import Label, own_label
 from tmrl_core.samples import Buffer, encode_value
+from tmrl_core.sessions.files import SessionWriter
+
+logger = logging.getLogger(__name__)
 
 
 @described_by(WorkerSection, NetworkSection)
@@ -103,6 +110,8 @@ class RolloutWorker(Worker):
         drain_timeout_s: float | Cfg = CFG,
         buffer_maxlen: float | Cfg | None = CFG,
         transport: str | Cfg = CFG,
+        record: str | Path | Cfg | None = CFG,
+        record_bytes: int | Cfg | None = CFG,
         config: Config | None = None,
     ) -> None:
         show_messages()
@@ -165,6 +174,15 @@ class RolloutWorker(Worker):
                 when_full=cast(Literal["block", "drop_oldest"], full),
                 drain_timeout_s=drain_s,
             )
+        record_into = given(record, settings.record)
+        recording = None
+        if record_into is not None:
+            limit = given(record_bytes, settings.record_bytes)
+            try:
+                recording = open_recording(Path(record_into), label.text, loop.environment.env, limit)
+            except BaseException:
+                loop.environment.close()
+                raise
         uplink = Uplink(
             link,
             loop.recorder,
@@ -176,6 +194,7 @@ class RolloutWorker(Worker):
             ),
             drain_timeout_s=drain_s,
             needs_policy=standalone,
+            recording=recording,
         )
         super().__init__(
             Collector(loop, uplink, seed=chosen_seed),
@@ -189,6 +208,8 @@ class RolloutWorker(Worker):
             link.start()
         except BaseException:
             loop.environment.close()
+            if recording is not None:
+                recording.close()
             raise
 
     def close(self) -> CloseReport | None:
@@ -197,6 +218,21 @@ class RolloutWorker(Worker):
         if self._unclaim is not None:
             self._unclaim()
         return report
+
+
+def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None) -> Recording:
+    """Begin to record into the subfolder of a worker's name.
+
+    Raises:
+        ConfigError: it cannot be recorded there, or the spaces cannot be recorded.
+    """
+    own = folder / (quote(name, safe="").lstrip(".") or "worker")
+    try:
+        writer = SessionWriter(own, env.observation_space, env.action_space, max_bytes=max_bytes)
+    except StorageError as exc:
+        raise ConfigError(f"worker.record: {exc}") from exc
+    logger.info("sessions are recorded into %s", own)
+    return Recording(writer)
 
 
 def mixed_seed(seed: int | None, name: str) -> int | None:

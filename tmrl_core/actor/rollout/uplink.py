@@ -17,6 +17,7 @@ from typing import Protocol
 
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.errors import LinkClosedError, RemoteProtocolError, TmrlError, WeightsError
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Evaluation, PolicyUpdate, Version
@@ -106,6 +107,7 @@ class Uplink:
         files: PolicyFiles | None = None,
         drain_timeout_s: float = 10.0,
         needs_policy: bool = False,
+        recording: Recording | None = None,
     ) -> None:
         self.link = link
         self.policies_refused = 0
@@ -114,6 +116,7 @@ class Uplink:
         self._target = target
         self._files = files if files is not None else PolicyFiles(None)
         self._drain_timeout_s = drain_timeout_s
+        self._recording = recording
         self._stopping = False
         self._versions_counted = 0
         self._versions_taken = 0
@@ -154,11 +157,21 @@ class Uplink:
             Numbers of samples acknowledged, handed over and lost; None: no Server.
         """
         self._stopping = True
+        try:
+            return self._close_link()
+        finally:
+            if self._recording is not None:
+                self._recording.close()
+
+    def _close_link(self) -> CloseReport | None:
         if self.link is None:
+            if self._recording is not None:
+                self._recording.put(*self._source.take())
             return None
         left = 0
         deadline = time.monotonic() + self._drain_timeout_s
         for chunks, records in _with_records(*self._source.take()):
+            self._record(chunks, records)
             try:
                 self.link.send(chunks, records, timeout_s=max(0.0, deadline - time.monotonic()))
             except TmrlError:
@@ -180,6 +193,8 @@ class Uplink:
     def send(self) -> None:
         """Send the recorded samples, as `Worker.send_and_clear_buffer` documents."""
         if self.link is None:
+            if self._recording is not None:
+                self._recording.put(*self._source.take())
             self._source.discard()
             return
         pieces = _with_records(*self._source.take())
@@ -198,6 +213,11 @@ class Uplink:
                         return
                 else:
                     break
+            self._record(chunks, records)
+
+    def _record(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+        if self._recording is not None:
+            self._recording.put(chunks, records)
 
     def steps_that_count(self) -> int:
         """Return the number of samples collected, without those that were dropped or refused."""
@@ -307,6 +327,8 @@ class Uplink:
             return
         try:
             self._target.load_file(path)
+        except NotImplementedError as exc:
+            logger.info("the policy in %s is left aside: %s", path, exc)
         except Exception as exc:  # a custom `load` may raise any error, and the stored file may have another format
             if needed:
                 raise

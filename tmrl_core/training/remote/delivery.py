@@ -97,6 +97,11 @@ class LinkedTraining:
         if self.interface is not None:
             self.interface.stop()
 
+    @property
+    def stopping(self) -> bool:
+        """True after `stop`."""
+        return self._stopping
+
     def close(self) -> None:
         """Close the link, if there is one."""
         if self._link is not None:

@@ -1,0 +1,95 @@
+"""The recording of a worker: its samples as sessions in a folder, written beside the environment loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+
+from tmrl_core.errors import CodecError, StorageError, StorageFullError
+from tmrl_core.samples import Chunk, EpisodeRecord
+from tmrl_core.sessions.files import SessionWriter
+
+logger = logging.getLogger(__name__)
+
+QUEUE_BYTES = 64 << 20
+"""Maximum bytes of samples that wait for the disk."""
+
+
+class Recording:
+    """Writes samples in a thread, so that a slow disk never delays an environment.
+
+    It never raises an error: after a failure, samples are missing in the recording only. Full disks are tried again
+    with each hand-over; a warning tells of the first failure, another message of the end of a failure.
+
+    Args:
+        writer: writes the sessions; `close` closes it.
+        queue_bytes: maximum bytes of samples that wait; further ones are left out.
+
+    Attributes:
+        left_out: number of samples that could not be recorded.
+    """
+
+    def __init__(self, writer: SessionWriter, queue_bytes: int = QUEUE_BYTES) -> None:
+        self.left_out = 0
+        self._writer = writer
+        self._queue_bytes = queue_bytes
+        # Guarded by `_changed`: what waits, its bytes, and whether more may come.
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[list[Chunk], list[EpisodeRecord]]] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="tmrl-recording", daemon=True)
+        self._thread.start()
+
+    def put(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+        """Record samples and the records of their episodes, soon."""
+        size = sum(chunk.nbytes for chunk in chunks)
+        with self._changed:
+            fits = self._bytes + size <= self._queue_bytes or not self._waiting
+            if fits and not self._closed:
+                self._waiting.append((chunks, records))
+                self._bytes += size
+                self._changed.notify()
+        if not fits:
+            self._leave_out(chunks, f"the disk of {self._writer.folder} is too slow for these samples")
+
+    def close(self) -> None:
+        """Write what waits, and let another process use the folder; a second call does nothing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        self._writer.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                chunks, records = self._waiting[0]
+            self._write(chunks, records)
+            with self._changed:
+                self._waiting.popleft()
+                self._bytes -= sum(chunk.nbytes for chunk in chunks)
+
+    def _write(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+        try:
+            self._writer.append(chunks, records)
+        except (StorageError, CodecError) as exc:
+            next_step = "" if isinstance(exc, StorageFullError) else " Restart the worker to record again."
+            self._leave_out(chunks, f"{str(exc).rstrip('.')}.{next_step}")
+            return
+        if self._failing:
+            self._failing = False
+            logger.warning(
+                "%s: sessions are recorded again; %d samples are missing", self._writer.folder, self.left_out
+            )
+
+    def _leave_out(self, chunks: list[Chunk], why: str) -> None:
+        self.left_out += sum(chunk.rows for chunk in chunks)
+        if not self._failing:
+            self._failing = True
+            logger.warning("sessions are not recorded now; the worker goes on without: %s", why)
