@@ -61,7 +61,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/test_fuzz.py",
         "tests/test_guides.py",
         "tests/test_imports.py",
-        "tests/training/memories/test_disk_crash.py::test_a_killed_trainer_has_lost_and_doubled_nothing_that_it_acknowledged",
+        "tests/training/memories/test_disk_crash.py::test_a_killed_trainer_neither_loses_nor_duplicates_acknowledged_samples",
         "tests/training/memories/test_disk_frames_crash.py",
     ),
     # Opens network sockets on this machine. Starts no process.
@@ -82,7 +82,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/networking/transports/test_tls.py",
         "tests/networking/transports/test_unix_sockets.py",
         "tests/roles/test_server.py",
-        "tests/roles/test_worker.py::test_a_worker_talks_tls_with_the_credentials_it_is_given",
+        "tests/roles/test_worker.py::test_a_worker_uses_tls_with_its_credentials",
         "tests/test_wrong_input.py",
         "tests/testing/test_proxy.py",
     ),
@@ -90,7 +90,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "slow": (
         "tests/examples/test_custom_algorithm.py",
         "tests/training/loops/test_train_steps.py",
-        "tests/training/test_constructor_settings.py::test_a_changed_learning_rate_is_what_moves_parameters",
+        "tests/training/test_constructor_settings.py::test_a_changed_learning_rate_takes_effect",
         "tests/training/updates/test_compiled.py",
         "tests/training/updates/test_cuda_graphs.py",
         "tests/training/updates/test_fake_cuda.py",

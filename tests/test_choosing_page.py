@@ -62,7 +62,7 @@ def test_every_algorithm_has_a_column() -> None:
     assert [cell for cell in rows()[0] if cell.endswith("Agent")] == COLUMNS
 
 
-def test_every_file_that_is_named_is_there_and_is_of_the_agent_beside_it() -> None:
+def test_every_named_file_exists_and_belongs_to_its_agent() -> None:
     text = PAGE.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#]+)\)", text)
     assert links

@@ -71,7 +71,7 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_the_package_imports_what_its_dependencies_and_extras_name() -> None:
+def test_imports_of_the_package_match_its_dependencies_and_extras() -> None:
     found = imported("tmrl_core")
     assert modules(PROJECT["project"]["dependencies"]) <= found
     for extra in EXTRAS.keys() - GYMNASIUM.keys() - {"all"} - FOR_DEVELOPMENT:
@@ -79,7 +79,7 @@ def test_the_package_imports_what_its_dependencies_and_extras_name() -> None:
 
 
 @pytest.mark.parametrize("extra", GYMNASIUM)
-def test_gymnasium_names_what_the_extras_of_its_environments_bring(extra: str) -> None:
+def test_the_extras_of_environments_match_those_of_gymnasium(extra: str) -> None:
     theirs = GYMNASIUM[extra]
     said = metadata.requires("gymnasium") or []
     assert any(re.search(rf"extra == ['\"]{theirs}['\"]", one) for one in said)
@@ -114,7 +114,7 @@ def test_the_site_is_built_with_the_packages_of_its_extra() -> None:
     assert "mkdocstrings:" in settings
 
 
-def test_the_page_lists_the_dependencies_and_extras_that_there_are() -> None:
+def test_the_page_lists_all_dependencies_and_extras() -> None:
     assert [row[0] for row in rows("Core")] == [name(one) for one in PROJECT["project"]["dependencies"]]
     listed = {extra: row[1] for row in rows("Extras") for extra in re.findall(r"`([\w-]+)`", row[0])}
     assert listed.keys() == EXTRAS.keys() - FOR_DEVELOPMENT
@@ -127,7 +127,7 @@ def test_the_page_lists_the_dependencies_and_extras_that_there_are() -> None:
     assert {name(row[0]) for row in rows("Documentation site (`docs`)")} == names(EXTRAS["docs"])
 
 
-def test_constraints_pin_what_the_scripts_install() -> None:
+def test_constraints_pin_the_packages_that_scripts_install() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = names([line for line in lines if line and not line.startswith("#")])
     direct = [*PROJECT["project"]["dependencies"], *EXTRAS["dev"]]

@@ -74,7 +74,7 @@ def test_its_configuration_keys_exist(page: Path, tmp_path: Path) -> None:
 
 
 @each_page
-def test_its_links_lead_somewhere(page: Path) -> None:
+def test_its_links_have_targets(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
     assert [link for link in links if not (page.parent / link).exists()] == []
 

@@ -170,7 +170,7 @@ print(json.dumps("numpy" in sys.modules))
     assert run(code, str(tmp_path / "credentials")) is False
 
 
-def test_what_a_worker_and_a_server_import_is_light() -> None:
+def test_imports_of_workers_and_servers_are_light() -> None:
     code = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -278,7 +278,7 @@ def test_importing_any_module_does_nothing() -> None:
     assert set(own) <= set(result["modules"])
 
 
-def test_the_watch_sees_what_happens_on_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_notices_side_effects_of_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "noisy.py").write_text(
         "import os, socket, random\nrandom.random()\nsocket.socket().close()\nos.environ['X_NOISY'] = '1'\n"
         f"open({str(tmp_path / 'log')!r}, 'w').close()\n"

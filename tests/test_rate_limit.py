@@ -14,7 +14,7 @@ from tmrl_core.rate_limit import RateLimit, exact
 @pytest.mark.parametrize("ratio", [1.0, 0.3, 2.5, 1 / 3, 0.1, 7.7, 1e-3, Fraction(7, 3)])
 @pytest.mark.parametrize("paid", [0, 1, 2, 3, 10, 1000])
 @pytest.mark.parametrize("slack", [0, 1, 12.5, Fraction(1, 3)])
-def test_the_most_is_the_last_count_that_is_allowed(ratio: float, paid: int, slack: float) -> None:
+def test_the_limit_is_the_highest_allowed_count(ratio: float, paid: int, slack: float) -> None:
     limit = RateLimit(ratio, slack)
     count = 0
     while limit.allows(count + 1, paid):
@@ -24,7 +24,7 @@ def test_the_most_is_the_last_count_that_is_allowed(ratio: float, paid: int, sla
 
 @pytest.mark.parametrize("hundredths", range(1, 100))
 @pytest.mark.parametrize("kind", [float, exact])
-def test_a_ratio_holds_as_it_is_written(hundredths: int, kind: Callable[[float], float | Fraction]) -> None:
+def test_a_ratio_has_its_written_value(hundredths: int, kind: Callable[[float], float | Fraction]) -> None:
     limit = RateLimit(kind(hundredths / 100))
     assert limit.allows(hundredths, 100)
     assert not limit.allows(hundredths + 1, 100)
@@ -39,7 +39,7 @@ def test_the_inverse_limits_the_other_count(ratio: float, slack: float) -> None:
         assert exact(ratio) * int(most) <= count + exact(slack) < exact(ratio) * int(most + 1)
 
 
-def test_an_infinite_ratio_is_no_limit() -> None:
+def test_an_infinite_ratio_sets_no_limit() -> None:
     limit = RateLimit(math.inf)
     assert limit.most(1) == math.inf
     assert limit.allows(10**9, 1)

@@ -20,7 +20,7 @@ def promises() -> list[list[str]]:
     return rows
 
 
-def test_each_promise_names_tests_that_there_are() -> None:
+def test_each_promise_names_existing_tests() -> None:
     rows = promises()
     assert len(rows) > 20
     assert all(rows), "a promise without a test"

@@ -15,7 +15,7 @@ def test_no_more_than_a_burst_gathers() -> None:
     assert bucket.available(1e6) == 3
 
 
-def test_looking_takes_nothing() -> None:
+def test_reading_the_level_takes_no_token() -> None:
     bucket = TokenBucket(rate_per_s=1.0, burst=1)
     assert bucket.available(0.0) == bucket.available(0.0) == 1.0
 

@@ -249,7 +249,7 @@ def test_it_is_one_good_line(
 
 
 @pytest.mark.parametrize("role", ["server", "status"])
-def test_a_port_that_is_taken_and_one_where_nobody_is(
+def test_a_used_port_and_a_port_without_a_listener(
     role: str, place: Path, capsys: pytest.CaptureFixture[str], keys: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

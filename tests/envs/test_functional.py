@@ -150,7 +150,7 @@ def test_results_have_the_declared_dtypes() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_the_declaration_is_refused(states: Any, actions: Any, message: str) -> None:
+def test_values_that_differ_from_the_declaration_are_refused(states: Any, actions: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Identity().checked_action_results(states, actions)
 

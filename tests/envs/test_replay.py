@@ -181,7 +181,7 @@ def test_past_the_end_of_the_recording() -> None:
         assert same(env.get_recorded_actions(state)[0], ACTIONS[:, -1])
 
 
-def test_past_the_end_of_a_session_the_padding_is_not_looked_at() -> None:
+def test_padding_after_the_end_of_a_session_is_ignored() -> None:
     junk = [np.where((ALIVE == 0).reshape(B, T, *[1] * (each.ndim - 2)), 99, each) for each in (OBSERVATIONS, ACTIONS)]
     env = replay(
         observations=junk[0].astype(np.float32),

@@ -221,7 +221,9 @@ def test_each_step_counts_once_on_a_connection_that_breaks(tmp_path: Path) -> No
         assert len(played) == 5
 
 
-def test_the_client_class_goes_on_after_the_gateway_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_class_continues_after_a_kill_of_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(CLIENTS))
     from client import Client  # type: ignore[import-not-found,unused-ignore]
 

@@ -28,7 +28,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_longest_episode_is_what_the_registry_says() -> None:
+def test_the_longest_episode_comes_from_the_registry() -> None:
     assert roles.longest_episode(Config()) == 200
     assert roles.longest_episode(from_values({"environment": {"kwargs": {"id": "NoSuch-v0"}}})) is None
     assert roles.longest_episode(from_values({"environment": {"kwargs": {}}})) is None
@@ -150,7 +150,7 @@ def test_the_cpu_is_there_without_torch() -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:one", "meta", "vulkan"])
-def test_what_is_no_device_is_refused(device: str) -> None:
+def test_unknown_devices_are_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=rf"^trainer\.device: found '{device}', allowed: a device of this machine"):
         roles.check_device(device, "trainer.device")
 
@@ -165,7 +165,7 @@ def test_what_is_no_device_is_refused(device: str) -> None:
         (True, 1, "cuda", None),
     ],
 )
-def test_a_cuda_device_is_looked_for_without_setting_it_up(
+def test_a_cuda_device_is_checked_without_initializing_it(
     built: bool, count: int, device: str, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")

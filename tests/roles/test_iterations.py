@@ -84,7 +84,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_an_iteration_tells_of_the_episodes_that_ended_in_it(tmp_path: Path) -> None:
+def test_an_iteration_reports_the_episodes_that_ended_in_it(tmp_path: Path) -> None:
     with pipeline(tmp_path) as (trainer, _):
         rows = [trainer.train_iteration() for _ in range(3)]
         trainer.finish()
@@ -97,7 +97,7 @@ def test_an_iteration_tells_of_the_episodes_that_ended_in_it(tmp_path: Path) -> 
         assert row["samples_stale"] == 0
 
 
-def test_a_worker_whose_samples_differ_is_refused_and_the_others_collect_its_share(
+def test_other_workers_collect_the_assignment_of_a_refused_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def shorter(act: Any, obs: Any, *rest: Any) -> tuple[Any, ...]:
@@ -156,7 +156,7 @@ def test_one_worker_and_one_seed_give_the_same_weights_bit_for_bit(tmp_path: Pat
     assert same(*found)
 
 
-def test_several_workers_give_the_same_weights_too_while_none_is_late(tmp_path: Path) -> None:
+def test_several_punctual_workers_give_the_same_weights(tmp_path: Path) -> None:
     found = []
     lockstep = {"lockstep": {"steps_per_round": 150, "min_workers": 3}}
     for run in ("first", "second"):
@@ -168,7 +168,7 @@ def test_several_workers_give_the_same_weights_too_while_none_is_late(tmp_path: 
     assert same(*found)
 
 
-def test_everything_trained_on_has_the_version_that_is_trained(tmp_path: Path) -> None:
+def test_all_training_samples_have_the_trained_version(tmp_path: Path) -> None:
     trained: list[tuple[int, set[tuple[int, int]]]] = []
     with pipeline(tmp_path, workers=2) as (trainer, _):
         training = trainer.make_training()
@@ -189,7 +189,7 @@ def test_everything_trained_on_has_the_version_that_is_trained(tmp_path: Path) -
     assert versions == sorted(set(versions))
 
 
-def test_run_trains_all_epochs_and_sends_the_workers_home(tmp_path: Path) -> None:
+def test_run_trains_all_epochs_and_finishes_the_workers(tmp_path: Path) -> None:
     with pipeline(tmp_path) as (trainer, (robot,)):
         trainer.run()
         assert trainer.training.epoch == 2
@@ -198,7 +198,7 @@ def test_run_trains_all_epochs_and_sends_the_workers_home(tmp_path: Path) -> Non
         assert robot.link.finished
 
 
-def test_whole_episodes_can_be_asked_for(tmp_path: Path) -> None:
+def test_a_round_may_consist_of_whole_episodes(tmp_path: Path) -> None:
     lockstep = {"lockstep": {"steps_per_round": None, "episodes_per_round": 5}}
     with pipeline(tmp_path, workers=2, trainer={**VALUES["trainer"], **lockstep}) as (trainer, _):
         rows = [trainer.train_iteration() for _ in range(3)]
@@ -214,7 +214,7 @@ def test_stop_ends_an_iteration_that_waits(tmp_path: Path) -> None:
             trainer.train_iteration()
 
 
-def test_a_worker_that_has_gone_stops_no_round(tmp_path: Path) -> None:
+def test_a_disconnected_worker_does_not_stop_a_round(tmp_path: Path) -> None:
     lockstep = {"lockstep": {"steps_per_round": 150, "grace_s": 0.3}}
     with pipeline(tmp_path, workers=1, trainer={**VALUES["trainer"], **lockstep}) as (trainer, (robot,)):
         trainer.train_iteration()
@@ -225,7 +225,7 @@ def test_a_worker_that_has_gone_stops_no_round(tmp_path: Path) -> None:
             assert trainer.train_iteration()["memory_len"] == 150
 
 
-def test_continuous_actions_are_trained_by_what_was_drawn(tmp_path: Path) -> None:
+def test_ppo_trains_on_the_sampled_continuous_actions(tmp_path: Path) -> None:
     with pipeline(
         tmp_path,
         environment={"kwargs": {"id": "Pendulum-v1", "to_float32": True}},
@@ -248,7 +248,7 @@ def overflowing(**kwargs: Any) -> gym.Env[Any, Any]:
     return Overflowing(gym.make("CartPole-v1", **kwargs))
 
 
-def test_rounds_that_nothing_can_be_learned_from_are_counted_and_end_training(tmp_path: Path) -> None:
+def test_useless_rounds_are_counted_and_end_training(tmp_path: Path) -> None:
     gym.register("Overflowing-v0", entry_point=overflowing)
     try:
         environment = {"kwargs": {"id": "Overflowing-v0", "to_float32": True}}

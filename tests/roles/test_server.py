@@ -40,7 +40,7 @@ def test_close_ends_a_wait_and_may_be_called_again() -> None:
     assert ended == [True]
 
 
-def test_an_argument_goes_before_the_configuration() -> None:
+def test_an_argument_overrides_the_configuration() -> None:
     with Server(port=0, max_workers=3, config=config(server={"port": 1, "max_workers": 7})) as server:
         assert server.port > 1
         assert server.relay.settings.max_workers == 3
@@ -59,7 +59,7 @@ def test_an_address_of_another_machine_is_refused_with_the_key_to_change() -> No
         Server(config=config(server={"port": 0, "bind": "203.0.113.7"}, network=network))
 
 
-def test_a_budget_that_holds_no_two_messages_is_refused_with_what_to_change() -> None:
+def test_a_budget_below_two_messages_is_refused_with_the_key_to_change() -> None:
     with pytest.raises(
         ConfigError, match=r"server.budget_bytes.*network.max_message_bytes.*raise the first or lower the second"
     ):
@@ -78,6 +78,6 @@ def test_plaintext_is_announced_while_it_runs_and_not_after() -> None:
     assert not file.exists()
 
 
-def test_plaintext_beyond_this_machine_has_to_be_insisted_on() -> None:
+def test_plaintext_beyond_this_machine_must_be_allowed() -> None:
     with pytest.raises(ConfigError, match="allow_insecure_remote"):
         Server(config=config(server={"port": 0, "bind": "0.0.0.0"}))

@@ -13,7 +13,7 @@ import pytest
 from tmrl_core.roles.shutdown import AT_ONCE, ShutdownSignal
 
 
-def test_the_first_request_calls_and_the_second_ends_at_once() -> None:
+def test_the_first_request_calls_and_the_second_ends_immediately() -> None:
     said: list[str] = []
     shutdown = ShutdownSignal(now=lambda status: said.append(f"exit {status}"))
     shutdown.calls(lambda: said.append("stop"))
@@ -26,7 +26,7 @@ def test_the_first_request_calls_and_the_second_ends_at_once() -> None:
     assert said == ["stop", "kill", f"exit {AT_ONCE}"]
 
 
-def test_what_comes_after_the_request_is_called_at_once() -> None:
+def test_functions_registered_after_the_request_are_called_immediately() -> None:
     said: list[str] = []
     shutdown = ShutdownSignal(now=lambda status: None)
     shutdown.request("a test")
@@ -34,7 +34,7 @@ def test_what_comes_after_the_request_is_called_at_once() -> None:
     assert said == ["stop"]
 
 
-def test_what_fails_before_the_end_at_once_does_not_prevent_it() -> None:
+def test_a_failing_function_does_not_prevent_the_immediate_end() -> None:
     said: list[int] = []
     shutdown = ShutdownSignal(now=said.append)
     shutdown.kill_on_second(lambda: 1 // 0)
@@ -45,7 +45,7 @@ def test_what_fails_before_the_end_at_once_does_not_prevent_it() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no os.kill with these signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_are_requests_while_it_is_entered(number: signal.Signals) -> None:
+def test_signals_are_requests_within_the_context(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     woken = threading.Event()
     with ShutdownSignal(now=lambda status: None) as shutdown:
@@ -57,7 +57,7 @@ def test_signals_are_requests_while_it_is_entered(number: signal.Signals) -> Non
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
-def test_a_lost_terminal_asks_once_however_often_it_says_so() -> None:
+def test_repeated_sighup_is_one_request() -> None:
     said: list[int] = []
     woken = threading.Event()
     with ShutdownSignal(now=said.append) as shutdown:
@@ -79,7 +79,7 @@ def test_a_lost_terminal_asks_once_however_often_it_says_so() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no terminals like these")
-def test_output_goes_nowhere_once_its_terminal_has_gone() -> None:
+def test_output_is_discarded_once_its_terminal_is_closed() -> None:
     """Or the first line that is written then would end the role before it has drained."""
     import pty
 
@@ -103,7 +103,7 @@ def test_output_goes_nowhere_once_its_terminal_has_gone() -> None:
     assert os.waitpid(process, 0)[1] == 0
 
 
-def test_a_checkpoint_is_asked_for_and_nothing_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_request_does_not_end_the_role(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     shutdown = ShutdownSignal(now=lambda status: None)
     shutdown.request_checkpoint("SIGUSR1")
@@ -125,7 +125,7 @@ print("ended in order", flush=True)
 
 
 @pytest.mark.parametrize("written", [b"stop\n", b"go on\ncheckpoint\nstop\n", b"", b"x" * 10_000])
-def test_the_word_on_the_control_pipe_and_its_end_are_requests(written: bytes) -> None:
+def test_the_stop_line_and_the_end_of_the_control_pipe_are_requests(written: bytes) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -136,7 +136,7 @@ def test_the_word_on_the_control_pipe_and_its_end_are_requests(written: bytes) -
     assert reason in err
 
 
-def test_other_words_are_none() -> None:
+def test_other_lines_are_no_requests() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

@@ -38,7 +38,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_with_another_environment_that_comes_first_stops_nobody(start: Start, tmp_path: Path) -> None:
+def test_a_first_worker_with_another_environment_does_not_stop_training(start: Start, tmp_path: Path) -> None:
     server = start("--server", "--announce")
     assert server.stdout is not None
     at = f"server.port={next(json.loads(line)['port'] for line in server.stdout if line.startswith('{'))}"

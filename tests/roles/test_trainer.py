@@ -119,7 +119,7 @@ def values(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
     return [record.values for record in read_records(tmp_path / "tests" / "metrics.jsonl") if record.kind == kind]
 
 
-def test_the_parameters_stand_in_the_documented_order() -> None:
+def test_the_parameters_have_the_documented_order() -> None:
     parameters = list(inspect.signature(Trainer).parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == [
@@ -131,7 +131,7 @@ def test_the_parameters_stand_in_the_documented_order() -> None:
     assert all(p.default is None for p in parameters[12:15])
 
 
-def test_it_learns_from_a_worker_and_leaves_everything_in_the_run_s_folder(
+def test_training_on_a_worker_leaves_all_files_in_the_runs_folder(
     server: Server, worker: Worker, tmp_path: Path
 ) -> None:
     config = make_config(tmp_path)
@@ -170,7 +170,7 @@ def spaces() -> tuple[Any, Any]:
     return env.observation_space, env.action_space
 
 
-def test_a_finished_checkpoint_returns_at_once(
+def test_a_finished_checkpoint_returns_immediately(
     server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(tmp_path, epochs=1)
@@ -182,7 +182,7 @@ def test_a_finished_checkpoint_returns_at_once(
     assert again.training.epoch == 1
 
 
-def test_a_trainer_of_a_finished_checkpoint_sends_workers_home(
+def test_a_trainer_of_a_finished_checkpoint_finishes_the_workers(
     server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(tmp_path, epochs=1)
@@ -201,7 +201,7 @@ def test_a_trainer_of_a_finished_checkpoint_sends_workers_home(
             waiting.close()
 
 
-def test_it_goes_on_from_a_checkpoint_and_calls_the_updater(server: Server, worker: Worker, tmp_path: Path) -> None:
+def test_a_resumed_run_calls_the_updater(server: Server, worker: Worker, tmp_path: Path) -> None:
     Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1)).run()
     worker.thread.join(20)
     called = []
@@ -221,7 +221,7 @@ def test_it_goes_on_from_a_checkpoint_and_calls_the_updater(server: Server, work
     assert len(trainer.training.delivery["marks"]) == 1
 
 
-def test_the_configuration_in_force_is_in_the_run_s_folder_and_no_refused_one_overwrites_it(
+def test_only_the_configuration_in_force_is_written_to_the_runs_folder(
     server: Server, worker: Worker, tmp_path: Path
 ) -> None:
     config = make_config(tmp_path, epochs=1)
@@ -244,7 +244,7 @@ def test_the_configuration_in_force_is_in_the_run_s_folder_and_no_refused_one_ov
     assert [load(copy, environ={}) for copy in (tmp_path / "tests" / "configs").iterdir()] == [config]
 
 
-def test_a_run_that_goes_on_says_so_in_its_records(server: Server, tmp_path: Path) -> None:
+def test_a_resumed_run_is_marked_in_its_records(server: Server, tmp_path: Path) -> None:
     config = make_config(tmp_path, epochs=1000)
     training = training_from_config(config)()
     training.total_updates, training.total_samples = 700, 800
@@ -258,9 +258,7 @@ def test_a_run_that_goes_on_says_so_in_its_records(server: Server, tmp_path: Pat
     assert start.step == 700  # with 0 it would be a new run, and the learning curve begin there
 
 
-def test_a_checkpoint_that_could_not_be_written_is_no_event(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_checkpoint_is_not_an_event(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1000))
     trainer.training, _ = trainer._checkpoints.make_or_load()
     trainer.training.total_samples = 1
@@ -279,7 +277,7 @@ def test_a_checkpoint_that_could_not_be_written_is_no_event(
 
 
 @pytest.mark.parametrize("what", ["checkpoint_store.write_checkpoint", "os.replace"])
-def test_the_end_of_a_run_waits_for_room_on_a_full_disk(
+def test_the_end_of_a_run_waits_for_space_on_a_full_disk(
     server: Server,
     worker: Worker,
     tmp_path: Path,
@@ -318,14 +316,14 @@ def test_the_end_of_a_run_waits_for_room_on_a_full_disk(
     assert end.step == training.total_updates == 40
 
 
-def test_a_file_for_the_weights_that_cannot_be_written_is_said_at_once(server: Server, tmp_path: Path) -> None:
+def test_an_unwritable_file_of_weights_is_reported_immediately(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     config = make_config(tmp_path, model_path=str(tmp_path / "file" / "policy.tmod"))
     with pytest.raises(StorageError, match=r"policy\.tmod \(trainer\.model_path\)"):
         Trainer(server_port=server.port, config=config).run()
 
 
-def test_a_run_whose_end_finds_no_room_has_failed(
+def test_a_run_without_space_for_its_end_fails(
     server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1))
@@ -400,7 +398,7 @@ def test_without_a_checkpoint_path_none_is_written(server: Server, worker: Worke
 
 
 @pytest.mark.parametrize("with_checkpoints", [True, False])
-def test_a_memory_on_disk_goes_on_where_it_was(
+def test_a_memory_on_disk_continues_after_a_restart(
     server: Server, worker: Worker, tmp_path: Path, with_checkpoints: bool
 ) -> None:
     base = make_config(tmp_path, epochs=1000)
@@ -494,14 +492,14 @@ def test_the_first_checkpoint_is_written_once_samples_are_accepted(
         worker.close()
 
 
-def test_a_folder_for_checkpoints_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+def test_an_unwritable_folder_of_checkpoints_is_reported_immediately(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     trainer = Trainer(server_port=1, config=make_config(tmp_path), checkpoint_path=tmp_path / "file" / "below")
     with pytest.raises(CheckpointError, match=r"no checkpoint can be written to .*below.*Set checkpoint\.path"):
         trainer.run()
 
 
-def test_own_functions_write_and_read_checkpoints(server: Server, worker: Worker, tmp_path: Path) -> None:
+def test_custom_functions_write_and_read_checkpoints(server: Server, worker: Worker, tmp_path: Path) -> None:
     config = make_config(tmp_path, epochs=2)
     kept: dict[Path, Any] = {}
     dumps = []
@@ -525,7 +523,7 @@ def test_own_functions_write_and_read_checkpoints(server: Server, worker: Worker
     assert again.training is kept[place]
 
 
-def test_reaching_the_target_ends_training_and_says_so(server: Server, worker: Worker, tmp_path: Path) -> None:
+def test_reaching_the_target_ends_training_with_an_event(server: Server, worker: Worker, tmp_path: Path) -> None:
     evaluation = EvaluationSection(episodes=2, every_updates=10, target_return=-1e6)
     config = make_config(tmp_path, epochs=1000, evaluation=evaluation)
     Trainer(server_port=server.port, config=config).run()
@@ -585,7 +583,7 @@ def train_until_the_server_is_away(
     return trainer, running
 
 
-def test_a_run_that_ends_while_the_server_is_away_waits_for_it_so_that_workers_hear_of_the_end(
+def test_the_end_of_a_run_waits_for_a_lost_server_to_notify_workers(
     server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -599,7 +597,7 @@ def test_a_run_that_ends_while_the_server_is_away_waits_for_it_so_that_workers_h
     assert worker.worker.link.finished
 
 
-def test_a_trainer_that_is_asked_to_stop_does_not_wait_on_for_a_server(
+def test_a_stop_request_ends_the_wait_for_a_server(
     server: Server, worker: Worker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -635,7 +633,7 @@ def test_samples_of_another_shape_are_acknowledged_as_refused(
     assert "float32[3]" in caplog.text
 
 
-def test_samples_that_are_not_finite_are_refused_whatever_the_memory_takes(
+def test_samples_that_are_not_finite_are_refused_for_any_memory(
     server: Server, raw_worker: WorkerLink, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = make_config(tmp_path, epochs=1, start_training=12, evaluation=EvaluationSection(), check_spaces=False)
@@ -654,7 +652,7 @@ def test_samples_that_are_not_finite_are_refused_whatever_the_memory_takes(
     assert "the reward holds NaN or an infinite number in 3 of 4 samples" in caplog.text
 
 
-def test_an_evaluation_is_not_asked_of_a_worker_whose_samples_are_refused(
+def test_no_evaluation_is_requested_from_a_worker_with_refused_samples(
     server: Server, raw_worker: WorkerLink, tmp_path: Path
 ) -> None:
     """Its environment is another one, or its policy does not take these weights: it may never play."""
@@ -680,7 +678,7 @@ def test_an_evaluation_is_not_asked_of_a_worker_whose_samples_are_refused(
         assert raw_worker.directive.evaluation is None
 
 
-def test_what_was_not_appended_comes_again_to_the_next_trainer(
+def test_uncommitted_samples_are_sent_again_to_the_next_trainer(
     server: Server, raw_worker: WorkerLink, tmp_path: Path
 ) -> None:
     """A trainer that dies between receipt and append: its link is gone, nothing was acknowledged."""
@@ -710,7 +708,7 @@ def test_what_was_not_appended_comes_again_to_the_next_trainer(
     assert raw_worker._wait(lambda: raw_worker.counts.samples_acked == 6, 20)
 
 
-def test_workers_and_trainer_that_wait_for_each_other_are_told(
+def test_starvation_of_workers_and_trainer_is_reported(
     server: Server, raw_worker: WorkerLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_module, "STARVED_S", 0.3)
@@ -724,7 +722,7 @@ def test_workers_and_trainer_that_wait_for_each_other_are_told(
     assert raw_worker.progress.lack == "6 of trainer.start_training = 100 samples have arrived"
 
 
-def test_samples_of_an_environment_that_differs_are_announced(
+def test_a_worker_with_another_environment_is_logged(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     link = WorkerLink(
@@ -744,7 +742,7 @@ def test_samples_of_an_environment_that_differs_are_announced(
     assert "worker odd has the observation_space Box(9)" in caplog.text
 
 
-def test_a_signature_that_is_none_does_not_end_training(server: Server, raw_worker: WorkerLink, tmp_path: Path) -> None:
+def test_an_invalid_signature_does_not_end_training(server: Server, raw_worker: WorkerLink, tmp_path: Path) -> None:
     links = []
     for space in (np.zeros(2), [np.zeros(2)], 1 << 200, float("nan")):
         settings = LinkSettings(port=server.port, transport="local")
@@ -765,7 +763,7 @@ def test_a_signature_that_is_none_does_not_end_training(server: Server, raw_work
         link.close()
 
 
-def test_who_goes_on_publishes_the_latest_policy_once_more_under_its_number(
+def test_a_resumed_trainer_publishes_the_latest_policy_again_with_its_number(
     server: Server, raw_worker: WorkerLink, tmp_path: Path
 ) -> None:
     config = make_config(tmp_path, epochs=1000)

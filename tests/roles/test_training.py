@@ -61,7 +61,7 @@ def test_every_setting_of_a_loop_has_a_parameter_or_another_reader() -> None:
     assert declared - accepted == elsewhere
 
 
-def test_a_custom_loop_gets_the_parameters_of_tmrl_and_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_loop_gets_the_parameters_of_tmrl_and_those_set(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(training, "Custom", given.update, raising=False)
     settings = {"loop": "tmrl_core.training:Custom", "threads": 2, "max_policy_lag": 3}
@@ -70,7 +70,7 @@ def test_a_custom_loop_gets_the_parameters_of_tmrl_and_what_is_set(monkeypatch: 
     assert set(given) == tmrl | {"max_policy_lag"}
 
 
-def test_a_memory_on_disk_lies_in_its_folder(tmp_path: Path) -> None:
+def test_a_memory_on_disk_is_in_its_folder(tmp_path: Path) -> None:
     for memory, folder in (({}, tmp_path / "main" / "memory"), ({"folder": str(tmp_path / "else")}, tmp_path / "else")):
         settings = config(
             run={"folder": str(tmp_path), "name": "main"},
@@ -103,7 +103,7 @@ def test_a_memory_of_rows_is_not_on_disk(memory_cls: str, tmp_path: Path) -> Non
         training_from_config(settings)
 
 
-def test_what_is_drawn_and_how_reaches_the_memory() -> None:
+def test_sampling_settings_reach_the_memory() -> None:
     settings = {"max_drawn_lag": 7, "prefetch": 1}
     memory = training_from_config(config(memory=settings, trainer={"device": "cpu"}))().memory
     assert (memory.prefetch, memory.sampler.fresh.max_lag) == (1, 7)
@@ -133,7 +133,7 @@ def test_a_model_may_be_named() -> None:
     assert isinstance(training.agent.model, REDQMLPActorCritic)
 
 
-def test_a_reference_that_names_nothing_says_where() -> None:
+def test_the_error_for_a_wrong_reference_names_its_key() -> None:
     with pytest.raises(ConfigError, match=r"agent\.cls"):
         training_from_config(config(agent={"cls": "tmrl_core.training:Nothing"}))
 
@@ -148,9 +148,7 @@ def test_a_reference_that_names_nothing_says_where() -> None:
         ({"run": {"seed": 1}, "worker": {"collection": "synchronous"}, "trainer": {"threads": 3}}, 3),
     ],
 )
-def test_a_run_that_can_be_repeated_computes_with_one_number_of_threads(
-    values: dict[str, Any], threads: int | None
-) -> None:
+def test_a_repeatable_run_uses_a_fixed_number_of_threads(values: dict[str, Any], threads: int | None) -> None:
     assert training_from_config(config(**values)).keywords["threads"] == threads  # type: ignore[attr-defined]
 
 
@@ -176,7 +174,7 @@ def test_steps_and_priorities_reach_the_memory_with_the_agent_s_discount() -> No
 
 
 @pytest.mark.parametrize("memory", [{"n_step": 3}, {"sampling": "prioritized"}])
-def test_an_agent_that_looks_at_no_extras_is_refused_a_memory_with_some(
+def test_an_agent_without_extras_is_refused_with_a_memory_that_adds_some(
     memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tmrl_core.training import SacAgent
@@ -222,7 +220,7 @@ def test_a_device_that_does_not_compute_is_refused_before_anything_is_made(devic
         ({"gamma": 0.9, "betas_critic": []}, "index out of range"),
     ],
 )
-def test_values_that_no_agent_can_be_made_with_are_the_configurations_fault(agent: Any, words: str) -> None:
+def test_values_that_an_agent_refuses_are_config_errors(agent: Any, words: str) -> None:
     make = training_from_config(config(agent={"kwargs": agent}, trainer={"device": "cpu"}))
     with pytest.raises(ConfigError, match=rf"agent\.kwargs: .*SacAgent cannot be made with .*{words}"):
         make()
@@ -235,7 +233,7 @@ def test_values_of_another_type_are_refused_before_anything_is_made(section: str
         training_from_config(config(**{section: {"kwargs": {"hidden_sizes": value}}}))
 
 
-def test_what_fails_in_an_agent_of_ones_own_is_left_as_it_is() -> None:
+def test_errors_of_a_custom_agent_propagate() -> None:
     make = training_from_config(config(agent={"cls": f"{__name__}:fails"}, trainer={"device": "cpu"}))
     with pytest.raises(TypeError, match=r"^mine$"):
         make()
@@ -252,7 +250,7 @@ def fails(observation_space: Any, action_space: Any, device: Any) -> Any:
         ("sys:path", "list.*cannot be called"),
     ],
 )
-def test_what_is_no_training_loop_is_refused_with_those_that_are(loop: str, words: str) -> None:
+def test_the_error_for_an_invalid_training_loop_lists_valid_ones(loop: str, words: str) -> None:
     with pytest.raises(ConfigError, match=rf"^trainer\.loop: '{loop}' is .*{words}"):
         training_from_config(config(trainer={"loop": loop}))
 
@@ -264,13 +262,13 @@ def test_what_is_no_training_loop_is_refused_with_those_that_are(loop: str, word
         ("actor", "hidden_sizes", [64, 0]), ("agent", "hidden_sizes", [-3]),
     ],
 )  # fmt: skip
-def test_numbers_that_mean_nothing_are_refused_before_anything_is_made(section: str, name: str, value: Any) -> None:
+def test_invalid_numbers_are_refused_before_objects_are_made(section: str, name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{section}\.kwargs\.{name}: found .*, allowed: "):
         training_from_config(config(**{section: {"kwargs": {name: value}}}))
 
 
 @pytest.mark.parametrize("capacity", [10**15, 4 * 10**18])
-def test_a_capacity_whose_priorities_fit_nowhere_is_refused(capacity: int) -> None:
+def test_a_capacity_whose_priorities_exceed_memory_is_refused(capacity: int) -> None:
     make = training_from_config(config(memory={"capacity": capacity, "sampling": "prioritized"}))
     with pytest.raises(ConfigError, match=rf"^memory\.capacity: the priorities of {capacity} transitions need"):
         make()

@@ -186,7 +186,7 @@ def test_samples_and_records_arrive_and_close_reports_them(make: Any, sink: Sink
     assert worker.close() == (33, 0, 0)
 
 
-def test_a_worker_talks_tls_with_the_credentials_it_is_given(config: Config, tmp_path: Path) -> None:
+def test_a_worker_uses_tls_with_its_credentials(config: Config, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     credentials.ensure(keys)
     secure = msgspec.structs.replace(config, network=NetworkSection(credentials_dir=str(keys)))
@@ -204,7 +204,7 @@ def test_a_worker_talks_tls_with_the_credentials_it_is_given(config: Config, tmp
         link.close()
 
 
-def test_what_was_handed_over_is_said_when_it_ends(make: Any, server: Server) -> None:
+def test_handed_over_samples_are_logged_at_the_end(make: Any, server: Server) -> None:
     worker = make(max_samples_per_episode=10)
     worker.run(nb_episodes=1, verbose=False)
     assert worker.close() == (0, 11, 0)
@@ -226,7 +226,7 @@ def test_policies_arrive_and_act(make: Any, sink: Sink) -> None:
     assert sink.records[0].version == version
 
 
-def test_a_kept_policy_is_loaded_and_plays_without_a_server(make: Any, tmp_path: Path) -> None:
+def test_a_stored_policy_is_loaded_and_acts_without_a_server(make: Any, tmp_path: Path) -> None:
     env = GenericGymEnv()
     original = policy(observation_space=env.observation_space, action_space=env.action_space)
     original.save(tmp_path / "kept")
@@ -264,7 +264,7 @@ def test_an_evaluation_is_played_for_the_trainer(make: Any, sink: Sink) -> None:
         assert record.version == version
 
 
-def test_synchronous_collection_goes_on_with_each_model(make: Any, sink: Sink) -> None:
+def test_synchronous_collection_continues_with_each_model(make: Any, sink: Sink) -> None:
     worker = make(collection="synchronous", max_samples_per_episode=4)
     original = policy(observation_space=worker.env.observation_space, action_space=worker.env.action_space)
     thread = threading.Thread(
@@ -280,7 +280,7 @@ def test_synchronous_collection_goes_on_with_each_model(make: Any, sink: Sink) -
     sink.take_until(lambda: sink.samples == 25)
 
 
-def test_both_waiting_is_an_error_that_names_the_numbers(
+def test_the_starvation_error_of_a_worker_names_the_numbers(
     make: Any, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tmrl_core.actor.rollout import synchronous_schedule as synchronous
@@ -329,7 +329,7 @@ class Shaky(GenericGymEnv):
         return super().step(action)
 
 
-def test_an_environment_that_fails_for_good_ends_the_run(make: Any, sink: Sink) -> None:
+def test_a_permanently_failing_environment_ends_the_run(make: Any, sink: Sink) -> None:
     Shaky.count = 0
     worker = make(env_cls=Shaky, max_samples_per_episode=20, send_every=2, max_failures=2)
     with pytest.raises(EnvironmentFailedError, match="gear box"):
@@ -339,7 +339,7 @@ def test_an_environment_that_fails_for_good_ends_the_run(make: Any, sink: Sink) 
     assert [record.end for record in sink.records] == ["truncated", "aborted"]
 
 
-def test_the_trainer_learns_what_the_environment_looks_like(make: Any, sink: Sink) -> None:
+def test_the_trainer_receives_a_description_of_the_environment(make: Any, sink: Sink) -> None:
     worker = make()
     worker.collect_train_episode(1)
     worker.send_and_clear_buffer()

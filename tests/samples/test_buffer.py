@@ -105,7 +105,7 @@ class Color(enum.Enum):
     RED = 1
 
 
-def test_what_cannot_be_carried_of_an_info_is_left_out_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_entries_of_infos_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     buffer = Buffer(None)
     endless: dict[str, Any] = {}
     endless["again"] = endless
@@ -180,7 +180,7 @@ def test_episodes_and_versions_that_were_given() -> None:
     assert len(buffer.chunks[0].segments) == 3
 
 
-def test_an_open_episode_goes_on_after_the_hand_over() -> None:
+def test_an_open_episode_continues_after_take() -> None:
     buffer = Buffer(None)
     buffer.start_episode(5, (1, 1))
     seen = []
@@ -192,7 +192,7 @@ def test_an_open_episode_goes_on_after_the_hand_over() -> None:
     assert seen + rows_of(buffer) == [(5, step, (1, 1)) for step in range(7)]
 
 
-def test_the_version_may_change_between_hand_over_and_next_sample() -> None:
+def test_the_version_may_change_between_take_and_the_next_sample() -> None:
     buffer = Buffer(None)
     buffer.start_episode(5, (1, 1))
     buffer.append_sample(sample(0))
@@ -222,7 +222,7 @@ def test_the_open_episode_is_dropped() -> None:
     assert [row[:2] for row in rows_of(buffer)] == [(0, 0), (0, 1), (2, 0)]
 
 
-def test_what_was_taken_is_not_dropped() -> None:
+def test_taken_samples_are_not_dropped() -> None:
     buffer = Buffer(None)
     buffer.append_sample(reset(0))
     buffer.append_sample(sample(1))
@@ -270,7 +270,7 @@ def test_dropped_rows_stay_in_views_that_were_given_out() -> None:
 # Handing over and merging
 
 
-def test_take_hands_over_without_copying_and_empties() -> None:
+def test_take_returns_samples_without_copying_and_empties_the_buffer() -> None:
     buffer = Buffer(None)
     buffer.append_sample(sample(1))
     buffer.end_episode(record(1))
@@ -315,7 +315,7 @@ def test_a_buffer_may_be_added_to_itself() -> None:
     assert len(buffer.episodes) == 2
 
 
-def test_a_buffer_says_what_it_holds() -> None:
+def test_the_repr_of_a_buffer_describes_its_content() -> None:
     buffer = Buffer(5)
     buffer.append_sample(sample(1))
     assert repr(buffer) == "Buffer(1 samples, 0 episode records, maxlen=5)"
@@ -352,14 +352,14 @@ def test_numpy_numbers_in_a_record_become_pythons() -> None:
         EpisodeRecord("", None, 1, "train", "terminated"),  # type: ignore[arg-type]
     ],
 )
-def test_a_record_that_cannot_be_sent_is_refused_at_once(bad: EpisodeRecord) -> None:
+def test_a_record_that_cannot_be_sent_is_refused_immediately(bad: EpisodeRecord) -> None:
     buffer = Buffer(None)
     with pytest.raises(CodecError, match="record of an episode"):
         buffer.end_episode(bad)
     assert buffer.episodes == []
 
 
-def test_records_that_nobody_takes_are_bounded() -> None:
+def test_untaken_records_are_bounded() -> None:
     buffer = Buffer(None)
     buffer.extend([], [record(number) for number in range(MAX_RECORDS + 5)])
     assert len(buffer.episodes) == MAX_RECORDS
@@ -373,7 +373,7 @@ def test_records_that_nobody_takes_are_bounded() -> None:
     st.integers(1, 12),
     st.lists(st.sampled_from(["sample", "other", "merge", "take", "clear", "drop"]), max_size=60),
 )
-def test_the_oldest_samples_go_past_maxlen(maxlen: int, actions: list[str]) -> None:
+def test_the_oldest_samples_beyond_maxlen_are_dropped(maxlen: int, actions: list[str]) -> None:
     buffer, unbounded = Buffer(maxlen), []
     dropped, open_rows = 0, 0
     for number, action in enumerate(actions):
@@ -411,7 +411,7 @@ def test_the_oldest_samples_go_past_maxlen(maxlen: int, actions: list[str]) -> N
         assert all(chunk.rows for chunk in buffer.chunks)
 
 
-def test_rows_past_maxlen_are_let_go() -> None:
+def test_memory_of_rows_beyond_maxlen_is_released() -> None:
     buffer = Buffer(300)
     for number in range(5000):
         buffer.append_sample(sample(number))

@@ -169,14 +169,14 @@ def test_any_nested_samples_come_back_exactly(
 # Size
 
 
-def test_a_plain_message_costs_its_columns_and_little_more() -> None:
+def test_an_uncompressed_message_costs_little_more_than_its_columns() -> None:
     chunk = pendulum_like(1000)
     columns = 1000 * (12 + 4 + 8)
     assert len(encode_message(chunk, [], compression="none")) < columns + 3 * 125 + 250
     assert len(encode_message(chunk, [], compression="zstd")) < 0.9 * columns
 
 
-def test_auto_takes_zstd_only_where_it_saves() -> None:
+def test_auto_uses_zstd_only_if_it_saves_bytes() -> None:
     noise = np.random.default_rng(0)
     for rows in (20, 2000):  # compressed as a whole, and judged by a piece
         for shape, compresses in (("noise", False), ("zeros", True)):
@@ -206,7 +206,7 @@ def test_small_messages_are_one_buffer() -> None:
     assert len(encode_message_buffers(pendulum_like(), [], compression="none")) == 1
 
 
-def test_columns_that_are_not_contiguous_travel() -> None:
+def test_columns_that_are_not_contiguous_are_encoded() -> None:
     chunk = pendulum_like(10)
     assert isinstance(chunk.observation, np.ndarray)
     wide = dataclasses.replace(chunk, observation=np.asfortranarray(np.repeat(chunk.observation, 2, axis=1))[:, ::2])
@@ -256,7 +256,7 @@ def test_pieces_are_not_much_smaller_than_allowed() -> None:
         assert len(encode_message(piece, [], compression="none")) > 0.9 * 20_000
 
 
-def test_pieces_are_made_when_they_are_asked_for_and_are_views() -> None:
+def test_pieces_are_made_on_request_and_are_views() -> None:
     chunk = pendulum_like(1000)
     pieces = split_chunk(chunk, 1000)
     first = next(pieces)
@@ -281,7 +281,7 @@ def test_an_empty_chunk_has_no_pieces() -> None:
 # Limits and bytes that are no message
 
 
-def test_max_bytes_holds_for_the_message_and_for_what_it_decompresses_to() -> None:
+def test_max_bytes_limits_the_compressed_and_decompressed_message() -> None:
     chunk = pendulum_like()
     plain = encode_message(chunk, [], compression="none")
     decode_message(plain, max_bytes=len(plain))
@@ -297,21 +297,21 @@ def frame(content: bytes, **options: Any) -> bytes:
     return b"\x01" + zstandard.ZstdCompressor(**options).compress(content)
 
 
-def test_a_bomb_is_refused_by_its_head() -> None:
+def test_a_decompression_bomb_is_refused_by_its_header() -> None:
     bomb = frame(bytes(1 << 24))
     assert len(bomb) < 2000
     with pytest.raises(CodecError, match="16777216 bytes when decompressed"):
         decode_message(bomb, max_bytes=1 << 20)
 
 
-def test_a_bomb_of_values_is_refused_by_their_number() -> None:
+def test_too_many_values_are_refused_by_their_number() -> None:
     bomb = frame(b"\x94\xc4\x00\x90\xc0\xdd" + struct.pack(">I", 1 << 22) + b"\x90" * (1 << 22))
     assert len(bomb) < 1000
     with pytest.raises(CodecError, match="more than 1048576 values"):
         decode_message(bomb, max_bytes=1 << 24)
 
 
-def test_a_frame_that_does_not_say_its_size_is_refused() -> None:
+def test_a_frame_without_its_size_is_refused() -> None:
     with pytest.raises(CodecError, match="does not say"):
         decode_message(frame(bytes(100), write_content_size=False), max_bytes=LIMIT)
 
@@ -407,7 +407,7 @@ def test_a_body_put_together_by_another_encoder_is_a_message() -> None:
         changed(10, {0: {"x": {"y": msgspec.msgpack.Ext(9, b"")}}}),
     ],
 )
-def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+def test_invalid_messages_are_refused(data: bytes) -> None:
     with pytest.raises(CodecError):
         decode_message(data, max_bytes=LIMIT)
 
@@ -438,7 +438,7 @@ VALID = [
 
 @settings(max_examples=400)
 @given(st.sampled_from(VALID), st.data())
-def test_changed_bytes_give_a_chunk_that_holds_together_or_codec_error(valid: bytes, data: st.DataObject) -> None:
+def test_changed_bytes_give_a_consistent_chunk_or_codec_error(valid: bytes, data: st.DataObject) -> None:
     message = bytearray(valid)
     for _ in range(data.draw(st.integers(1, 4))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
@@ -478,7 +478,7 @@ def test_changed_bytes_give_a_chunk_that_holds_together_or_codec_error(valid: by
         {"extras": {1: np.zeros(10)}},
     ],
 )
-def test_a_chunk_whose_parts_do_not_belong_together_is_refused(change: dict[str, Any]) -> None:
+def test_a_chunk_with_mismatched_parts_is_refused(change: dict[str, Any]) -> None:
     chunk = dataclasses.replace(pendulum_like(10), **change)
     with pytest.raises(CodecError):
         decode_message(encode_message(chunk, []), max_bytes=LIMIT)
@@ -494,7 +494,7 @@ def test_a_chunk_whose_parts_do_not_belong_together_is_refused(change: dict[str,
         ({"extras": {"x": [{1}] * 10}}, "extras['x'] is a set"),
     ],
 )
-def test_what_cannot_be_carried_is_named(change: dict[str, Any], words: str) -> None:
+def test_unsupported_values_are_named(change: dict[str, Any], words: str) -> None:
     with pytest.raises(CodecError) as caught:
         encode_message(dataclasses.replace(pendulum_like(10), **change), [])
     assert words in str(caught.value)

@@ -81,14 +81,14 @@ def test_large_columns_of_joined_chunks_are_not_copied() -> None:
         (chunk_of(1.0, action=np.zeros(1)), chunk_of(1.0, action=np.zeros(2))),
     ],
 )
-def test_chunks_of_other_layouts_are_told_apart_and_refused(first: Chunk, second: Chunk) -> None:
+def test_chunks_of_different_layouts_are_refused(first: Chunk, second: Chunk) -> None:
     assert not same_layout(first, second)
     assert not same_layout(second, first)
     with pytest.raises(CodecError, match="different layouts"):
         encode_message([first, second], [])
 
 
-def test_only_segments_that_follow_each_other_become_one() -> None:
+def test_only_consecutive_segments_are_joined() -> None:
     chunk = chunk_of(*range(4))
     ends = [
         (Segment(2, 7, 0, 1, 1), Segment(2, 7, 2, 1, 1)),

@@ -118,7 +118,7 @@ def test_numbers_share_a_column_where_no_value_changes(values: tuple[Any, ...], 
         ({"a": 1}, 1),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_no_row(first: Any, then: Any) -> None:
+def test_values_that_do_not_fit_are_refused_and_change_no_row(first: Any, then: Any) -> None:
     tree, _, rows = write(first, then)
     assert rows == 1
     expected, _, _ = write(first)
@@ -177,7 +177,7 @@ def test_missing_values_are_zeros_or_none() -> None:
     assert values.finish(3, []) == [None, None, "x"]
 
 
-def test_what_cannot_be_carried_is_named() -> None:
+def test_unsupported_values_are_named() -> None:
     with pytest.raises(CodecError, match=r"observation\['a'\]\[0\] is a object"):
         write({"a": [object()]})
     with pytest.raises(CodecError, match="observation is an array of dtype object"):

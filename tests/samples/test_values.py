@@ -65,11 +65,11 @@ def test_every_allowed_value_comes_back_exactly(value: Any) -> None:
 
 
 @given(values)
-def test_an_owned_value_is_the_same_value(value: Any) -> None:
+def test_a_copied_value_is_equal(value: Any) -> None:
     assert identical(own(value, "value"), value)
 
 
-def test_an_owned_value_shares_no_memory() -> None:
+def test_a_copied_value_shares_no_memory() -> None:
     inner = np.zeros(3)
     value = {"a": [inner], "b": (inner, [1])}
     owned = own(value, "value")
@@ -80,7 +80,7 @@ def test_an_owned_value_shares_no_memory() -> None:
     assert len(owned["a"]) == 1
 
 
-def test_non_contiguous_arrays_travel() -> None:
+def test_non_contiguous_arrays_are_encoded() -> None:
     array = np.arange(24, dtype=">i4").reshape(4, 6)[::2, ::-3]
     assert identical(decode_value(encode_value(array), max_bytes=LIMIT), array)
 
@@ -118,7 +118,7 @@ Point = collections.namedtuple("Point", "x y")
         ({np.str_("key"): 1}, {"key": 1}),
     ],
 )
-def test_subclasses_travel_as_what_they_derive_from(value: Any, comes_back: Any) -> None:
+def test_subclasses_are_encoded_as_their_base_type(value: Any, comes_back: Any) -> None:
     assert identical(decode_value(encode_value(value), max_bytes=LIMIT), comes_back)
     assert identical(own(value, "value"), comes_back)
 
@@ -145,7 +145,7 @@ def test_subclasses_travel_as_what_they_derive_from(value: Any, comes_back: Any)
         ({"a" * 100: object()}, f"info['{'a' * 60}'...] is a object"),
     ],
 )
-def test_what_cannot_be_carried_is_named(value: Any, words: str) -> None:
+def test_unsupported_values_are_named(value: Any, words: str) -> None:
     for function in (lambda: own(value, "info"), lambda: encode_value(value)):
         with pytest.raises(CodecError) as caught:
             function()
@@ -155,7 +155,7 @@ def test_what_cannot_be_carried_is_named(value: Any, words: str) -> None:
         own(value, "info")
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(CodecError, match="nested too deep"):
@@ -206,7 +206,7 @@ def test_large_values_are_counted_rightly(value: Any) -> None:
     assert identical(decode_value(data, max_bytes=1 << 24), value)
 
 
-def test_the_most_values_are_the_same_on_both_sides() -> None:
+def test_the_maximum_number_of_values_is_equal_on_both_sides() -> None:
     # Two bytes each, so that there are enough of them for a count.
     most = [200] * ((1 << 20) - 1)
     assert len(decode_value(encode_value(most), max_bytes=1 << 24)) == len(most)
@@ -261,7 +261,7 @@ def array_payload(name: bytes, shape: tuple[int, ...], items: bytes, filter_: in
         extension(3, array_payload(b"<f8", (1,), bytes(8))),
     ],
 )
-def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
+def test_invalid_encoded_values_are_refused(data: bytes) -> None:
     with pytest.raises(CodecError):
         decode_value(data, max_bytes=LIMIT)
 

@@ -118,7 +118,7 @@ def test_a_row_that_fails_leaves_nothing_behind(bad: dict[str, Any], words: str)
     assert chunk.reward.tolist() == [0.0, 0.5]
 
 
-def test_what_is_no_flag_fails_before_anything_is_kept() -> None:
+def test_invalid_flags_fail_before_any_change() -> None:
     writer = writer_for()
     with pytest.raises(ValueError, match="ambiguous"):
         append(writer, truncated=np.array([True, False]), info={"a": 1})
@@ -135,7 +135,7 @@ def test_rewards_are_numbers(reward: Any) -> None:
         writer_for(reward=reward)
 
 
-def test_none_is_no_reward_of_an_open_chunk() -> None:
+def test_a_reward_of_none_is_refused_in_an_open_chunk() -> None:
     writer = writer_for(reward=np.array(1.0))
     append(writer, reward=np.array(1.0))
     assert not append(writer, reward=None)
@@ -167,7 +167,7 @@ def test_extras_that_begin_later_do_not_fit() -> None:
     assert append(writer, extras={})
 
 
-def test_the_short_way_takes_no_other_dtype_or_shape() -> None:
+def test_append_plain_refuses_other_dtypes_and_shapes() -> None:
     writer = writer_for()
     assert append(writer)
     assert append(writer)
@@ -188,7 +188,7 @@ def test_the_short_way_takes_no_other_dtype_or_shape() -> None:
     assert chunk.reward.dtype == np.float64
 
 
-def test_the_short_way_sees_a_column_that_was_replaced() -> None:
+def test_append_plain_uses_a_replaced_column() -> None:
     writer = writer_for(reward=0.0)
     for reward in (0.0, 0.5, np.float32(0.1), np.float32(0.2), 0.25):
         assert append(writer, reward=reward)
@@ -208,7 +208,7 @@ def test_a_view_does_not_see_later_rows() -> None:
     assert view.segments[0].rows == 1
 
 
-def test_infos_are_copied_and_empty_ones_take_no_room() -> None:
+def test_infos_are_copied_and_empty_ones_take_no_space() -> None:
     writer = writer_for()
     info = {"frame": np.zeros(2)}
     append(writer)

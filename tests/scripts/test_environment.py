@@ -94,7 +94,7 @@ def report(version: str, *needs: str) -> dict[str, Any]:
         ({"install": []}, "Linux", True),
     ],
 )
-def test_cpu_builds_are_told_apart(module: ModuleType, content: dict[str, Any], system: str, expected: bool) -> None:
+def test_cpu_builds_are_recognized(module: ModuleType, content: dict[str, Any], system: str, expected: bool) -> None:
     assert module.takes_cpu_build(content, system) is expected
 
 
@@ -107,7 +107,7 @@ def test_everything_is_installed_with_the_constraints(checkout: Checkout) -> Non
     assert installed == ["install", "-c", str(checkout.root / "constraints.txt"), "-e", f"{checkout.root}[all]"]
 
 
-def test_pips_own_words_are_not_shown(checkout: Checkout, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_pip_is_hidden(checkout: Checkout, capfd: pytest.CaptureFixture[str]) -> None:
     checkout.environment().ensure(["all"])
     captured = capfd.readouterr()
     assert captured.err == ""
@@ -138,7 +138,7 @@ def test_a_second_run_does_nothing_and_is_quick(checkout: Checkout, capsys: pyte
     assert capsys.readouterr().out == ""
 
 
-def test_what_was_installed_earlier_stays(checkout: Checkout) -> None:
+def test_earlier_installed_packages_stay(checkout: Checkout) -> None:
     checkout.environment().ensure(["dev"])
     checkout.calls()
     checkout.environment().ensure(["all"])
@@ -154,7 +154,7 @@ def test_a_change_installs_again(checkout: Checkout, file: str) -> None:
     assert len(checkout.calls()) == 2
 
 
-def test_gpu_after_cpu_takes_the_old_torch_away(checkout: Checkout) -> None:
+def test_gpu_after_cpu_removes_the_old_torch(checkout: Checkout) -> None:
     checkout.environment().ensure(["all"])
     checkout.calls()
     checkout.environment().ensure(["all"], gpu=True)
@@ -177,7 +177,7 @@ def test_pips_failure_is_shown_from_its_end_and_tried_again(checkout: Checkout, 
     assert len(checkout.calls()) == 2
 
 
-def test_pips_own_variables_reach_it(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_pip_reach_it(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONSTRAINT", "more.txt")
     monkeypatch.setenv("PIP_USER", "1")
     checkout.environment().ensure(["all"])

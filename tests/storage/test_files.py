@@ -46,7 +46,7 @@ class Failing(FileCalls):
             raise OSError(errno.EIO, "not flushed")
 
 
-def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
+def test_appended_records_are_read_again(tmp_path: Path) -> None:
     file = SegmentFile.create(tmp_path / "a", "kind", {"x": 1}, b"first")
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     offset, end = file.append(b"rows", [rows.data, b"", b"tail"])
@@ -64,7 +64,7 @@ def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_torn_tail_is_cut_wherever_it_ends(tmp_path: Path) -> None:
+def test_an_incomplete_record_of_any_length_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     file = SegmentFile.create(path, "kind", None)
     file.append(b"one", [b"1234567"])
@@ -106,7 +106,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was_and_may_be_tried_again(
     assert SegmentReader(tmp_path / "a").size == file.bytes
 
 
-def test_a_flush_that_fails_takes_the_record_back(tmp_path: Path) -> None:
+def test_a_failed_flush_removes_the_record(tmp_path: Path) -> None:
     calls = Failing(10_000)
     file = SegmentFile.create(tmp_path / "a", "kind", None, sync="fsync", calls=calls)
     calls.syncs = False
@@ -140,7 +140,7 @@ def test_a_limit_on_the_size_of_files_counts_as_full(tmp_path: Path) -> None:
     assert notes(tmp_path / "a") == [b"one", b"three", b"two"]
 
 
-def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageFullError):
         SegmentFile.create(tmp_path / "a", "kind", None, b"first", calls=Failing(20))
     assert list(tmp_path.iterdir()) == []
@@ -151,7 +151,7 @@ def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path: Path) -> None:
         SegmentFile.create(tmp_path / "missing" / "a", "kind", None)
 
 
-def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_files_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("something else, and long enough")
     for name, said in (("empty", "cut short"), ("text", "no file of records"), ("missing", "cannot be read")):

@@ -85,14 +85,14 @@ def test_lengths_are_checked_before_anything_is_allocated() -> None:
     assert records(bytes(huge)) == []
 
 
-def test_a_payload_is_not_looked_at_unless_asked() -> None:
+def test_payloads_are_checked_only_on_request() -> None:
     whole = bytearray(record(b"note", b"payload."))
     whole[-1] ^= 1
     assert records(bytes(whole)) == []
     assert [note for note, _ in records(bytes(whole), check_payloads=False)] == [b"note"]
 
 
-def test_an_incomplete_record_and_damage_are_told_apart() -> None:
+def test_an_incomplete_record_is_distinguished_from_damage() -> None:
     whole = record(b"one", b"payload" * 9) + record(b"two", b"payload" * 9)
     start = len(record(b"one", b"payload" * 9))
     assert all(cut_short(memoryview(whole[:length]), start) for length in range(start, len(whole)))

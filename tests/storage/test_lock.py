@@ -21,7 +21,7 @@ sys.stdin.read()
 """
 
 
-def test_another_process_is_refused_by_name_until_the_holder_is_dead(tmp_path: Path) -> None:
+def test_another_process_is_refused_until_the_named_holder_is_dead(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         FolderLock(tmp_path / "file" / "folder", "the memory")
 
 
-def test_a_holder_that_says_nothing_is_still_a_holder(tmp_path: Path) -> None:
+def test_a_lock_without_a_process_id_still_locks(tmp_path: Path) -> None:
     with FolderLock(tmp_path, "the memory"):
         (tmp_path / "lock").write_bytes(b"rubbish")
         with pytest.raises(FolderLockedError, match="another process"):

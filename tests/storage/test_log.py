@@ -44,7 +44,7 @@ def test_records_come_back_over_files_and_openings(tmp_path: Path) -> None:
     log.close()
 
 
-def test_old_files_go_and_the_last_stays(tmp_path: Path) -> None:
+def test_old_files_are_removed_and_the_last_stays(tmp_path: Path) -> None:
     log = make(tmp_path, segment_bytes=1, first_note=lambda: b"state")
     for i in range(5):
         log.append(b"%d" % i)
@@ -70,7 +70,7 @@ def test_the_description_of_the_next_file_may_change(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_torn_tail_is_cut_at_every_byte_of_the_last_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_last_record_is_removed_at_every_length(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = make(tmp_path / "whole", first_note=lambda: b"state")
     log.append(b"one", [b"payload"])
     good = log.append(b"two", [b"payload"]).end
@@ -167,7 +167,7 @@ def test_a_full_disk_is_an_error_at_a_file_s_end_too_and_nothing_is_lost(tmp_pat
     log.close()
 
 
-def test_a_disk_with_room_for_no_more_than_a_new_file_s_beginning_is_not_filled_with_such_files(tmp_path: Path) -> None:
+def test_a_nearly_full_disk_is_not_filled_with_empty_files(tmp_path: Path) -> None:
     calls = Full()
     log = make(tmp_path, segment_bytes=200, first_note=lambda: bytes(300), calls=calls)
     for i in range(4):
@@ -229,7 +229,7 @@ class Syncs(FileCalls):
                 raise OSError(errno.EIO, "it was not written")
 
 
-def test_a_file_is_flushed_beside_its_writer_as_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_file_is_flushed_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "FLUSHED_AT_ONCE", 200)
     calls = Syncs()
     log = make(tmp_path, segment_bytes=2000, calls=calls)
@@ -245,7 +245,7 @@ def test_a_file_is_flushed_beside_its_writer_as_it_grows(tmp_path: Path, monkeyp
     assert not any(thread.name == "tmrl-flush" for thread in threading.enumerate())
 
 
-def test_a_flush_beside_the_writer_that_failed_is_said_before_the_next_file_is_begun(
+def test_a_failed_background_flush_is_raised_before_the_next_file_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_module, "FLUSHED_AT_ONCE", 100)
@@ -263,7 +263,7 @@ def test_a_flush_beside_the_writer_that_failed_is_said_before_the_next_file_is_b
     log.close()
 
 
-def test_with_fsync_nothing_is_flushed_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_fsync_there_is_no_background_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "FLUSHED_AT_ONCE", 100)
     calls = Syncs()
     log = make(tmp_path, sync="fsync", calls=calls)

@@ -41,7 +41,7 @@ def test_a_lock_that_is_a_link_is_refused_and_its_target_untouched(tmp_path: Pat
     assert victim.read_text() == "precious"
 
 
-def test_a_dangling_link_makes_no_file(tmp_path: Path) -> None:
+def test_a_dangling_link_creates_no_file(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").symlink_to(tmp_path / "made")
     with pytest.raises(StorageError, match="symbolic link"):
@@ -88,7 +88,7 @@ def test_a_file_of_records_is_not_written_through_a_link(tmp_path: Path) -> None
     assert (tmp_path / "victim").read_bytes() == before
 
 
-def test_a_pipe_in_the_place_of_a_file_of_records_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_file_of_records_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "1.seg")
     with pytest.raises(StorageError, match="cut short within its head"):
         SegmentReader(tmp_path / "1.seg")

@@ -154,7 +154,7 @@ def test_slices_are_no_larger(place: Place, echo: Echo) -> None:
     assert said(sock, bytes(range(256)) * 20) == bytes(range(256)) * 20
 
 
-def test_a_black_hole_holds_all_and_gives_it_back(place: Place) -> None:
+def test_a_black_hole_holds_data_and_releases_it(place: Place) -> None:
     sock = place.dial()
     said(sock, b"before")
     place.proxy.black_hole()
@@ -165,7 +165,7 @@ def test_a_black_hole_holds_all_and_gives_it_back(place: Place) -> None:
     assert said(sock, b"after") == b"after"
 
 
-def test_what_was_held_goes_on_when_tcp_would_send_it_again(place: Place) -> None:
+def test_held_data_continues_at_the_time_of_a_tcp_retransmission(place: Place) -> None:
     sock = place.dial()
     said(sock, b"before")
     place.proxy.change(retransmission=True)
@@ -179,7 +179,7 @@ def test_what_was_held_goes_on_when_tcp_would_send_it_again(place: Place) -> Non
 
 
 @pytest.mark.parametrize(("waited", "wait"), [(0.0, 0.2), (0.2, 0.0), (0.3, 0.3), (1.0, 0.4), (6.3, 6.3)])
-def test_the_wait_to_be_sent_again_doubles(waited: float, wait: float) -> None:
+def test_waits_between_retransmissions_double(waited: float, wait: float) -> None:
     assert until_sent_again(waited, 0.2) == pytest.approx(wait)
 
 
@@ -193,7 +193,7 @@ def test_a_hole_in_one_direction_lets_the_other_through(place: Place) -> None:
     assert exactly(sock, 19) == b"there, and not back"
 
 
-def test_nobody_hears_of_an_end_in_a_black_hole_before_it_heals(place: Place, echo: Echo) -> None:
+def test_an_end_in_a_black_hole_is_noticed_after_it_heals(place: Place, echo: Echo) -> None:
     sock = place.dial()
     said(sock, b"before")
     place.proxy.black_hole()
@@ -204,7 +204,7 @@ def test_nobody_hears_of_an_end_in_a_black_hole_before_it_heals(place: Place, ec
     assert echo.wait_ended()
 
 
-def test_a_new_connection_waits_in_the_hole_or_gives_up(place: Place) -> None:
+def test_a_new_connection_waits_in_the_black_hole_or_gives_up(place: Place) -> None:
     place.proxy.black_hole()
     waiting, leaving = place.dial(), place.dial()
     leaving.close()
@@ -226,7 +226,7 @@ def test_a_reset_is_one_for_both_sides(place: Place, echo: Echo) -> None:
     assert said(place.dial(), b"again") == b"again"
 
 
-def test_a_truncated_connection_ends_after_so_many_bytes(place: Place, echo: Echo) -> None:
+def test_a_truncated_connection_ends_after_the_configured_bytes(place: Place, echo: Echo) -> None:
     place.proxy.truncate(1000)
     sock = place.dial()
     sock.sendall(b"a" * 1500)
@@ -284,7 +284,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def test_the_command_line_carries_and_resets_by_itself(echo: Echo) -> None:
+def test_the_command_line_forwards_and_resets(echo: Echo) -> None:
     stop = threading.Event()
     port = free_port()
     arguments = ["--listen", str(port), "--to", f"127.0.0.1:{echo.address[1]}", "--reset-every", "0.2", "--seed", "1"]

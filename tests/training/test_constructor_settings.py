@@ -75,7 +75,7 @@ def moves(agent: Any, action_space: Any) -> bool:
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("name", RATES)
-def test_a_changed_learning_rate_is_what_moves_parameters(tmp_path: Path, name: str, compiled: bool) -> None:
+def test_a_changed_learning_rate_takes_effect(tmp_path: Path, name: str, compiled: bool) -> None:
     agent_cls, space, rates = RATES[name]
     if compiled and name == "ppo":
         pytest.skip("it is not compiled")
@@ -99,9 +99,7 @@ def test_a_changed_learning_rate_is_what_moves_parameters(tmp_path: Path, name: 
     assert not compiled or not still.compiler.gave_up
 
 
-def test_other_settings_of_agents_and_optimizers_take_effect_and_are_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_changed_settings_take_effect_and_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     training = training_of(SacAgent)
     changed = partial(training_of, SacAgent, gamma=0.9, betas_actor=(0.5, 0.9), l2_critic=0.25, target_entropy=-3.0)
@@ -137,7 +135,7 @@ class Annealed(SacAgent):
         self.optimizer_actor.param_groups[0]["lr"] *= 0.5
 
 
-def test_what_training_has_changed_goes_on_unless_the_setting_changes(tmp_path: Path) -> None:
+def test_trained_values_continue_unless_the_setting_changes(tmp_path: Path) -> None:
     training = training_of(Annealed)
     training.agent.anneal()
     same = resumed(tmp_path / "same", training, partial(training_of, Annealed))
@@ -150,7 +148,7 @@ def test_what_training_has_changed_goes_on_unless_the_setting_changes(tmp_path: 
     assert other.optimizer_actor.param_groups[0]["lr"] == 2.5e-4
 
 
-def test_another_optimizer_or_a_temperature_that_is_learned_now_is_refused(tmp_path: Path) -> None:
+def test_another_optimizer_or_kind_of_temperature_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"agent\.optimizer_actor was of type .*Adam and is of type .*SGD"):
         resumed(tmp_path / "a", training_of(SacAgent), partial(training_of, SacAgent, optimizer_actor="sgd"))
     fixed = training_of(SacAgent, learn_entropy_coef=False)
@@ -158,7 +156,7 @@ def test_another_optimizer_or_a_temperature_that_is_learned_now_is_refused(tmp_p
         resumed(tmp_path / "b", fixed, partial(training_of, SacAgent))
 
 
-def test_a_checkpoint_that_does_not_say_what_constructors_were_given_takes_today_s_settings(
+def test_a_checkpoint_without_constructor_settings_takes_the_present_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = training_of(SacAgent)
@@ -169,7 +167,7 @@ def test_a_checkpoint_that_does_not_say_what_constructors_were_given_takes_today
     assert "optimizer_actor[0].lr is 0.001 in the checkpoint and 0.0003 now" in caplog.text
 
 
-def test_settings_do_not_touch_what_is_learned(tmp_path: Path) -> None:
+def test_settings_do_not_change_learned_values(tmp_path: Path) -> None:
     training = training_of(SacAgent)
     training.agent.train(batch(BOX, False))
     agent = resumed(tmp_path, training, partial(training_of, SacAgent, lr_actor=1e-5))

@@ -102,7 +102,7 @@ def fed(make_rows: Any, *dtypes: Any) -> LocalInterface:
 
 
 @pytest.mark.parametrize("memory_cls", [Rewards, ReplayMemory])
-def test_an_agent_and_a_memory_of_ones_own_train(make_rows: Any, memory_cls: Any) -> None:
+def test_a_custom_agent_and_memory_train(make_rows: Any, memory_cls: Any) -> None:
     training = TrainingOffline(SPACES, memory_cls, Agent, 1, 2, 4, max_training_steps_per_env_step=100.0)
     interface = fed(make_rows, np.float32)
     rows = training.run_epoch(interface)
@@ -114,7 +114,7 @@ def test_an_agent_and_a_memory_of_ones_own_train(make_rows: Any, memory_cls: Any
     assert not math.isnan(rows[-1]["loss"])
 
 
-def test_what_a_memory_of_ones_own_refuses_is_refused(make_rows: Any) -> None:
+def test_refusals_of_a_custom_memory_are_reported(make_rows: Any) -> None:
     training = TrainingOffline(SPACES, Rewards, Agent, 1, 1, 2, max_training_steps_per_env_step=100.0)
     interface = fed(make_rows, np.float32, np.int32)
     training.run_epoch(interface)
@@ -122,7 +122,7 @@ def test_what_a_memory_of_ones_own_refuses_is_refused(make_rows: Any) -> None:
     assert training.total_samples == interface.samples_committed == 5
 
 
-def test_a_training_loop_of_ones_own_trains(make_rows: Any) -> None:
+def test_a_custom_training_loop_trains(make_rows: Any) -> None:
     loop = as_loop(own := Loop())
     interface = fed(make_rows, np.float32)
     while loop.epoch < loop.epochs:
@@ -135,7 +135,7 @@ def test_a_training_loop_of_ones_own_trains(make_rows: Any) -> None:
         loop.run_iteration(interface)
 
 
-def test_a_replaced_agent_or_memory_is_followed(make_rows: Any) -> None:
+def test_a_replaced_agent_or_memory_is_used(make_rows: Any) -> None:
     """As an `updater_fn` may replace them in a training object that was loaded."""
     training = TrainingOffline(SPACES, Rewards, Agent, 2, 1, 2, max_training_steps_per_env_step=100.0)
     training.run_epoch(fed(make_rows, np.float32))

@@ -14,7 +14,7 @@ def put(interface: LocalInterface, make_rows: Any, *streams: int) -> None:
     interface.put(buffer)
 
 
-def test_what_is_accepted_is_committed(make_rows: Any) -> None:
+def test_accepted_deliveries_are_committed(make_rows: Any) -> None:
     interface = LocalInterface()
     put(interface, make_rows, 1, 2)
     first, second = interface.receive()
@@ -38,7 +38,7 @@ def test_a_refused_delivery_keeps_its_first_reason(make_rows: Any) -> None:
     assert (chunk.rows, reason) == (3, "first")
 
 
-def test_an_undecided_delivery_holds_up_later_ones(make_rows: Any) -> None:
+def test_an_undecided_delivery_delays_later_ones(make_rows: Any) -> None:
     interface = LocalInterface()
     put(interface, make_rows, 1, 2)
     first, second = interface.receive()

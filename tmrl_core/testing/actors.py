@@ -57,7 +57,7 @@ class ActorSuite:
         self.make_actor().act_(observation)
         np.testing.assert_equal(observation, before)
 
-    def test_extras_of_a_reset_and_of_a_step_are_alike(self) -> None:
+    def test_extras_of_a_reset_and_of_a_step_have_the_same_columns(self) -> None:
         """Extras of resets and steps fill the same columns."""
         actor = self.make_actor()
         _, extras = actor.act_with_extras(self.observe())
@@ -67,7 +67,7 @@ class ActorSuite:
             found, expected = np.asarray(value), np.asarray(of_reset[name])
             assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
 
-    def test_weights_travel(self) -> None:
+    def test_weights_can_be_transferred(self) -> None:
         """An actor with another actor's weights chooses the same actions."""
         actor = self.make_actor()
         tag, data = actor.to_blob()

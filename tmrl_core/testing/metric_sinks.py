@@ -68,7 +68,7 @@ class SinkSuite:
         if kept is not None and self.keeps(last):
             assert kept[-1] == _expected(last)
 
-    def test_what_was_flushed_can_be_seen_before_the_close(self, tmp_path: Path) -> None:
+    def test_flushed_records_are_readable_before_the_close(self, tmp_path: Path) -> None:
         """A flush is enough for another process to see the records."""
         records = [_record("round", step=step) for step in range(3)]
         sink = self.make_sink(tmp_path)
@@ -84,7 +84,7 @@ class SinkSuite:
     reads_unclosed = True
     """True: `read_back` works before the close."""
 
-    def test_close_keeps_what_was_not_flushed(self, tmp_path: Path) -> None:
+    def test_close_flushes_records(self, tmp_path: Path) -> None:
         """A close flushes written records."""
         record = _record("round", step=7)
         sink = self.make_sink(tmp_path)
@@ -117,7 +117,7 @@ class SinkSuite:
             sink.write(record)
         assert record == before
 
-    def test_a_second_sink_goes_on_where_the_first_ended(self, tmp_path: Path) -> None:
+    def test_a_second_sink_continues_after_the_first(self, tmp_path: Path) -> None:
         """A resumed run loses no earlier records."""
         first, second = _record("round", step=1), _record("round", step=2)
         with self.make_sink(tmp_path) as sink:

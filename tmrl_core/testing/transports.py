@@ -142,7 +142,7 @@ class TransportSuite:
             await asyncio.wait_for(driver.ended, self.deadline_s)
 
     @in_loop
-    async def test_dialling_where_nobody_listens_says_so(self) -> None:
+    async def test_dialling_a_port_without_listener_is_an_error(self) -> None:
         """The error for a port without a listener names the port."""
         async with Session(self) as session:
             port = session.listener.port
@@ -151,7 +151,7 @@ class TransportSuite:
         assert str(port) in await _error_of(dialling)
 
     @in_loop
-    async def test_a_port_in_use_says_so(self) -> None:
+    async def test_a_port_in_use_is_an_error(self) -> None:
         """The error for a used port names the port."""
         async with Session(self) as session:
             error = await _error_of(session.server.serve(self.host, session.listener.port, session.accept))
@@ -159,7 +159,7 @@ class TransportSuite:
             assert "in use" in error
 
     @in_loop
-    async def test_the_last_words_arrive_before_the_link_ends(self) -> None:
+    async def test_the_closing_message_arrives_before_the_link_ends(self) -> None:
         """A client that is refused learns the reason."""
         async with Session(self, max_workers=1) as session:
             await session.worker(make_worker("first")[0])

@@ -24,7 +24,7 @@ def slow_advantage(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_as_a_slow_obvious_loop(seed: int) -> None:
+def test_gae_equals_a_slow_loop(seed: int) -> None:
     rng = np.random.default_rng(seed)
     length = int(rng.integers(1, 60))
     reward, value, next_value = rng.standard_normal((3, length))
@@ -55,7 +55,7 @@ def test_a_termination_has_no_value_after_it_and_a_truncation_has() -> None:
     assert one(terminated=0, ends=1) == pytest.approx(1 + 0.9 * 10 - 2)
 
 
-def test_what_does_not_go_on_hands_nothing_back() -> None:
+def test_no_advantage_passes_across_an_end() -> None:
     rewards = np.array([0.0, 100.0])
     zeros = np.zeros(2)
     joined, _ = generalized_advantages(rewards, zeros, zeros, zeros, np.array([0, 1]), gamma=1.0, gae_lambda=1.0)
@@ -74,12 +74,12 @@ def test_other_shapes_are_refused() -> None:
         generalized_advantages(*[np.zeros((3, 1))] * 5, gamma=1.0, gae_lambda=1.0)
 
 
-def test_a_discounted_sum_begins_anew_where_a_run_does() -> None:
+def test_a_discounted_sum_restarts_with_each_run() -> None:
     sums = discounted_sums(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 0, 0]), gamma=0.5)
     assert sums.tolist() == [1.0, 2.5, 4.0, 10.0]
 
 
-def test_a_discounted_sum_goes_on_from_what_came_before_its_run() -> None:
+def test_a_discounted_sum_continues_an_earlier_one() -> None:
     rewards, ends = np.array([1.0, 2.0, 4.0]), np.array([0, 1, 1])
     sums = discounted_sums(rewards, ends, gamma=0.5, before_T=np.array([6.0, 0.0, 2.0]))
     assert sums.tolist() == [4.0, 4.0, 5.0]

@@ -114,7 +114,7 @@ def test_n_step_targets_equal_the_sum_over_steps() -> None:
     assert td_target(reward, terminated, value, discount).tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_double_value_asks_one_network_which_and_the_other_how_much() -> None:
+def test_double_value_takes_the_action_of_one_network_and_the_value_of_the_other() -> None:
     online, target = torch.randn(20, 4), torch.randn(20, 4)
     expected = []
     for i in range(20):

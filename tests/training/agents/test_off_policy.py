@@ -89,7 +89,7 @@ def test_truncation_does_not_change_an_update_and_termination_does(cls: Any, spa
 
 
 @every_agent
-def test_a_batch_s_own_discount_takes_gamma_s_place(cls: Any, space: Any, settings: Any) -> None:
+def test_a_discount_in_the_batch_replaces_gamma(cls: Any, space: Any, settings: Any) -> None:
     one = batch(space)
     by_gamma = trained(make(cls, space, {**settings, "gamma": 0.5}), one)
     by_batch = trained(make(cls, space, {**settings, "gamma": 0.99}), (*one, {"discount": torch.full((32,), 0.5)}))
@@ -98,7 +98,7 @@ def test_a_batch_s_own_discount_takes_gamma_s_place(cls: Any, space: Any, settin
 
 
 @every_agent
-def test_weights_count_and_leave_each_row_s_error(cls: Any, space: Any, settings: Any) -> None:
+def test_weights_scale_the_loss_but_not_the_td_errors(cls: Any, space: Any, settings: Any) -> None:
     one = batch(space)
     agent = make(cls, space, settings)
     plain = trained(agent, one)
@@ -134,7 +134,7 @@ def test_it_publishes_the_weights_that_are_trained(cls: Any, space: Any, setting
 
 
 @every_agent
-def test_what_was_saved_goes_on_as_if_nothing_had_happened(cls: Any, space: Any, settings: Any) -> None:
+def test_a_restored_agent_continues_identically(cls: Any, space: Any, settings: Any) -> None:
     agent = make(cls, space, settings)
     trained(agent, *[batch(space, seed) for seed in range(3)])
     saved = capture(agent)

@@ -54,7 +54,7 @@ def play(agent: PPOAgent, steps: int, best: float, seed: int = 0) -> tuple[Any, 
 
 
 @pytest.mark.parametrize(("action_space", "best", "enough"), [(FEW, 5.0, -0.05), (BOX, 0.5, -0.35)])
-def test_it_learns_what_pays(action_space: Any, best: float, enough: float) -> None:
+def test_ppo_learns_the_rewarded_action(action_space: Any, best: float, enough: float) -> None:
     agent = make(action_space, lr=2e-2, update_epochs=4)
     for number in range(25):
         batch, reward = play(agent, 128, best, seed=number)
@@ -74,7 +74,7 @@ def test_the_same_seed_makes_the_same_weights() -> None:
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
-def test_it_says_how_long_each_update_took() -> None:
+def test_the_duration_of_each_update_is_reported() -> None:
     agent = make(FEW, update_epochs=2)
     times: list[float] = []
     agent.after_update = times.append
@@ -127,7 +127,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     assert all(torch.equal(*pair) for pair in zip(before, agent.model.parameters(), strict=True))
 
 
-def test_values_after_a_run_are_of_what_followed_it_and_only_unless_it_terminated() -> None:
+def test_a_run_bootstraps_from_its_next_observation_unless_terminated() -> None:
     agent = make(FEW, gamma=0.5, gae_lambda=1.0)
     with torch.no_grad():
         for parameter in agent.model.critic.parameters():
@@ -177,7 +177,7 @@ def test_a_checkpoint_can_hold_it() -> None:
     assert capture(Training()).arrays
 
 
-def test_observations_count_once_the_round_they_were_made_in_is_trained_on() -> None:
+def test_observations_count_in_statistics_after_their_round_is_trained() -> None:
     agent = make(FEW, normalize_observations=True, update_epochs=1, minibatch_size=1000)
     actor = agent.get_actor()
     batch, _ = play(agent, 64, 5.0)
@@ -225,7 +225,7 @@ def in_rounds(sizes: list[int]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("sizes", [[20, 20, 20], [1, 33, 2, 24]])
-def test_sums_of_rewards_go_on_over_rounds_as_long_as_their_episode_does(sizes: list[int]) -> None:
+def test_sums_of_rewards_continue_over_rounds_within_an_episode(sizes: list[int]) -> None:
     found = []
     for cut in ([60], sizes):
         agent = make(FEW, normalize_rewards=True, update_epochs=1, gamma=0.9)
@@ -236,7 +236,7 @@ def test_sums_of_rewards_go_on_over_rounds_as_long_as_their_episode_does(sizes: 
     assert found[1] == pytest.approx(found[0], rel=1e-12)
 
 
-def test_sums_of_rewards_begin_anew_where_something_is_missing_or_nothing_is_said() -> None:
+def test_sums_of_rewards_restart_after_gaps_and_without_places() -> None:
     means = []
     for change in ("nothing", "a gap", "no places"):
         agent = make(FEW, normalize_rewards=True, update_epochs=1, gamma=0.9)
@@ -252,7 +252,7 @@ def test_sums_of_rewards_begin_anew_where_something_is_missing_or_nothing_is_sai
     assert means[1] == means[2] < means[0]
 
 
-def test_sums_of_rewards_go_on_after_a_checkpoint() -> None:
+def test_sums_of_rewards_continue_after_a_checkpoint() -> None:
     class Training:
         def __init__(self, seed: int) -> None:
             self.agent = make(FEW, seed, normalize_rewards=True)
@@ -272,7 +272,7 @@ def test_sums_of_rewards_go_on_after_a_checkpoint() -> None:
     assert torch.equal(trained.agent.returns.std, other.agent.returns.std)
 
 
-def test_what_it_normalizes_by_is_part_of_a_checkpoint() -> None:
+def test_normalization_statistics_are_part_of_a_checkpoint() -> None:
     class Training:
         def __init__(self, seed: int) -> None:
             self.agent = make(BOX, seed, normalize_observations=True, normalize_rewards=True)

@@ -6,7 +6,7 @@ import torch
 from tmrl_core.training.agents.running_moments import RunningMoments
 
 
-def test_they_are_those_of_all_rows_at_once() -> None:
+def test_running_moments_equal_those_of_all_rows() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal([1.0, -1e4, 0.0], [2.0, 1e-3, 0.0], (500, 3))
     moments = RunningMoments(3)

@@ -58,7 +58,7 @@ class Plain(nn.Module):
         self.q2: nn.Module = Q()
 
 
-def test_a_model_with_two_critics_of_its_own_trains() -> None:
+def test_a_custom_model_with_two_critics_trains() -> None:
     agent = SpinupSacAgent(OBSERVATIONS, ACTIONS, "cpu", Plain)
     before = [parameter.clone() for parameter in agent.model.parameters()]
     agent.train(batch())
@@ -165,7 +165,7 @@ def test_the_policy_s_update_leaves_the_critics_alone() -> None:
 
 
 @pytest.mark.parametrize("cls", [SacAgent, REDQSACAgent])
-def test_workers_explore_by_chance_until_it_has_learned_something(cls: Any) -> None:
+def test_workers_act_randomly_before_the_first_updates(cls: Any) -> None:
     """As a worker without torch does what a trainer publishes, and as one that goes on from a checkpoint does."""
     agent = cls(OBSERVATIONS, ACTIONS, "cpu", **SMALL)
     worker = NumpySquashedGaussianMLPActor(OBSERVATIONS, ACTIONS, (16, 16), seed=0)
@@ -190,7 +190,7 @@ def test_workers_explore_by_chance_until_it_has_learned_something(cls: Any) -> N
     assert spread() < 1e-3
 
 
-def test_a_policy_that_knows_no_random_actions_is_told_nothing() -> None:
+def test_a_policy_without_random_actions_gets_no_share() -> None:
     class Own(SquashedGaussianMLPActor):
         def exploration(self) -> dict[str, float]:
             return {"noise": 0.5}

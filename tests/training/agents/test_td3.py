@@ -75,14 +75,14 @@ def test_two_updates_equal_the_paper_s_algorithm() -> None:
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
 
 
-def test_workers_explore_by_chance_until_it_has_learned_something() -> None:
+def test_workers_act_randomly_before_the_first_updates() -> None:
     agent = TD3Agent(OBSERVATIONS, ACTIONS, "cpu", exploration_noise=0.3, hidden_sizes=(8,))
     assert agent.get_actor().exploration() == {"noise": 0.3, "random": 1.0}
     agent.train(batch(0))
     assert agent.get_actor().exploration() == {"noise": 0.3, "random": 0.0}
 
 
-def test_a_delay_of_nothing_is_refused() -> None:
+def test_a_delay_of_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="policy_delay >= 1, got 0"):
         TD3Agent(OBSERVATIONS, ACTIONS, "cpu", policy_delay=0)
 

@@ -129,7 +129,7 @@ def test_resuming_equals_the_uninterrupted_run_bit_for_bit(
 
 @pytest.mark.parametrize("memory_cls", [ReplayMemory, partial(ReplayMemory, priority={}), GenericTorchMemory])
 @pytest.mark.parametrize("update", [0, 3, 5, 7, 12])
-def test_a_checkpoint_in_the_middle_of_a_round_changes_nothing_and_is_gone_on_from_bit_for_bit(
+def test_a_checkpoint_within_a_round_resumes_bit_for_bit(
     tmp_path: Path, make_rows: Any, memory_cls: Any, update: int
 ) -> None:
     class Rested(Recorded):
@@ -180,7 +180,7 @@ class Versioned(Recorded):
 
 @pytest.mark.parametrize("priority", [None, {}], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("settings", [{"max_drawn_lag": 2}, {"max_policy_lag": 0}], ids=lambda one: str(*one))
-def test_lags_are_counted_on_as_if_a_run_had_not_been_interrupted(
+def test_policy_lags_continue_over_an_interruption(
     tmp_path: Path, make_rows: Any, priority: Any, settings: dict[str, int]
 ) -> None:
     drawn_lag = settings.get("max_drawn_lag")
@@ -217,7 +217,7 @@ def test_lags_are_counted_on_as_if_a_run_had_not_been_interrupted(
             assert left.get(name) == right.get(name)
 
 
-def test_a_checkpoint_costs_what_is_new_in_it(tmp_path: Path, make_rows: Any) -> None:
+def test_a_checkpoint_writes_only_new_rows(tmp_path: Path, make_rows: Any) -> None:
     training = make_training(memory_size=10_000)
     store = CheckpointStore(tmp_path)
     training.memory.append_chunk(make_rows(1, 0, 0, 5000))
@@ -283,7 +283,7 @@ def test_rows_that_no_kept_checkpoint_needs_are_removed(
     ]
 
 
-def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_besides_the_last_ones(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     training = make_training()
     for score in (None, -300.0, -100.0, -200.0, None, -150.0):
@@ -291,18 +291,18 @@ def test_the_best_is_kept_beside_the_last(tmp_path: Path) -> None:
     assert store.counters() == [3, 5, 6]
 
 
-def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_numbers_of_checkpoints_continue_after_a_restart(tmp_path: Path) -> None:
     CheckpointStore(tmp_path).save(make_training(), wait=True)
     store = CheckpointStore(tmp_path)
     assert store.restore(make_training) is not None
     assert store.save(make_training(), wait=True) == 2
 
 
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+def test_load_returns_none_without_checkpoints(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "nothing").restore(make_training) is None
 
 
-def test_a_file_cut_anywhere_means_the_one_before_is_used(
+def test_the_previous_checkpoint_is_used_after_any_truncation(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = make_training()
@@ -345,7 +345,7 @@ def test_one_changed_byte_is_noticed(tmp_path: Path, make_rows: Any) -> None:
 
 @pytest.mark.parametrize("priority", [None, {}], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("kind", ["flipped", "missing"])
-def test_where_older_rows_are_damaged_in_every_checkpoint_training_may_go_on_with_the_newer_ones(
+def test_training_can_continue_with_newer_rows_if_older_ones_are_damaged(
     tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, priority: Any, kind: str
 ) -> None:
     monkeypatch.setattr("tmrl_core.training.memories.row_files.RECORD_BYTES", 400)
@@ -392,7 +392,7 @@ def test_where_older_rows_are_damaged_in_every_checkpoint_training_may_go_on_wit
     assert len(again.memory) == len(kept) + 4
 
 
-def test_where_the_newest_rows_are_damaged_none_can_be_kept(tmp_path: Path, make_rows: Any) -> None:
+def test_no_rows_are_kept_if_the_newest_are_damaged(tmp_path: Path, make_rows: Any) -> None:
     training = make_training()
     training.memory.append_chunk(make_rows(1, 0, 0, 9))
     CheckpointStore(tmp_path).save(training, wait=True)
@@ -402,7 +402,7 @@ def test_where_the_newest_rows_are_damaged_none_can_be_kept(tmp_path: Path, make
         CheckpointStore(tmp_path).restore(make_training, drop_damaged=True)
 
 
-def test_checkpoints_of_another_configuration_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_for_another_configuration_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = CheckpointStore(tmp_path)
     for _ in range(2):
         store.save(make_training(), wait=True)
@@ -471,9 +471,7 @@ class Hostile:
         raise AssertionError("nothing was saved of it")
 
 
-def test_what_no_checkpoint_can_hold_is_skipped_with_one_warning_and_comes_from_the_constructor(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unsupported_values_are_skipped_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def make() -> TrainingOffline:
         return make_training(agent_cls=Odd)
 
@@ -608,7 +606,7 @@ def test_settings_come_from_the_configuration_and_counters_from_the_checkpoint(t
     assert (longer.epoch, longer.epochs, longer.finished) == (6, 9, False)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_and_warns_each_time(
+def test_a_full_disk_keeps_the_old_checkpoint_and_warns_each_time(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = make_training(memory_size=5000)
@@ -639,7 +637,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_warns_each_time(
     assert (new.epoch, len(new.memory)) == (1, 8 + 2999)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, make_rows: Any) -> None:
+def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path, make_rows: Any) -> None:
     training = make_training(memory_size=200)
     store = CheckpointStore(tmp_path)
     training.memory.append_chunk(make_rows(1, 0, 0, 200))
@@ -653,7 +651,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, make_row
     assert [saved.memory.get_transition(i)[3][2] for i in range(199)] == list(range(1, 200))
 
 
-def test_a_folder_that_was_never_finished_is_not_one(tmp_path: Path) -> None:
+def test_an_unfinished_folder_is_not_a_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(make_training(), wait=True)
     (tmp_path / ".2-abc.tmp").mkdir()
@@ -673,7 +671,7 @@ def test_a_checkpoint_of_a_store_without_any_rows_loads_alone(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "change", [{"stop": 1 << 60}, {"dtypes": ["<f4", "<f4"]}, {"dtypes": ["object"]}], ids=["many", "widths", "dtype"]
 )
-def test_rows_that_a_manifest_cannot_mean_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_impossible_rows_in_a_manifest_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     make_training().save(tmp_path / "alone")
     rows = {"start": 0, "stop": 5, "dtypes": ["<f4"], "widths": [3], "segments": [], **change}
     change_manifest(tmp_path / "alone", rows={"memory": rows})
@@ -699,7 +697,7 @@ def test_a_state_that_is_something_else_is_refused(text: bytes) -> None:
         ([0], [1 << 40, 1 << 40]),
     ],
 )
-def test_arrays_that_cannot_lie_where_they_are_said_to_are_refused(shape: list[Any], offsets: list[Any]) -> None:
+def test_arrays_at_impossible_positions_are_refused(shape: list[Any], offsets: list[Any]) -> None:
     text = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).encode()
     with pytest.raises(CheckpointError, match="does not hold"):
         parse_safetensors(len(text).to_bytes(8, "little") + text + bytes(8), Path("a"))

@@ -87,7 +87,7 @@ def make_training(folder: Path, storage: Any = "disk", agent: Any = SacAgent) ->
     )
 
 
-def test_while_the_disk_is_full_nothing_is_acknowledged_nor_taken_and_it_is_said(
+def test_a_full_disk_stops_acknowledgements_with_a_log_message(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = make_training(tmp_path)
@@ -148,7 +148,7 @@ def test_resuming_equals_the_uninterrupted_run_bit_for_bit_and_copies_no_row(
         ]
 
 
-def test_the_log_wins_over_an_older_checkpoint(tmp_path: Path, make_rows: Any) -> None:
+def test_the_log_takes_precedence_over_an_older_checkpoint(tmp_path: Path, make_rows: Any) -> None:
     training = make_training(tmp_path / "memory")
     interface = Kept(training.memory, make_rows)
     training.run_epoch(interface)
@@ -172,7 +172,7 @@ def test_the_log_wins_over_an_older_checkpoint(tmp_path: Path, make_rows: Any) -
     restored.run_epoch(LocalInterface())
 
 
-def test_without_a_checkpoint_the_marks_come_from_the_log(tmp_path: Path, make_rows: Any) -> None:
+def test_without_a_checkpoint_the_offsets_come_from_the_log(tmp_path: Path, make_rows: Any) -> None:
     training = make_training(tmp_path)
     training.update_buffer(Kept(training.memory, make_rows))
     training.memory.close()
@@ -181,7 +181,7 @@ def test_without_a_checkpoint_the_marks_come_from_the_log(tmp_path: Path, make_r
     assert again.total_samples == 4
 
 
-def test_a_memory_that_lacks_what_the_checkpoint_knew_says_so(
+def test_a_memory_with_fewer_rows_than_the_checkpoint_logs_a_warning(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = make_training(tmp_path / "memory")
@@ -196,7 +196,7 @@ def test_a_memory_that_lacks_what_the_checkpoint_knew_says_so(
     assert other.memory.append_chunk(make_rows(1, 0, 0, 5)) == 4
 
 
-def test_a_run_in_ram_goes_on_on_disk_but_not_the_other_way(tmp_path: Path, make_rows: Any) -> None:
+def test_a_run_can_move_from_ram_to_disk_but_not_back(tmp_path: Path, make_rows: Any) -> None:
     torch.manual_seed(0)
     training = make_training(tmp_path / "memory", "ram")
     for i in range(30):
@@ -224,7 +224,7 @@ def test_a_run_in_ram_goes_on_on_disk_but_not_the_other_way(tmp_path: Path, make
 # --- what is written down with messages -------------------------------------------------------------------------------
 
 
-def test_marks_gaps_and_refusals_are_written_before_they_are_acknowledged(tmp_path: Path) -> None:
+def test_offsets_gaps_and_refusals_are_written_before_acknowledgement(tmp_path: Path) -> None:
     training = make_training(tmp_path)
     training.total_samples = 5
     link = TrainerLink(LinkSettings(host="127.0.0.1", port=1, transport="local"), name="t", run="r", incarnation=4)

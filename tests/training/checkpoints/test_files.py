@@ -32,7 +32,7 @@ def test_arrays_are_a_safetensors_file_that_others_read(tmp_path: Path) -> None:
         assert np.array_equal(found[name], array)
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_data_is_read_back(tmp_path: Path) -> None:
     facts = write_file(tmp_path / "x", safetensors_parts(ARRAYS))
     found = parse_safetensors(read_file(tmp_path / "x", facts), tmp_path / "x")
     assert all(
@@ -40,7 +40,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_is_not_as_it_was_written_is_refused(tmp_path: Path) -> None:
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     facts = write_file(tmp_path / "x", [b"hello"])
     for content, said in ((b"hell", "4 of 5 bytes"), (b"hellO", "checksum")):
         (tmp_path / "x").write_bytes(content)
@@ -52,7 +52,7 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x05\0\0\0\0\0\0\0hello", b"\x02\0\0\0\0\0\0\0[]"])
-def test_bytes_that_are_no_arrays_are_refused(data: bytes) -> None:
+def test_invalid_files_of_arrays_are_refused(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="manifest says"):
         parse_safetensors(data, Path("x"))
 

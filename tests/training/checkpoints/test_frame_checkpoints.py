@@ -89,7 +89,7 @@ def same(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
 @pytest.mark.parametrize("priority", [None, {}, {"batches_at_once": 8}], ids=["uniform", "prioritized", "blocks"])
-def test_a_restored_trainer_draws_what_the_uninterrupted_one_draws(tmp_path: Path, storage: str, priority: Any) -> None:
+def test_a_restored_trainer_samples_the_same_transitions(tmp_path: Path, storage: str, priority: Any) -> None:
     def folder(name: str) -> Path | None:
         return tmp_path / name if storage == "disk" else None
 
@@ -123,7 +123,7 @@ def test_a_restored_trainer_draws_what_the_uninterrupted_one_draws(tmp_path: Pat
         memory.close()
 
 
-def test_a_trainer_goes_on_with_the_frames_that_came_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_trainer_continues_with_frames_stored_after_its_checkpoint(tmp_path: Path) -> None:
     training = make_training(tmp_path / "memory", 4, None)
     interface = Sent(training.memory)
     training.run_epoch(interface)

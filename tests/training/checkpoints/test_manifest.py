@@ -25,20 +25,20 @@ def manifest() -> Manifest:
     )
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_data_is_read_back(tmp_path: Path) -> None:
     write_manifest(tmp_path, manifest())
     assert read_manifest(tmp_path) == manifest()
 
 
 @pytest.mark.parametrize("rows", [None, ROWS], ids=["none", "some"])
-def test_format_2_knew_one_memory_at_most(tmp_path: Path, rows: Any) -> None:
+def test_format_2_has_one_memory_at_most(tmp_path: Path, rows: Any) -> None:
     write_manifest(tmp_path, manifest())
     change_manifest(tmp_path, format=2, rows=rows)
     assert read_manifest(tmp_path).rows == ({} if rows is None else {"memory": RowsEntry(0, 5, ("<f4",), (3,), ())})
 
 
 @pytest.mark.parametrize("unknown", [1, 4, 99, "3", None])
-def test_another_format_is_refused_with_those_that_are_read(tmp_path: Path, unknown: Any) -> None:
+def test_the_error_for_another_format_lists_the_readable_ones(tmp_path: Path, unknown: Any) -> None:
     write_manifest(tmp_path, manifest())
     change_manifest(tmp_path, format=unknown)
     said = f"has format {unknown!r}; this release reads formats 2 to 3. Use the release that wrote it"
@@ -63,9 +63,7 @@ def test_another_format_is_refused_with_those_that_are_read(tmp_path: Path, unkn
         ({"score": "high"}, "score"),
     ],
 )
-def test_a_manifest_that_somebody_else_has_written_is_refused(
-    tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
+def test_a_foreign_manifest_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     write_manifest(tmp_path, manifest())
     change_manifest(tmp_path, **change)
     with pytest.raises(CheckpointError, match=f"is not a valid manifest: .*{said}"):
@@ -73,13 +71,13 @@ def test_a_manifest_that_somebody_else_has_written_is_refused(
 
 
 @pytest.mark.parametrize("body", [b"3", b"[]", b"null", b"[" * 100_000])
-def test_a_manifest_that_is_something_else_is_refused(tmp_path: Path, body: bytes) -> None:
+def test_an_invalid_manifest_is_refused(tmp_path: Path, body: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(b'{"body": %s, "crc32": %d}' % (body, zlib.crc32(body)))
     with pytest.raises(CheckpointError, match="is cut short or damaged"):
         read_manifest(tmp_path)
 
 
-def test_a_folder_that_is_no_checkpoint_names_those_in_it(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_manifest_lists_its_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not a checkpoint: manifest\.json is missing$"):
         read_manifest(tmp_path)
     for name in ("checkpoint_000001", "checkpoint_000002"):

@@ -26,7 +26,7 @@ def training() -> Any:
     return SimpleNamespace(agent=SimpleNamespace(actor=actor, get_actor=lambda: actor))
 
 
-def test_it_is_written_now_and_then_and_whenever_it_is_asked_for(training: Any, tmp_path: Path) -> None:
+def test_weights_are_written_periodically_and_on_request(training: Any, tmp_path: Path) -> None:
     file = ModelFile(tmp_path / "deep" / "policy.tmod")
     found = []
     for now in (False, False, True):
@@ -37,7 +37,7 @@ def test_it_is_written_now_and_then_and_whenever_it_is_asked_for(training: Any, 
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["policy.tmod"]
 
 
-def test_a_check_leaves_no_file_and_says_what_is_in_the_way(training: Any, tmp_path: Path) -> None:
+def test_a_check_leaves_no_file_and_returns_the_reason(training: Any, tmp_path: Path) -> None:
     assert ModelFile(tmp_path / "deep" / "policy.tmod").check(training) == ""
     assert list((tmp_path / "deep").iterdir()) == []
     (tmp_path / "file").write_text("")
@@ -45,7 +45,7 @@ def test_a_check_leaves_no_file_and_says_what_is_in_the_way(training: Any, tmp_p
     assert ModelFile(None).check(training) == ""
 
 
-def test_a_disk_that_fails_ends_no_training(training: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_disk_does_not_end_training(training: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         ModelFile(tmp_path / "file" / "policy.tmod").write(training)

@@ -41,7 +41,7 @@ def make(cls: type[TrainingOffline] = TrainingOffline) -> TrainingOffline:
     return cls(SPACES, lambda nb_steps, device: ReplayMemory(memory_size=10), Idle)
 
 
-def test_a_run_goes_on_from_its_newest_checkpoint_and_says_whether_it_is_new(tmp_path: Path) -> None:
+def test_a_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
     checkpoints = RunCheckpoints(tmp_path / "checkpoint", Config(), make)
     training, is_new = checkpoints.make_or_load()
     assert is_new
@@ -61,7 +61,7 @@ def test_without_a_folder_nothing_is_written_or_read() -> None:
     assert is_new
 
 
-def test_formats_of_ones_own_are_written_and_read(tmp_path: Path) -> None:
+def test_custom_formats_are_written_and_read(tmp_path: Path) -> None:
     said: list[str] = []
     own = RunCheckpoints(tmp_path / "own", Config(), lambda: make(Own))
     training, _ = own.make_or_load()
@@ -84,7 +84,7 @@ def test_formats_of_ones_own_are_written_and_read(tmp_path: Path) -> None:
     assert said == ["written"] * 2
 
 
-def test_one_trainer_has_them_until_it_lets_go(tmp_path: Path) -> None:
+def test_checkpoints_are_locked_until_release(tmp_path: Path) -> None:
     first, second = (RunCheckpoints(tmp_path, Config(), make) for _ in range(2))
     first.locked = second.locked = True
     training, _ = first.make_or_load()
@@ -111,7 +111,7 @@ def test_only_the_first_one_has_to_be_written(tmp_path: Path, caplog: pytest.Log
     assert caplog.text.count("could not be written") == 2
 
 
-def test_they_are_due_with_the_first_samples_when_asked_for_and_by_time(tmp_path: Path) -> None:
+def test_checkpoints_are_due_with_the_first_samples_on_request_and_by_time(tmp_path: Path) -> None:
     now = 1000.0
     config = from_values({"checkpoint": {"every_s": 60}})
     checkpoints = RunCheckpoints(tmp_path, config, make, clock=lambda: now)

@@ -136,7 +136,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None], **body: Any)
     change_manifest(folder, **body)
 
 
-def test_each_class_that_a_checkpoint_names_has_an_id_of_its_own() -> None:
+def test_each_class_in_checkpoints_has_a_unique_id() -> None:
     classes = {getattr(public, name) for name in public.__all__}
     kept = [
         kind
@@ -151,7 +151,7 @@ def test_each_class_that_a_checkpoint_names_has_an_id_of_its_own() -> None:
     assert [kind for kind in kept if "type_version" not in vars(kind)] == []
 
 
-def test_a_state_has_the_names_of_its_version() -> None:
+def test_a_state_has_the_attribute_names_of_its_version() -> None:
     found = {}
 
     def walk(node: Any) -> None:
@@ -174,12 +174,12 @@ def test_a_state_has_the_names_of_its_version() -> None:
     assert found == {name: (version, sorted(names.split())) for name, (version, names) in STATES.items()}
 
 
-def test_a_derived_class_is_a_type_of_its_own_and_extends_the_same_state() -> None:
+def test_a_derived_class_is_a_separate_type_with_the_same_state_version() -> None:
     class Derived(SacAgent):
         pass
 
     assert type_name(Derived).endswith(
-        "test_type_ids:test_a_derived_class_is_a_type_of_its_own_and_extends_the_same_state.<locals>.Derived"
+        "test_type_ids:test_a_derived_class_is_a_separate_type_with_the_same_state_version.<locals>.Derived"
     )
     assert type_version(Derived) == type_version(SacAgent)
     assert type_version(dict) == 1
@@ -196,7 +196,7 @@ def test_a_checkpoint_loads_after_its_class_has_moved(tmp_path: Path, agent_in: 
         assert torch.equal(one, other)
 
 
-def test_a_class_without_an_id_is_named_by_its_place(tmp_path: Path, agent_in: Callable[..., type[SacAgent]]) -> None:
+def test_a_class_without_an_id_has_its_qualified_name(tmp_path: Path, agent_in: Callable[..., type[SacAgent]]) -> None:
     mine = agent_in("before", "pass")
     make(mine).save(tmp_path / "saved")
     make(mine).load(tmp_path / "saved")
@@ -241,7 +241,7 @@ def test_an_attribute_may_be_renamed(tmp_path: Path, agent_in: Callable[..., typ
 @pytest.mark.parametrize(
     "make_training", [make, partial(make, memory_cls=GenericTorchMemory), make_lockstep], ids=["replay", "one", "round"]
 )
-def test_format_2_named_classes_by_their_places(
+def test_format_2_has_qualified_names_of_classes(
     tmp_path: Path, make_rows: Any, make_training: Callable[[], TrainingOffline]
 ) -> None:
     former = {type_id: name for name, type_id in FORMER_NAMES.items()}

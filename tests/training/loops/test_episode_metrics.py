@@ -63,14 +63,14 @@ def test_rows_have_the_means_over_the_latest_hundred_training_episodes(make_rows
     assert second["rollout/info/cost"] == pytest.approx(interface.played - 50.5)
 
 
-def test_names_are_bounded_whatever_workers_send() -> None:
+def test_names_are_bounded_for_any_input() -> None:
     episodes = [{f"key{number}": 1.0} for number in range(500)]
     assert len(info_means("eval", episodes)) == 32
     assert info_means("eval", [{"is_success": 1.0}, {"is_success": 0.0}, {}]) == {"eval/success_rate": 0.5}
     assert info_means("rollout", []) == {}
 
 
-def test_metrics_that_a_worker_makes_up_do_not_take_the_place_of_successes() -> None:
+def test_invented_metrics_do_not_displace_the_success_rate() -> None:
     made_up = {f"made_up_{number}": 1.0 for number in range(32)}
     means = info_means("rollout", [made_up, {"is_success": 1.0}, {"is_success": 0.0}])
     assert means["rollout/success_rate"] == 0.5

@@ -28,7 +28,7 @@ def asked() -> Asked:
     return Asked()
 
 
-def test_it_is_due_every_so_many_updates(asked: Asked) -> None:
+def test_an_evaluation_is_due_after_each_interval_of_updates(asked: Asked) -> None:
     evaluator = Evaluator(2, 1000, 100, asked)
     evaluator.poll(99, (1, 1), [A])
     assert asked == []
@@ -42,7 +42,7 @@ def test_it_is_due_every_so_many_updates(asked: Asked) -> None:
     assert len(asked) == 2
 
 
-def test_nothing_is_asked_before_a_policy_is_published(asked: Asked) -> None:
+def test_no_evaluation_is_requested_before_a_policy_is_published(asked: Asked) -> None:
     Evaluator(2, 0, 100, asked).poll(100, (0, 0), [A])
     assert asked == []
 
@@ -71,14 +71,14 @@ def test_other_episodes_do_not_count(asked: Asked) -> None:
     assert evaluator.is_open
 
 
-def test_the_same_worker_is_asked_while_it_is_there(asked: Asked) -> None:
+def test_the_same_worker_is_requested_while_connected(asked: Asked) -> None:
     evaluator = Evaluator(1, 10, 0, asked)
     for members in ([B], [A, B], [A, B]):
         evaluator.start(0, (1, 1), members)
     assert [stream for _, stream in asked] == [B, B, B]
 
 
-def test_another_worker_plays_all_of_it_when_the_first_leaves(asked: Asked) -> None:
+def test_another_worker_runs_the_complete_evaluation_when_the_first_leaves(asked: Asked) -> None:
     evaluator = Evaluator(2, 10, 0, asked)
     evaluator.start(0, (1, 1), [A, B])
     first = asked[0][0]
@@ -105,7 +105,7 @@ def test_without_workers_it_waits_for_one(asked: Asked) -> None:
     assert [stream for _, stream in asked] == [A]
 
 
-def test_a_worker_that_plays_nothing_is_replaced_and_patience_grows(asked: Asked) -> None:
+def test_an_idle_worker_is_replaced_and_patience_grows(asked: Asked) -> None:
     now = [0.0]
     evaluator = Evaluator(2, 10, 0, asked, patience_s=60.0, clock=lambda: now[0])
     evaluator.start(0, (1, 1), [A, B])

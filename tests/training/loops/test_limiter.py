@@ -30,13 +30,13 @@ def test_either_side_is_held_to_the_band(eager: str, ratio: float) -> None:
     assert (off > 0) == (eager == "sample")
 
 
-def test_nothing_is_drawn_before_the_first_min_size() -> None:
+def test_no_sampling_before_min_size() -> None:
     limiter = RateLimiter(8.0, min_size=50, batch_size=4)
     assert limiter.lack(49, 0).startswith("0 transitions sampled of 49 samples is above 8 for each (trainer.")
     assert limiter.lack(50, 0) == ""
 
 
-def test_the_band_may_be_changed_while_it_runs_and_the_past_counts_as_even() -> None:
+def test_a_changed_band_starts_in_its_middle() -> None:
     limiter = RateLimiter(1.0, min_size=10, error_buffer=20, batch_size=1)
     samples, updates = run(limiter, 0, 0, 400, "sample")
     limiter.change(5.0, 30.0, samples, updates)
@@ -44,7 +44,7 @@ def test_the_band_may_be_changed_while_it_runs_and_the_past_counts_as_even() -> 
     assert abs((more - updates) - 5.0 * (later - samples)) <= 36
 
 
-def test_updates_for_each_sample_are_limited_beside_the_band() -> None:
+def test_updates_per_sample_are_limited_in_addition_to_the_band() -> None:
     limiter = RateLimiter(8.0, min_size=50, batch_size=4, max_updates_per_sample=0.5)
     assert limiter.can_sample(100, 50), "one more update passes"
     assert not limiter.can_sample(100, 51)
@@ -58,7 +58,7 @@ def test_updates_for_each_sample_are_limited_beside_the_band() -> None:
     ("arguments", "said"),
     [((0.0, 1), "above 0"), ((1.0, 0), "at least 1"), ((8.0, 10, 5.0), "error_buffer must be at least 8")],
 )
-def test_numbers_that_cannot_be_are_named(arguments: Any, said: str) -> None:
+def test_impossible_numbers_are_named(arguments: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         RateLimiter(*arguments)
 
@@ -70,7 +70,7 @@ def test_without_a_ratio_nothing_is_held() -> None:
     assert (limiter.samples_per_insert, limiter.error_buffer) == (None, None)
 
 
-def test_a_changed_band_goes_on_after_a_checkpoint() -> None:
+def test_a_changed_band_continues_after_a_checkpoint() -> None:
     limiter = RateLimiter(1.0, min_size=10, error_buffer=20)
     samples, updates = run(limiter, 0, 0, 400, "sample")
     limiter.change(4.0, 30.0, samples, updates)
@@ -80,7 +80,7 @@ def test_a_changed_band_goes_on_after_a_checkpoint() -> None:
     assert run(again, samples, updates, 500, "sample") == run(limiter, samples, updates, 500, "sample")
 
 
-def test_other_numbers_than_those_of_the_checkpoint_hold_from_there_on() -> None:
+def test_changed_settings_apply_after_the_checkpoint() -> None:
     limiter = RateLimiter(1.0, min_size=10, error_buffer=20)
     samples, updates = run(limiter, 0, 0, 4000, "sample")
     limiter.lack(samples, updates)

@@ -81,7 +81,7 @@ def off(training: TrainingOffline, ratio: float, stored: int = 20, sampled: int 
     return (training.sampled - sampled) - ratio * (training.total_samples - stored)
 
 
-def test_training_waits_above_the_band_and_says_for_what(make_rows: Any, make_buffer: Any) -> None:
+def test_training_waits_above_the_band_and_reports_the_reason(make_rows: Any, make_buffer: Any) -> None:
     interface = Worker(make_rows, make_buffer)
     training = make(samples_per_insert=2.0, error_buffer=16.0)
     training.run_epoch(interface)
@@ -103,7 +103,7 @@ def test_samples_wait_below_the_band(make_rows: Any, make_buffer: Any) -> None:
     assert interface.samples_committed <= training.total_samples
 
 
-def test_without_the_band_it_takes_all_that_comes(make_rows: Any, make_buffer: Any) -> None:
+def test_without_the_band_all_samples_are_inserted(make_rows: Any, make_buffer: Any) -> None:
     interface = Worker(make_rows, make_buffer, eager=True)
     training = make()
     training.run_epoch(interface)
@@ -111,7 +111,7 @@ def test_without_the_band_it_takes_all_that_comes(make_rows: Any, make_buffer: A
     assert training.total_samples >= 500
 
 
-def test_it_is_changed_while_it_trains(make_rows: Any, make_buffer: Any) -> None:
+def test_the_band_can_be_changed_during_training(make_rows: Any, make_buffer: Any) -> None:
     interface = Worker(make_rows, make_buffer)
     training = make(samples_per_insert=2.0, error_buffer=16.0)
     training.run_epoch(interface)
@@ -144,6 +144,6 @@ def test_a_changed_band_is_in_the_checkpoint(make_rows: Any, make_buffer: Any, t
     assert (again.total_samples, again.sampled) == (training.total_samples, training.sampled)
 
 
-def test_a_band_that_cannot_be_held_is_refused() -> None:
+def test_an_impossible_band_is_refused() -> None:
     with pytest.raises(ConfigError, match="error_buffer must be at least 4"):
         make(samples_per_insert=2.0, error_buffer=1.0)

@@ -9,7 +9,7 @@ from tmrl_core.training.loops.lockstep import TrainingLockstep
 SPACES = (spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2))
 
 
-def test_each_stream_is_seeded_once_by_round_and_place_and_no_two_alike() -> None:
+def test_each_stream_gets_one_unique_seed() -> None:
     def made(seed: int | None) -> TrainingLockstep:
         return TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, seed=seed, device="cpu")
 

@@ -49,7 +49,7 @@ def test_the_amount_is_divided_into_assignments_by_name() -> None:
     assert round_.poll([*HERE, (C, "c")], 1.0, never) == []  # who joins waits for the next round
 
 
-def test_a_round_of_fewer_steps_than_workers_asks_no_one_for_nothing() -> None:
+def test_a_small_round_sends_no_empty_requests() -> None:
     round_ = make(1)
     assert [stream for stream, _ in round_.poll(HERE, 0.0, never)] == [A]
 
@@ -81,7 +81,7 @@ def test_the_order_is_by_name_and_not_by_arrival(make_rows: Rows) -> None:
     assert orders == [[A, B]] * 2
 
 
-def test_a_step_after_a_gap_is_none(make_rows: Rows) -> None:
+def test_a_row_after_a_gap_does_not_count_as_step(make_rows: Rows) -> None:
     round_, rows = make(10), LastRows()
     round_.poll(HERE, 0.0, never)
     take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 7)))
@@ -89,7 +89,7 @@ def test_a_step_after_a_gap_is_none(make_rows: Rows) -> None:
     assert round_.collected == 2 + 1
 
 
-def test_a_worker_that_says_it_is_done_too_early_collects_what_was_lost(make_rows: Rows) -> None:
+def test_a_worker_that_finishes_too_early_collects_lost_samples_again(make_rows: Rows) -> None:
     round_, rows = make(10), LastRows()
     round_.poll(HERE, 0.0, never)
     take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 7)))
@@ -106,7 +106,7 @@ def test_a_worker_that_says_it_is_done_too_early_collects_what_was_lost(make_row
     assert round_.surplus == 6
 
 
-def test_the_rest_of_a_worker_that_has_gone_is_given_to_the_others(make_rows: Rows) -> None:
+def test_the_missing_part_of_a_disconnected_worker_is_reassigned(make_rows: Rows) -> None:
     round_, rows = make(10), LastRows()
     round_.poll(HERE, 0.0, never)
     take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 7)), 1.0)
@@ -121,7 +121,7 @@ def test_the_rest_of_a_worker_that_has_gone_is_given_to_the_others(make_rows: Ro
     assert steps(round_) == 10
 
 
-def test_a_straggler_has_so_long_from_the_first_that_is_done(make_rows: Rows) -> None:
+def test_a_late_worker_has_the_grace_period_after_the_first_finished_one(make_rows: Rows) -> None:
     round_, rows = make(10), LastRows()
     round_.poll(HERE, 0.0, never)
     take(round_, rows, make_rows(2, 0, 0, 6, version=(1, 7)), 3.0)
@@ -139,7 +139,7 @@ def test_one_worker_alone_may_take_as_long_as_it_likes(make_rows: Rows) -> None:
     assert round_.poll(HERE[:1], 1e6, never) == []
 
 
-def test_a_worker_started_anew_gets_the_rest_when_nobody_else_is_there(make_rows: Rows) -> None:
+def test_a_restarted_worker_gets_the_missing_part_if_alone(make_rows: Rows) -> None:
     round_, rows = make(10), LastRows()
     round_.poll(HERE[:1], 0.0, never)
     take(round_, rows, make_rows(2, 0, 0, 4, version=(1, 7)), 1.0)
@@ -190,7 +190,7 @@ def test_the_last_row_of_a_stream_keeps_no_chunk_alive(make_rows: Rows) -> None:
     assert kept.base is None
 
 
-def test_a_round_has_something_in_it() -> None:
+def test_an_empty_round_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         make(0)
 
@@ -302,7 +302,7 @@ def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: i
         assert len(seen) == len(set(seen))
 
 
-def test_segments_of_several_versions_in_one_chunk_are_told_apart(make_rows: Rows) -> None:
+def test_segments_of_several_versions_in_one_chunk_are_distinguished(make_rows: Rows) -> None:
     chunk = make_rows(1, 0, 0, 6)
     chunk.segments = (Segment(2, 0, 0, 1, 6), Segment(3, 0, 2, 1, 7), Segment(1, 0, 5, 1, 8))
     round_, rows = make(10), LastRows()
@@ -312,7 +312,7 @@ def test_segments_of_several_versions_in_one_chunk_are_told_apart(make_rows: Row
     assert [segment.before is not None for segment in round_.segments] == [True]
 
 
-def test_an_episode_of_which_no_transition_has_come_is_collected_again(make_rows: Rows) -> None:
+def test_an_episode_without_received_transitions_is_collected_again(make_rows: Rows) -> None:
     round_, rows = make(2, episodes=True), LastRows()
     round_.poll(HERE, 0.0, never)
     take(round_, rows, make_rows(1, 0, 7, 1, version=(1, 7), end="terminated"))  # the rest was lost

@@ -135,21 +135,21 @@ def test_a_loop_sets_its_threads_for_updates_only(make_rows: Any, fixed: int | N
     assert seen == used, "measured, ten short updates are made with one thread"
 
 
-def test_it_publishes_at_the_start_and_every_so_many_updates(make_rows: Any) -> None:
+def test_a_policy_is_published_at_the_start_and_after_each_interval(make_rows: Any) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface, update_model_interval=8)
     training.run_epoch(interface)
     assert interface.published == [0, 8, 16, 24]
 
 
-def test_it_looks_for_samples_every_so_many_updates(make_rows: Any) -> None:
+def test_samples_are_polled_after_each_interval_of_updates(make_rows: Any) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface, update_buffer_interval=7)
     training.run_epoch(interface)
     assert interface.asked == [0, 0, 7, 14, 21, 28]  # the first time it had to, since there was nothing
 
 
-def test_the_ratio_lets_one_update_more_pass_and_no_other(make_rows: Any) -> None:
+def test_the_ratio_allows_one_additional_update(make_rows: Any) -> None:
     interface = Fed(make_rows, 0)
     training = make(interface, max_training_steps_per_env_step=2.0, sleep_between_buffer_retrieval_attempts=60.0)
     seen = []
@@ -177,7 +177,7 @@ def test_arriving_samples_wake_it(make_rows: Any) -> None:
     assert interface.samples_committed == 5
 
 
-def test_it_waits_for_start_training_and_says_what_it_lacks(make_rows: Any) -> None:
+def test_training_waits_for_start_training_and_reports_the_reason(make_rows: Any) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface, start_training=20, sleep_between_buffer_retrieval_attempts=0.0)
     training.run_epoch(interface)
@@ -188,7 +188,7 @@ def test_it_waits_for_start_training_and_says_what_it_lacks(make_rows: Any) -> N
     assert (interface.progress.samples, interface.progress.start_training) == (training.total_samples, 20)
 
 
-def test_what_it_lacks_stays_said_for_as_long_as_it_waits(make_rows: Any) -> None:
+def test_the_wait_reason_is_stable_during_a_wait(make_rows: Any) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface, start_training=8, sleep_between_buffer_retrieval_attempts=0.0)
     lacks = []
@@ -205,7 +205,7 @@ def test_what_it_lacks_stays_said_for_as_long_as_it_waits(make_rows: Any) -> Non
     assert interface.progress.lack == ""
 
 
-def test_workers_still_hear_what_it_lacks_after_it_gave_up(make_rows: Any) -> None:
+def test_workers_get_the_wait_reason_after_starvation(make_rows: Any) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface, start_training=8, sleep_between_buffer_retrieval_attempts=0.0)
 
@@ -218,7 +218,7 @@ def test_workers_still_hear_what_it_lacks_after_it_gave_up(make_rows: Any) -> No
     assert interface.progress.lack == "5 of trainer.start_training = 8 samples have arrived"
 
 
-def test_it_waits_while_there_is_no_complete_transition(make_rows: Any) -> None:
+def test_training_waits_for_a_complete_transition(make_rows: Any) -> None:
     interface = Fed(make_rows, 1)
     training = make(interface, sleep_between_buffer_retrieval_attempts=0.0)
     lacks = []
@@ -234,7 +234,7 @@ def test_it_waits_while_there_is_no_complete_transition(make_rows: Any) -> None:
     assert training.agent.updates == 30
 
 
-def test_where_all_samples_are_refused_it_says_so_and_why(make_rows: Any) -> None:
+def test_the_wait_reason_names_refused_samples(make_rows: Any) -> None:
     interface = Fed(make_rows, 0)
     training = make(interface, sleep_between_buffer_retrieval_attempts=0.0)
     lacks = []
@@ -256,7 +256,7 @@ def test_where_all_samples_are_refused_it_says_so_and_why(make_rows: Any) -> Non
     assert training.agent.updates == 30
 
 
-def test_stopping_ends_an_epoch_and_it_goes_on_where_it_was(make_rows: Any) -> None:
+def test_a_stopped_epoch_continues_later(make_rows: Any) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface)
     train = training.agent.train
@@ -287,9 +287,7 @@ def test_stopping_ends_a_wait(make_rows: Any) -> None:
     assert training.total_updates == 0
 
 
-def test_a_refused_chunk_is_named_to_the_interface_and_training_goes_on(
-    make_rows: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_chunk_is_reported_and_training_continues(make_rows: Any, caplog: pytest.LogCaptureFixture) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface)
     interface.put_rows(make_rows(2, 0, 0, 5))
@@ -391,7 +389,7 @@ def test_an_override_that_does_not_commit_is_safe(make_rows: Any) -> None:
     assert interface.samples_committed == training.total_samples
 
 
-def test_the_environment_is_asked_for_its_spaces_and_closed() -> None:
+def test_the_environment_is_closed_after_reading_its_spaces() -> None:
     made = []
 
     class Env(gym.Env[Any, Any]):

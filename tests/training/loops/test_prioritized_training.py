@@ -30,7 +30,7 @@ class Surprised(TrainingAgent):
         return None
 
 
-def test_the_loop_tells_the_memory_what_surprised(make_rows: Any, make_buffer: Any) -> None:
+def test_the_loop_passes_td_errors_to_the_memory(make_rows: Any, make_buffer: Any) -> None:
     interface = LocalInterface()
     interface.put(make_buffer([make_rows(1, 0, 0, 11, end="terminated")]))
     training = TrainingOffline(

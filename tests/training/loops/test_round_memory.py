@@ -38,9 +38,7 @@ def new(make_rows: Rows, *args: Any, **kwargs: Any) -> Chunk:
     return make_rows(*args, **{"version": (1, 2), **kwargs})
 
 
-def test_each_transition_is_joined_to_the_row_before_it_in_whatever_pieces_they_came(
-    memory: RoundMemory, make_rows: Rows
-) -> None:
+def test_transitions_do_not_depend_on_the_pieces_of_arrival(memory: RoundMemory, make_rows: Rows) -> None:
     memory.append(buffer(new(make_rows, 2, 0, 0, 4)))
     memory.append(buffer(make_rows(1, 0, 0, 3, version=(1, 1))))  # of the round before: only what it ends with counts
     memory.append(buffer(new(make_rows, 1, 0, 3, 2), new(make_rows, 1, 0, 5, 2, end="terminated")))
@@ -101,9 +99,7 @@ def test_episodes_of_the_round_are_those_that_its_version_has_ended(memory: Roun
     assert memory.stat_test_return == 2.0
 
 
-def test_samples_that_differ_from_those_before_are_refused_and_cost_the_others_nothing(
-    memory: RoundMemory, make_rows: Rows
-) -> None:
+def test_samples_that_differ_from_earlier_ones_are_refused_alone(memory: RoundMemory, make_rows: Rows) -> None:
     assert memory.append(buffer(new(make_rows, 1, 0, 0, 3))) == []
     wrong = [
         new(make_rows, 2, 0, 0, 3, observation=lambda rows: np.zeros((rows, 5), np.float32)),
@@ -128,14 +124,14 @@ def test_samples_that_differ_from_those_before_are_refused_and_cost_the_others_n
     assert memory.round.collected == 4
 
 
-def test_what_nothing_can_be_trained_on_ends_the_run_that_begins_with_it(memory: RoundMemory, make_rows: Rows) -> None:
+def test_first_samples_that_cannot_be_trained_on_end_the_run(memory: RoundMemory, make_rows: Rows) -> None:
     with pytest.raises(SampleRefusedError, match="observation is no array of numbers"):
         memory.append(buffer(new(make_rows, 1, 0, 0, 3, observation=lambda rows: ["x"] * rows)))
     with pytest.raises(ValueError, match="no transition"):
         memory.batch()
 
 
-def test_a_reset_alone_says_nothing_of_actions(memory: RoundMemory, make_rows: Rows) -> None:
+def test_a_reset_does_not_define_the_format_of_actions(memory: RoundMemory, make_rows: Rows) -> None:
     alone = new(make_rows, 1, 0, 0, 1)
     assert not alone.action_present.any()
     strange = dataclasses.replace(alone, action=np.zeros((1, 9), np.int8))

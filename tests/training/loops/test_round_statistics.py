@@ -8,7 +8,7 @@ import torch
 from tmrl_core.training.loops.round_statistics import RoundStatistics
 
 
-def test_times_are_an_update_s_and_rates_a_second_s() -> None:
+def test_times_are_per_update_and_rates_per_second() -> None:
     now = [5.0]
     statistics = RoundStatistics(lambda: now[0])
     statistics.add({})
@@ -26,7 +26,7 @@ def test_times_are_an_update_s_and_rates_a_second_s() -> None:
     }
 
 
-def test_a_round_of_nothing_has_a_row() -> None:
+def test_an_empty_round_has_a_row() -> None:
     row = RoundStatistics(lambda: 1.0).row()
     assert row["updates_per_s"] == row["samples_per_s"] == row["sampling_duration"] == 0.0
 

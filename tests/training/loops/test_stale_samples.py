@@ -25,16 +25,16 @@ def found(make_rows: Any, counters: list[int], max_lag: int | None) -> tuple[lis
     return [np.asarray(part.reward).tolist() for part in kept.chunks], lags, stale, kept is buffer
 
 
-def test_what_is_recent_stays_as_it_is(make_rows: Any) -> None:
+def test_recent_samples_are_unchanged(make_rows: Any) -> None:
     assert found(make_rows, [9, 12], 1) == ([[0, 1, 2, 3]], [(1, 2), (0, 2)], 0, True)
     assert found(make_rows, [1, 2], None) == ([[0, 1, 2, 3]], [(9, 2), (8, 2)], 0, True)
 
 
-def test_what_is_old_is_cut_out(make_rows: Any) -> None:
+def test_stale_samples_are_removed(make_rows: Any) -> None:
     assert found(make_rows, [1, 9, 2, 10], 1)[:3:2] == ([[2, 3], [6, 7]], 4)
     assert found(make_rows, [9, 2, 2, 10], 1)[:3:2] == ([[0, 1], [6, 7]], 4)
     assert found(make_rows, [9, 9, 2], 1)[:3:2] == ([[0, 1, 2, 3]], 2)
 
 
-def test_of_a_chunk_that_is_old_nothing_is_left(make_rows: Any) -> None:
+def test_a_stale_chunk_is_removed_completely(make_rows: Any) -> None:
     assert found(make_rows, [1, 2], 1)[:3:2] == ([], 4)

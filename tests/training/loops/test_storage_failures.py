@@ -10,7 +10,7 @@ from tmrl_core.errors import StorageError
 from tmrl_core.training.loops.storage_failures import SAY_EVERY_S, Unwritten
 
 
-def test_it_is_said_now_and_then_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_storage_failure_is_logged_at_intervals_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     now = [100.0]
     unwritten = Unwritten(lambda: now[0])

@@ -102,13 +102,13 @@ def test_the_best_number_is_found_and_costs_little(machine: Machine, most: int, 
     assert run.rate(machine, best) > 0.97
 
 
-def test_beside_a_busy_process_the_probe_keeps_even_a_short_run_at_one_thread() -> None:
+def test_the_probe_keeps_a_short_run_at_one_thread_on_a_busy_machine() -> None:
     run = Run(busy, 20, cores=lambda now: False)
     assert {threads for _, threads in run.at} == {1}
     assert run.rate(busy, 1) > 0.98
 
 
-def test_it_follows_load_that_comes_and_goes() -> None:
+def test_the_number_of_threads_follows_changing_load() -> None:
     def machine(threads: int, now: float) -> float:
         return busy(threads, now) if 60 <= now < 120 else free(threads, now)
 
@@ -132,7 +132,7 @@ def test_it_is_never_much_slower_than_one_thread(period_s: float, slow_s: float)
     assert run.rate(machine, 1) > 0.95
 
 
-def test_numbers_that_differ_by_noise_alone_keep_to_fewer() -> None:
+def test_noise_alone_does_not_increase_the_number_of_threads() -> None:
     run = Run(lambda threads, now: ALONE_S, 300, most=4, noise=0.3)
     assert sum(threads == 1 for _, threads in run.at) > 0.9 * len(run.at)
 
@@ -159,7 +159,7 @@ def test_torch_s_number_is_left_as_it_was() -> None:
         assert torch.get_num_threads() == before, "on other devices it is left alone"
 
 
-def test_a_script_s_own_number_is_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scripts_setting_is_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmrl_core.training.loops.threads.available_cores", lambda: 8)
     torch.set_num_threads(2)
     try:

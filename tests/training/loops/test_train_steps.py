@@ -46,7 +46,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     ("name", "fast"), [*((name, False) for name in AGENTS), *((name, True) for name in ("sac", "redq", "dqn"))]
 )
-def test_several_updates_at_once_are_those_that_one_by_one_would_be(name: str, fast: bool) -> None:
+def test_batched_updates_equal_single_ones(name: str, fast: bool) -> None:
     one, several = make(name, fast), make(name, fast)
     given = batches(name, 11, extras=True)
     given[6][2][3] = math.nan
@@ -60,7 +60,7 @@ def test_several_updates_at_once_are_those_that_one_by_one_would_be(name: str, f
     assert bool(several.compiler._graphs) == fast
 
 
-def test_among_updates_at_once_compiling_begins_where_it_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_starts_at_the_same_update_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(off_policy, "COMPILE_AFTER", 4)
     one, several = make("sac", True), make("sac", True)
     ran: dict[int, list[int]] = {}
@@ -79,7 +79,7 @@ def test_among_updates_at_once_compiling_begins_where_it_would_have(monkeypatch:
     assert same(one, several)
 
 
-def test_a_learning_rate_that_was_changed_holds_from_the_next_call_on() -> None:
+def test_a_changed_learning_rate_applies_from_the_next_call() -> None:
     one, several = make("sac", True), make("sac", True)
     given = batches("sac", 8)
     for agent, size in ((one, 1), (several, 4)):
@@ -89,7 +89,7 @@ def test_a_learning_rate_that_was_changed_holds_from_the_next_call_on() -> None:
     assert same(one, several)
 
 
-def test_an_agent_whose_own_train_does_more_is_asked_for_each() -> None:
+def test_an_agent_with_a_custom_train_is_called_for_each_update() -> None:
     class Own(SacAgent):
         def train(self, batch: Any) -> dict[str, Any]:
             return {**super().train(batch), "mine": 1.0}
@@ -118,7 +118,7 @@ class Counted:
 
 
 @pytest.mark.parametrize(("name", "extras"), [("sac", False), ("redq", True), ("td3", False), ("dqn", True)])
-def test_several_updates_are_recorded_as_one(name: str, extras: bool) -> None:
+def test_several_updates_are_captured_as_one(name: str, extras: bool) -> None:
     recorder = Counted()
     one, several = make_replayed(name), make_replayed(name, recorder)
     given = batches(name, 3 + 3 * compiled.AT_ONCE, extras=extras)
@@ -142,7 +142,7 @@ def test_several_updates_are_recorded_as_one(name: str, extras: bool) -> None:
 
 
 @pytest.mark.parametrize("record", [stale, other_numbers])
-def test_a_recording_of_several_that_is_none_is_not_used(record: Any) -> None:
+def test_an_invalid_capture_of_several_updates_is_not_used(record: Any) -> None:
     calls = []
 
     def right_once(work: Any, device: torch.device) -> Any:
@@ -219,7 +219,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_loop_does_the_same_however_many_updates_it_makes_at_once(
+def test_the_loop_does_not_depend_on_the_batching_of_updates(
     make_rows: Any, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     one, one_interface = run(make_rows, monkeypatch, 1, **CASES[case])
@@ -237,14 +237,14 @@ def test_the_loop_does_the_same_however_many_updates_it_makes_at_once(
         assert all(row[name] == pytest.approx(expected[name], nan_ok=True) for name in row if not name.endswith(clocks))
 
 
-def test_where_the_ratio_allows_a_few_these_are_made_at_once(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_that_the_ratio_allows_are_batched(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looped, _ = run(make_rows, monkeypatch, 16, max_training_steps_per_env_step=0.2, update_buffer_interval=1000)
     # Thirty samples allow six updates and, strictly, one more; the first of blocks is of one batch.
     assert max(looped.agent.groups) == 4
     assert looped.total_updates / looped.total_samples <= 0.2 + 1 / looped.total_samples
 
 
-def test_priorities_are_told_after_each_update(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priorities_are_updated_after_each_update(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def prioritized(nb_steps: int, device: Any) -> ReplayMemory:
         return ReplayMemory(device, nb_steps, memory_size=10_000, batch_size=4, seed=3, priority={})
 
@@ -252,7 +252,7 @@ def test_priorities_are_told_after_each_update(make_rows: Any, monkeypatch: pyte
     assert set(looped.agent.groups) == {1}
 
 
-def test_updates_that_take_long_are_made_one_by_one(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_updates_are_made_separately(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looped, _ = run(make_rows, monkeypatch, 16)
     monkeypatch.setattr(at_once, "AT_ONCE_S", 0.0)
     looped.agent.groups.clear()
@@ -264,7 +264,7 @@ def test_updates_that_take_long_are_made_one_by_one(make_rows: Any, monkeypatch:
     assert set(looped.agent.groups) == {1}
 
 
-def test_an_agent_that_does_not_gain_by_it_is_asked_one_by_one() -> None:
+def test_an_agent_without_train_steps_makes_single_updates() -> None:
     class Plain(TrainingAgent):
         def train(self, batch: Any) -> dict[str, Any]:
             return {"loss": float(batch)}
@@ -279,7 +279,7 @@ def test_an_agent_that_does_not_gain_by_it_is_asked_one_by_one() -> None:
     assert asked.most(ReplayMemory()) == 1
 
 
-def test_what_was_skipped_among_several_is_described_by_its_own_transitions(
+def test_a_skipped_update_in_a_batch_is_described_by_its_transitions(
     make_rows: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     described = []

@@ -30,9 +30,7 @@ pytestmark = pytest.mark.usefixtures("small_files")
 # --- after a crash ----------------------------------------------------------------------------------------------------
 
 
-def test_a_record_that_is_cut_anywhere_is_as_if_it_had_never_been(
-    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_truncated_record_has_no_effect(tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture) -> None:
     memory = make(tmp_path / "whole")
     memory.deferred = True
     for i in range(3):
@@ -118,7 +116,7 @@ def run(folder):
 '''
 
 
-def test_a_killed_trainer_has_lost_and_doubled_nothing_that_it_acknowledged(tmp_path: Path, full: bool) -> None:
+def test_a_killed_trainer_neither_loses_nor_duplicates_acknowledged_samples(tmp_path: Path, full: bool) -> None:
     (tmp_path / "test_disk_memory_child.py").write_text(CHILD)
     generator = random.Random(0)
     said = 0
@@ -145,7 +143,7 @@ def test_a_killed_trainer_has_lost_and_doubled_nothing_that_it_acknowledged(tmp_
         memory.close()
 
 
-def test_damage_in_an_older_file_costs_the_rows_up_to_it_and_is_said(
+def test_damage_in_an_older_file_removes_the_rows_up_to_it_with_a_warning(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = make(tmp_path / "whole", memory_size=1000)
@@ -230,7 +228,7 @@ def one_file(folder: Path, make_rows: Any) -> Path:
     return path
 
 
-def test_a_row_that_no_memory_comes_to_is_the_documented_error(tmp_path: Path, make_rows: Any) -> None:
+def test_an_impossible_row_number_is_the_documented_error(tmp_path: Path, make_rows: Any) -> None:
     path = one_file(tmp_path, make_rows)
     data = path.read_bytes()
     assert data.count(rows_note(0, 20, b"")) == 1
@@ -240,7 +238,7 @@ def test_a_row_that_no_memory_comes_to_is_the_documented_error(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("steps", [b"\x81\x00", b"\x92\xc0"], ids=["a mapping", "no number"])
-def test_steps_that_no_memory_writes_are_the_documented_error(tmp_path: Path, make_rows: Any, steps: bytes) -> None:
+def test_impossible_steps_are_the_documented_error(tmp_path: Path, make_rows: Any, steps: bytes) -> None:
     path = one_file(tmp_path, make_rows)
     data = path.read_bytes()
     assert b"\xa5steps\x92\x01" in data
@@ -249,7 +247,7 @@ def test_steps_that_no_memory_writes_are_the_documented_error(tmp_path: Path, ma
         make(tmp_path)
 
 
-def test_rows_that_nothing_describes_are_the_documented_error(tmp_path: Path) -> None:
+def test_rows_without_a_description_are_the_documented_error(tmp_path: Path) -> None:
     memory = make(tmp_path)
     memory.commit({b"s" * 16: (1, 20)})
     memory.close()
@@ -262,7 +260,7 @@ def test_rows_that_nothing_describes_are_the_documented_error(tmp_path: Path) ->
         make(tmp_path)
 
 
-def test_older_files_are_checked_with_the_appends_that_follow_and_damaged_rows_let_go(
+def test_later_appends_check_older_files_and_remove_damaged_rows(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = make(tmp_path, memory_size=1000)

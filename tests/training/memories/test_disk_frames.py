@@ -86,7 +86,7 @@ def same(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("length", [30, 5])
 @pytest.mark.parametrize("priority", [None, {}])
-def test_the_same_seed_draws_the_same_from_disk_and_ram_also_after_opening_again(
+def test_the_same_seed_samples_the_same_from_disk_and_ram_also_after_reopening(
     tmp_path: Path, make_rows: Any, priority: Any, length: int
 ) -> None:
     ram, disk = make(None, priority=priority), make(tmp_path, priority=priority)
@@ -142,9 +142,7 @@ def test_a_transition_takes_about_one_frame_and_old_files_go(
     memory.close()
 
 
-def test_a_record_that_is_cut_anywhere_is_as_if_it_had_never_been(
-    tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_truncated_record_has_no_effect(tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture) -> None:
     memory = make(tmp_path / "whole")
     memory.deferred = True
     for i in range(3):
@@ -172,7 +170,7 @@ def test_a_record_that_is_cut_anywhere_is_as_if_it_had_never_been(
         caplog.clear()
 
 
-def test_a_first_observation_alone_is_there_again(tmp_path: Path, make_rows: Any) -> None:
+def test_a_single_first_observation_is_restored(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path)
     assert memory.append_chunk(chunk(make_rows, 1, 3, 0, 1)) == 0
     memory.close()
@@ -183,7 +181,7 @@ def test_a_first_observation_alone_is_there_again(tmp_path: Path, make_rows: Any
     memory.close()
 
 
-def test_damage_in_an_older_file_costs_the_transitions_whose_frames_it_held(
+def test_damage_in_an_older_file_removes_the_transitions_of_its_frames(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = make(tmp_path / "whole", memory_size=1000)
@@ -212,7 +210,7 @@ def test_damage_in_an_older_file_costs_the_transitions_whose_frames_it_held(
         memory.close()
 
 
-def test_what_is_found_damaged_later_is_not_drawn_by_priorities_either(
+def test_rows_found_damaged_later_are_excluded_from_prioritized_sampling(
     tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = make(tmp_path, memory_size=1000)
@@ -277,7 +275,7 @@ def test_a_full_disk_leaves_the_memory_as_it_was(tmp_path: Path, make_rows: Any,
     memory.close()
 
 
-def test_a_disk_that_is_full_after_any_byte_of_a_record_has_lost_nothing_that_was_committed(
+def test_a_disk_that_is_full_after_any_byte_keeps_committed_rows(
     tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MIN_SEGMENT_BYTES", "MAX_SEGMENT_BYTES"):  # one file
@@ -309,7 +307,7 @@ def test_a_disk_that_is_full_after_any_byte_of_a_record_has_lost_nothing_that_wa
     memory.close()
 
 
-def test_a_run_that_was_begun_in_ram_goes_on_on_disk(tmp_path: Path, make_rows: Any) -> None:
+def test_a_run_from_ram_continues_on_disk(tmp_path: Path, make_rows: Any) -> None:
     ram = make(None)
     play(ram, make_rows, range(9))
     ram.append_chunk(chunk(make_rows, 1, 9, 0, 3))
@@ -329,7 +327,7 @@ def test_a_run_that_was_begun_in_ram_goes_on_on_disk(tmp_path: Path, make_rows: 
     disk.close()
 
 
-def test_a_folder_keeps_its_kind(tmp_path: Path, make_rows: Any) -> None:
+def test_a_folder_of_frame_stacks_stays_one(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path / "stacks")
     play(memory, make_rows, range(1))
     memory.close()
@@ -357,7 +355,7 @@ def test_a_folder_keeps_its_kind(tmp_path: Path, make_rows: Any) -> None:
         {"put": 7, "needs": []},
     ],
 )
-def test_a_note_that_cannot_be_is_refused(note: Any) -> None:
+def test_invalid_metadata_is_refused(note: Any) -> None:
     with pytest.raises(StorageError, match="invalid numbers of frames"):
         FramesNote.parse(note, 2, 3)
 
@@ -396,7 +394,7 @@ def test_rows_of_a_damaged_file_are_read_until_it_is_checked(tmp_path: Path, mak
     memory.close()
 
 
-def test_a_file_from_before_the_first_frame_goes_as_others_do(
+def test_a_file_without_frames_is_removed_like_others(
     tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Marks are written before there are frames where the first message was refused, or held episodes only."""

@@ -35,7 +35,7 @@ def transitions(memory: FrameStackMemory) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.timeout(900)
-def test_a_killed_process_has_lost_and_doubled_nothing_that_it_committed(tmp_path: Path, full: bool) -> None:
+def test_a_killed_process_neither_loses_nor_duplicates_committed_samples(tmp_path: Path, full: bool) -> None:
     generator = random.Random(0)
     in_ram = writer.make_memory(None)
     """What an undisturbed memory holds after as many messages."""

@@ -23,9 +23,7 @@ pytestmark = pytest.mark.usefixtures("small_files")
 # --- the same as in RAM, and again after opening ----------------------------------------------------------------------
 
 
-def test_the_same_seed_draws_the_same_from_disk_and_ram_also_after_opening_again(
-    tmp_path: Path, make_rows: Any
-) -> None:
+def test_the_same_seed_samples_the_same_from_disk_and_ram_also_after_reopening(tmp_path: Path, make_rows: Any) -> None:
     ram, disk = ReplayMemory(memory_size=100, batch_size=8, seed=4), make(tmp_path)
 
     def alike() -> bool:
@@ -52,7 +50,7 @@ def test_the_same_seed_draws_the_same_from_disk_and_ram_also_after_opening_again
     assert disk.disk.verify() == []
 
 
-def test_files_whose_rows_have_left_the_memory_are_removed(tmp_path: Path, make_rows: Any) -> None:
+def test_files_without_needed_rows_are_removed(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path, memory_size=50)
     for episode in range(100):
         memory.append_chunk(make_rows(1, episode, 0, 6, end="truncated"))
@@ -66,7 +64,7 @@ def test_files_whose_rows_have_left_the_memory_are_removed(tmp_path: Path, make_
     assert memory.disk.lost_rows == 0
 
 
-def test_a_larger_capacity_finds_what_the_disk_has(tmp_path: Path, make_rows: Any) -> None:
+def test_a_larger_capacity_loads_all_rows_on_disk(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path, memory_size=1000)
     memory.append_chunk(make_rows(1, 0, 0, 51))
     memory.close()
@@ -93,7 +91,7 @@ def test_nested_observations_come_back(tmp_path: Path, make_rows: Any) -> None:
     memory.close()
 
 
-def test_a_memory_without_a_transition_keeps_what_it_was_told(tmp_path: Path, make_rows: Any) -> None:
+def test_a_memory_without_transitions_keeps_offsets_and_values(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path)
     memory.deferred = True
     memory.append_chunk(make_rows(1, 0, 0, 1))
@@ -113,7 +111,7 @@ def test_a_memory_without_a_transition_keeps_what_it_was_told(tmp_path: Path, ma
 # --- commits ----------------------------------------------------------------------------------------------------------
 
 
-def test_deferred_samples_count_with_the_commit_and_their_marks_with_them(tmp_path: Path, make_rows: Any) -> None:
+def test_deferred_samples_and_offsets_count_from_the_commit_on(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path)
     memory.deferred = True
     memory.append_chunk(make_rows(1, 0, 0, 4))
@@ -138,7 +136,7 @@ def test_statistics_come_back(tmp_path: Path, make_rows: Any, make_buffer: Any) 
     assert make(tmp_path).stat_train_return == -7.5
 
 
-def test_the_state_of_every_stream_stands_in_every_file(tmp_path: Path, make_rows: Any) -> None:
+def test_every_file_holds_the_state_of_every_stream(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path, memory_size=50)
     memory.deferred = True
     for stream in range(1, 6):

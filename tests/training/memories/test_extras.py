@@ -60,7 +60,7 @@ def test_extras_of_any_shape_are_those_of_the_transition_s_action(make: Any, mak
     memory.close()
 
 
-def test_frame_stacks_have_them_too(make: Any, make_rows: Any) -> None:
+def test_frame_stacks_have_extras(make: Any, make_rows: Any) -> None:
     memory = make(FrameStackMemory, frame_stack=STACK)
     chunk = with_extras(make_rows(1, 0, 0, 9))
     frames = np.arange(9)[:, None] + np.arange(STACK)
@@ -70,7 +70,7 @@ def test_frame_stacks_have_them_too(make: Any, make_rows: Any) -> None:
     memory.close()
 
 
-def test_they_are_there_again_after_a_restart(make: Any, make_rows: Any) -> None:
+def test_extras_survive_a_restart(make: Any, make_rows: Any) -> None:
     memory = make(n_step=2)
     memory.append_chunk(with_extras(make_rows(1, 0, 0, 9)))
     state = memory.state_dict()
@@ -95,7 +95,7 @@ def test_without_extras_nothing_changes(make_rows: Any) -> None:
     assert "sample_extras" not in kept.layout.describe()
 
 
-def test_a_memory_that_holds_transitions_without_extras_goes_on_without(
+def test_a_memory_that_began_without_extras_continues_without(
     make: Any, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = make()
@@ -110,7 +110,7 @@ def test_a_memory_that_holds_transitions_without_extras_goes_on_without(
     memory.close()
 
 
-def test_samples_without_them_get_zeros_and_other_shapes_are_refused(make: Any, make_rows: Any) -> None:
+def test_samples_without_extras_get_zeros_and_other_shapes_are_refused(make: Any, make_rows: Any) -> None:
     memory = make()
     memory.append_chunk(with_extras(make_rows(1, 0, 0, 3)))
     memory.append_chunk(make_rows(2, 0, 0, 2))
@@ -123,7 +123,7 @@ def test_samples_without_them_get_zeros_and_other_shapes_are_refused(make: Any, 
     memory.close()
 
 
-def test_what_cannot_be_stored_is_left_out_with_a_warning(
+def test_extras_that_cannot_be_stored_are_left_out_with_a_warning(
     make: Any, make_rows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = make()

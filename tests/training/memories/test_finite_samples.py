@@ -47,7 +47,7 @@ def test_the_field_that_is_not_finite_is_named(make_rows: Any, where: str, bad: 
         check_finite_samples(chunk)
 
 
-def test_large_numbers_are_finite_unless_they_are_stored_as_less(make_rows: Any) -> None:
+def test_large_float64_numbers_are_refused_only_if_stored_as_float32(make_rows: Any) -> None:
     chunk = dataclasses.replace(make_rows(1, 0, 0, 4), reward=np.full(4, 3e38, np.float32))
     check_finite_samples(chunk)
     nested = {"a": np.full((4, 2), 1e300), "b": (np.zeros(4, np.uint8),)}
@@ -127,7 +127,7 @@ def test_rows_of_an_earlier_version_that_are_not_finite_are_not_sampled(
     again.close()
 
 
-def test_the_rows_of_a_ram_memorys_checkpoint_are_looked_at_too(make_rows: Any) -> None:
+def test_rows_of_checkpoints_from_ram_are_checked(make_rows: Any) -> None:
     memory, again = (ReplayMemory(memory_size=100, batch_size=16, seed=seed) for seed in (0, 1))
     poisoned = make_rows(1, 0, 0, 40)
     poisoned.observation[20:] = math.nan

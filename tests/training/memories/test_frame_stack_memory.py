@@ -133,7 +133,7 @@ def test_a_transition_takes_about_one_frame(make_rows: Any) -> None:
     assert (memory.frame_bytes + rows) / 20_000 <= 1.1 * 64 * 64
 
 
-def test_a_restored_memory_goes_on_identically(make_rows: Any) -> None:
+def test_a_restored_memory_continues_identically(make_rows: Any) -> None:
     chunks = play(make_rows, seed=2, steps=300)
     whole = FrameStackMemory(memory_size=150, batch_size=8, frame_stack=K, seed=4)
     for chunk in chunks[:80]:
@@ -153,7 +153,7 @@ def test_a_restored_memory_goes_on_identically(make_rows: Any) -> None:
         FrameStackMemory(memory_size=150, frame_stack=2).load_state_dict(state, rows)
 
 
-def test_a_first_observation_that_overwrites_frames_takes_the_transitions_with_it(make: Any, make_rows: Any) -> None:
+def test_transitions_of_overwritten_frames_are_removed(make: Any, make_rows: Any) -> None:
     memory = make(memory_size=64)
     generator = np.random.default_rng(0)
 
@@ -171,7 +171,7 @@ def test_a_first_observation_that_overwrites_frames_takes_the_transitions_with_i
     assert len(memory) < 20
 
 
-def test_what_is_no_stack_is_refused(make: Any, make_rows: Any) -> None:
+def test_observations_without_stacks_are_refused(make: Any, make_rows: Any) -> None:
     memory = make(memory_size=100)
     with pytest.raises(SampleRefusedError, match=r"no part .* is a stack of memory\.frame_stack = 4"):
         memory.append_chunk(make_rows(1, 0, 0, 3))
@@ -185,7 +185,7 @@ def test_a_stack_has_at_least_two_frames() -> None:
         FrameStackMemory(frame_stack=1)
 
 
-def test_what_is_refused_takes_no_frame_of_what_is_held(make: Any, make_rows: Any) -> None:
+def test_refused_samples_do_not_overwrite_frames(make: Any, make_rows: Any) -> None:
     memory, plain = make(memory_size=30), ReplayMemory(memory_size=30)
     chunks = play(make_rows, seed=3, steps=60, streams=1)
     for number, chunk in enumerate(chunks):
@@ -207,7 +207,7 @@ def test_what_is_refused_takes_no_frame_of_what_is_held(make: Any, make_rows: An
         assert same(memory.get_transition(item), plain.get_transition(item))
 
 
-def test_long_steps_of_silent_streams_come_back_exactly(make: Any, make_rows: Any) -> None:
+def test_n_step_transitions_of_silent_streams_are_exact(make: Any, make_rows: Any) -> None:
     """Their last rows are stored again at once, all of them."""
     plain = ReplayMemory(memory_size=1000, n_step=12)
     memory = make(memory_size=40, n_step=12)
@@ -222,7 +222,7 @@ def test_long_steps_of_silent_streams_come_back_exactly(make: Any, make_rows: An
     assert len(memory) > 20
 
 
-def test_a_batch_drawn_before_the_frames_have_gone_is_not_drawn_again_from_a_checkpoint(make_rows: Any) -> None:
+def test_a_restored_memory_does_not_sample_transitions_without_frames(make_rows: Any) -> None:
     memory = FrameStackMemory(memory_size=4, frame_stack=K, batch_size=2, seed=0)
     memory.append_chunk(make_rows(1, 0, 0, 2, observation=lambda rows: np.zeros((rows, K, 2), np.uint8)))
     memory.sample()

@@ -50,7 +50,7 @@ def test_the_newest_frames_come_back_by_their_numbers(made: Any) -> None:
         assert (found.dtype, found.shape[1:]) == (DTYPE, SHAPE)
 
 
-def test_frames_of_another_memory_are_taken_over(made: Any) -> None:
+def test_frames_of_another_memory_are_loaded(made: Any) -> None:
     frames, commit = made
     frames.load(500, frames_of(np.arange(460, 500)))
     commit()
@@ -76,7 +76,7 @@ def test_each_frame_of_a_run_is_stored_once(made: Any) -> None:
     np.testing.assert_array_equal(store.frames(np.array([0, 2, 3])), frames_of([7, 9, 7]))
 
 
-def test_transitions_go_with_the_frames_that_they_need(made: Any) -> None:
+def test_transitions_are_removed_with_their_frames(made: Any) -> None:
     frames, commit = made
     store = FrameStore(CAPACITY, STACK, frames)
     for row in range(CAPACITY):

@@ -135,7 +135,7 @@ def test_a_restored_checkpoint_keeps_it(tmp_path: Path, make_rows: Rows, kind: s
     check(restored.memory.sample())
 
 
-def test_a_memory_of_before_takes_the_order_of_the_first_sample_that_follows(make_rows: Rows) -> None:
+def test_an_older_memory_takes_the_order_of_the_next_sample(make_rows: Rows) -> None:
     memory = ReplayMemory(memory_size=64, batch_size=4, seed=1)
     memory.append_chunk(chunk_of(make_rows, 1))
     state = memory.state_dict()
@@ -147,7 +147,7 @@ def test_a_memory_of_before_takes_the_order_of_the_first_sample_that_follows(mak
     check(restored.sample())
 
 
-def test_a_disk_memory_of_before_keeps_that_order_from_then_on(
+def test_an_older_memory_on_disk_keeps_the_order_of_the_next_sample(
     tmp_path: Path, make_rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened() -> ReplayMemory:
@@ -168,9 +168,7 @@ def test_a_disk_memory_of_before_keeps_that_order_from_then_on(
     memory.close()
 
 
-def test_a_worker_whose_environment_has_another_order_is_named_once(
-    make_rows: Rows, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_samples_in_another_key_order_are_logged_once(make_rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
     memory = ReplayMemory(memory_size=64, batch_size=4, seed=1)
     with caplog.at_level(logging.WARNING):
         memory.append_chunk(chunk_of(make_rows, 1))

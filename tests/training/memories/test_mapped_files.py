@@ -9,7 +9,7 @@ from tmrl_core.training.memories.mapped_files import MappedFiles, Segment, addre
 from tmrl_core.training.memories.row_table import RowTable
 
 
-def test_elements_of_two_sizes_come_out_of_files_that_grow(tmp_path: Path) -> None:
+def test_elements_of_two_sizes_are_read_from_growing_files(tmp_path: Path) -> None:
     log = RecordLog(tmp_path, "things", segment_bytes=300)
     files = MappedFiles(log)
     tables = {8: RowTable(), 24: RowTable()}

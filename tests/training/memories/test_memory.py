@@ -132,13 +132,13 @@ def test_statistics_are_the_latest_episodes(make_rows: Any, make_buffer: Any) ->
         assert (memory.stat_test_return, memory.stat_test_steps) == (-9.0, 6)
 
 
-def test_before_the_first_episode_of_a_kind_there_is_no_return() -> None:
+def test_the_return_is_nan_before_the_first_episode() -> None:
     for memory in (GenericTorchMemory(), ReplayMemory()):
         assert np.isnan([memory.stat_train_return, memory.stat_test_return]).all()
         assert (memory.stat_train_steps, memory.stat_test_steps) == (0, 0)
 
 
-def test_an_evaluation_s_episodes_are_no_test_episodes(make_buffer: Any) -> None:
+def test_episodes_of_an_evaluation_are_not_test_episodes(make_buffer: Any) -> None:
     for memory in (GenericTorchMemory(), ReplayMemory()):
         memory.append(make_buffer([], [EpisodeRecord("", -9.0, 6, "test", "truncated", evaluation=3)]))
         assert np.isnan(memory.stat_test_return)
@@ -161,7 +161,7 @@ class Picky(TorchMemory):
         return sample[1], sample[0], sample[2], sample[1], sample[3], sample[4], sample[5]
 
 
-def test_a_memory_of_one_s_own_is_refused_whole_buffers(make_rows: Any, make_buffer: Any) -> None:
+def test_a_custom_memory_refuses_complete_buffers(make_rows: Any, make_buffer: Any) -> None:
     memory = Picky("cpu", 1, batch_size=3)
     assert memory.append(make_buffer([make_rows(1, 0, 0, 2)])) == []
     ((chunk, reason),) = memory.append(make_buffer([make_rows(1, 0, 2, 3)]))
@@ -178,7 +178,7 @@ def test_collating_keeps_the_nesting() -> None:
     assert batch["b"].dtype == torch.float32
 
 
-def test_an_empty_memory_says_so() -> None:
+def test_sampling_from_an_empty_memory_is_an_error() -> None:
     with pytest.raises(ValueError, match="no transition"):
         GenericTorchMemory().sample()
 
@@ -191,7 +191,7 @@ def test_sizes_may_be_floats_and_must_be_whole() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_rows_follow_as_a_slow_loop_says(data: st.DataObject) -> None:
+def test_rows_that_follow_equals_a_slow_loop(data: st.DataObject) -> None:
     segments, episode, step = [], 1, 0
     for _ in range(data.draw(st.integers(1, 4))):
         rows = data.draw(st.integers(0, 3))
@@ -230,7 +230,7 @@ def test_rows_follow_as_a_slow_loop_says(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 0.5, math.nan, math.inf, 1e30, True, None, "10", [10]])
-def test_a_size_that_is_none_is_refused(size: Any) -> None:
+def test_invalid_sizes_are_refused(size: Any) -> None:
     with pytest.raises(ConfigError, match="memory_size must be a whole number of at least 1"):
         whole_number(size, "memory_size")
 

@@ -263,7 +263,7 @@ def check_drawn(stores: Stores) -> None:
 
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("seed", range(9))
-def test_all_memories_draw_the_same_true_transitions_whatever_happens(
+def test_all_memories_sample_the_same_valid_transitions(
     tmp_path: Path, seed: int, stacked: bool, full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MIN_SEGMENT_BYTES", "MAX_SEGMENT_BYTES"):

@@ -62,7 +62,7 @@ def slowly(chunks: list[Any], n: int) -> set[tuple[Any, ...]]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_cut_into_messages_gives_what_a_slow_loop_gives(data: st.DataObject, make_rows: Any) -> None:
+def test_any_split_into_messages_equals_a_slow_loop(data: st.DataObject, make_rows: Any) -> None:
     n = data.draw(st.integers(2, 5))
     memory = ReplayMemory(memory_size=1000, n_step=n, gamma=GAMMA)
     chunks = []
@@ -93,7 +93,7 @@ def test_truncation_bootstraps_and_termination_does_not(make_rows: Any) -> None:
     ]
 
 
-def test_streams_are_not_mixed_and_what_is_open_waits(make_rows: Any) -> None:
+def test_streams_are_not_mixed_and_incomplete_transitions_wait(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=100, n_step=3, gamma=GAMMA)
     for first in (0, 2, 4):
         for stream in (1, 2):
@@ -110,7 +110,7 @@ def test_a_missing_message_is_never_joined_across(make_rows: Any) -> None:
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
-def test_a_restored_memory_goes_on_with_what_was_open(make_rows: Any, tmp_path: Path, storage: Any) -> None:
+def test_a_restored_memory_continues_open_episodes(make_rows: Any, tmp_path: Path, storage: Any) -> None:
     def make(name: str) -> Any:
         kwargs: Any = {"storage": "disk", "folder": tmp_path / name} if storage == "disk" else {}
         return ReplayMemory(memory_size=50, n_step=3, gamma=GAMMA, batch_size=8, seed=1, **kwargs)

@@ -41,7 +41,7 @@ class Counter:
         return number
 
 
-def test_what_is_taken_comes_in_order_and_no_more_than_depth_is_prepared() -> None:
+def test_blocks_are_taken_in_order_and_at_most_depth_are_prepared() -> None:
     counter = Counter()
     ahead: Prefetch[int] = Prefetch(3)
     for expected in range(20):
@@ -58,7 +58,7 @@ def test_without_depth_there_is_no_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_stopping_waits_for_what_is_being_prepared_and_hands_it_back() -> None:
+def test_stopping_waits_for_the_block_in_preparation_and_returns_it() -> None:
     counter = Counter()
     ahead: Prefetch[int] = Prefetch(3)
     assert ahead.take(counter) == 0
@@ -79,7 +79,7 @@ def test_stopping_waits_for_what_is_being_prepared_and_hands_it_back() -> None:
     ahead.close()
 
 
-def test_nothing_is_prepared_beside_who_has_the_device_alone() -> None:
+def test_no_block_is_prepared_while_the_device_lock_is_held() -> None:
     counter = Counter()
     ahead: Prefetch[int] = Prefetch(1)
     with BESIDE:
@@ -92,7 +92,7 @@ def test_nothing_is_prepared_beside_who_has_the_device_alone() -> None:
     assert not BESIDE.locked()
 
 
-def test_an_error_reaches_who_takes_and_the_next_can_be_taken() -> None:
+def test_an_error_is_raised_by_take_and_the_next_block_follows() -> None:
     counter = Counter()
     counter.fails_at = 2
     ahead: Prefetch[int] = Prefetch(2)
@@ -178,7 +178,7 @@ def make(kind: str, folder: Path, prefetch: int) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("depth", [1, 3])
-def test_what_is_drawn_does_not_depend_on_it(
+def test_sampling_does_not_depend_on_prefetching(
     kind: str, depth: int, make_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MIN_SEGMENT_BYTES", 2000)
@@ -195,7 +195,7 @@ def test_what_is_drawn_does_not_depend_on_it(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_memory_draws_again_what_was_only_prepared(kind: str, make_rows: Any, tmp_path: Path) -> None:
+def test_a_restored_memory_samples_unused_blocks_again(kind: str, make_rows: Any, tmp_path: Path) -> None:
     memory = make(kind, tmp_path / "one", 2)
     memory.append_chunk(make_rows(1, 99, 0, 40, observation=images if "frames" in kind else None))
     play(memory, make_rows, 1, 0, 20)
@@ -243,7 +243,7 @@ def training_of(prefetch: int) -> TrainingOffline:
     )
 
 
-def test_training_that_goes_on_from_a_checkpoint_is_bit_equal(make_rows: Any, make_buffer: Any, tmp_path: Path) -> None:
+def test_training_resumed_from_a_checkpoint_is_bit_equal(make_rows: Any, make_buffer: Any, tmp_path: Path) -> None:
     def fed(training: TrainingOffline, interface: LocalInterface, epochs: range) -> None:
         for epoch in epochs:
             interface.put(make_buffer([make_rows(1, epoch, 0, 50, end="truncated")]))
@@ -273,11 +273,11 @@ def test_training_that_goes_on_from_a_checkpoint_is_bit_equal(make_rows: Any, ma
         ({"sample_preprocessor": print}, "made by Python code"),
     ],
 )
-def test_batches_that_cannot_be_prepared_ahead_are_refused_and_left_alone(settings: Any, said: str) -> None:
+def test_prefetching_is_refused_for_batches_that_cannot_be_prefetched(settings: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"memory\.prefetch: 1.*{said}"):
         ReplayMemory(prefetch=1, **settings)
     assert ReplayMemory("cuda", **settings).prefetch == 0
 
 
-def test_by_default_only_a_gpu_s_batches_are_prepared_ahead() -> None:
+def test_by_default_only_batches_for_a_gpu_are_prefetched() -> None:
     assert [ReplayMemory(device).prefetch for device in (None, "cpu", "cuda", "cuda:1")] == [0, 0, 2, 2]

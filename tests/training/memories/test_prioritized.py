@@ -54,7 +54,7 @@ class Slow:
         return indices, [weight / max(weights) for weight in weights]
 
 
-def test_it_does_what_the_slow_implementation_does() -> None:
+def test_prioritized_replay_equals_a_slow_implementation() -> None:
     settings = Prioritization(alpha=0.7, beta=0.3, beta_batches=20)
     fast, slow = Priorities(50, settings), Slow(50, settings)
     generator = np.random.default_rng(0)
@@ -77,7 +77,7 @@ def test_it_does_what_the_slow_implementation_does() -> None:
     assert fast.beta == settings.beta_final
 
 
-def test_draws_are_in_proportion_to_priorities() -> None:
+def test_sampling_is_proportional_to_priorities() -> None:
     fast = Priorities(8, Prioritization(alpha=1.0, epsilon=1e-12))
     fast.add(0, 8)
     fast.update(np.arange(8), np.arange(8.0))
@@ -88,7 +88,7 @@ def test_draws_are_in_proportion_to_priorities() -> None:
     np.testing.assert_allclose(counts / counts.sum(), np.arange(8) / 28, atol=0.01)
 
 
-def test_what_has_left_meanwhile_and_what_is_not_finite_changes_nothing() -> None:
+def test_errors_of_removed_transitions_and_nan_change_nothing() -> None:
     fast = Priorities(4, Prioritization(alpha=1.0))
     fast.add(0, 6)
     before = fast.of(np.arange(2, 6)).copy()
@@ -98,7 +98,7 @@ def test_what_has_left_meanwhile_and_what_is_not_finite_changes_nothing() -> Non
     assert fast.highest == 1.0
 
 
-def test_what_was_removed_stays_out_whatever_is_heard_of_it_later() -> None:
+def test_excluded_transitions_stay_excluded_after_later_errors() -> None:
     fast = Priorities(8, Prioritization())
     fast.add(0, 8)
     fast.remove(2, 4)
@@ -136,7 +136,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return made
 
 
-def test_a_batch_says_what_it_holds_and_how_much_each_counts(make: Any, make_rows: Any) -> None:
+def test_a_batch_has_indices_and_importance_weights(make: Any, make_rows: Any) -> None:
     memory = make()
     for episode in range(5):
         memory.append_chunk(make_rows(1, episode, 0, 13, end="terminated"))
@@ -153,7 +153,7 @@ def test_a_batch_says_what_it_holds_and_how_much_each_counts(make: Any, make_row
     memory.close()
 
 
-def test_a_restored_memory_draws_on_identically(make: Any, make_rows: Any) -> None:
+def test_a_restored_memory_samples_identically(make: Any, make_rows: Any) -> None:
     memory = make("one", n_step=2)
     for episode in range(5):
         memory.append_chunk(make_rows(1, episode, 0, 13, end="terminated"))
@@ -173,7 +173,7 @@ def test_a_restored_memory_draws_on_identically(make: Any, make_rows: Any) -> No
     other.close()
 
 
-def test_batches_drawn_at_once_are_each_as_one_drawn_alone() -> None:
+def test_batches_sampled_together_equal_single_ones() -> None:
     settings = Prioritization(alpha=0.7, beta_batches=10**9)
     together, alone = Priorities(50, settings), Priorities(50, settings)
     errors = np.random.default_rng(0).random(50)
@@ -188,7 +188,7 @@ def test_batches_drawn_at_once_are_each_as_one_drawn_alone() -> None:
     assert together.batches == alone.batches == 3
 
 
-def test_of_batches_drawn_at_once_a_checkpoint_holds_those_that_are_left(make: Any, make_rows: Any) -> None:
+def test_a_checkpoint_holds_the_unused_batches_of_a_block(make: Any, make_rows: Any) -> None:
     settings = {"priority": {"alpha": 1.0, "batches_at_once": 4}, "n_step": 2}
     memory = make("one", **settings)
     for episode in range(5):
@@ -245,14 +245,14 @@ def test_uniform_batches_have_no_extras_and_take_no_priorities(make: Any, make_r
     memory.close()
 
 
-def test_the_preprocessor_s_batches_have_extras_too(make: Any, make_rows: Any) -> None:
+def test_batches_of_a_preprocessor_have_extras(make: Any, make_rows: Any) -> None:
     memory = make(n_step=2, sample_preprocessor=lambda *values: values)
     memory.append_chunk(make_rows(1, 0, 0, 5, end="terminated"))
     assert set(memory.sample()[6]) == {"discount", "indices", "weights"}
     memory.close()
 
 
-def test_priorities_of_transitions_that_the_disk_has_lost_are_let_go(tmp_path: Path, make_rows: Any) -> None:
+def test_priorities_of_lost_transitions_are_dropped(tmp_path: Path, make_rows: Any) -> None:
     """After the machine has gone down, a checkpoint may know of more than the disk holds."""
 
     def make(name: str) -> ReplayMemory:

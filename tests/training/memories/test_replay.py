@@ -50,14 +50,14 @@ def test_an_episode_gives_one_transition_per_step(make_rows: Any) -> None:
     assert flags == [(False, False)] * 3 + [(True, False)]
 
 
-def test_terminated_and_truncated_are_kept_apart(make_rows: Any) -> None:
+def test_terminated_and_truncated_are_separate(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=100)
     memory.append_chunk(make_rows(1, 0, 0, 2, end="truncated"))
     memory.append_chunk(make_rows(1, 1, 0, 2, end="terminated"))
     assert [memory.get_transition(i)[4:6] for i in range(2)] == [(False, True), (True, False)]
 
 
-def test_a_reset_is_never_joined_to_what_ended_before_it(make_rows: Any) -> None:
+def test_a_reset_is_never_joined_to_the_previous_episode(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=100)
     for episode in range(3):
         memory.append_chunk(make_rows(1, episode, 0, 3, end="terminated"))
@@ -154,12 +154,12 @@ def test_rows_before_and_after_a_refusal_are_not_joined(make_rows: Any) -> None:
     assert [b[2] for _, b in pairs(memory)] == [1, 2, 4]
 
 
-def test_values_that_are_no_arrays_are_refused(make_rows: Any) -> None:
+def test_values_that_are_not_arrays_are_refused(make_rows: Any) -> None:
     with pytest.raises(SampleRefusedError, match="TorchMemory"):
         ReplayMemory().append_chunk(make_rows(1, 0, 0, 3, observation=lambda rows: ["text"] * rows))
 
 
-def test_float64_becomes_float32_unless_asked_otherwise(make_rows: Any) -> None:
+def test_float64_becomes_float32_by_default(make_rows: Any) -> None:
     memory, exact = ReplayMemory(memory_size=9, seed=0), ReplayMemory(memory_size=9, seed=0, downcast_float64=False)
     for each in (memory, exact):
         each.append_chunk(make_rows(1, 0, 0, 3, dtype=np.float64))
@@ -172,7 +172,7 @@ def test_float64_becomes_float32_unless_asked_otherwise(make_rows: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["b", "h", "i", "l", "q", "B", "H", "I", "L", "Q", "?", "e", "f", "d"])
-def test_every_numeric_dtype_that_a_message_can_carry_is_taken(make_rows: Any, dtype: str) -> None:
+def test_every_numeric_dtype_of_messages_is_accepted(make_rows: Any, dtype: str) -> None:
     memory = ReplayMemory(memory_size=9, batch_size=2)
     memory.append_chunk(make_rows(1, 0, 0, 3, observation=lambda rows: np.ones((rows, 2), np.dtype(dtype))))
     assert memory.sample()[0].shape == (2, 2)
@@ -198,7 +198,7 @@ def test_nested_observations_keep_structure_dtypes_and_shapes(make_rows: Any) ->
     assert terminated.dtype == truncated.dtype == torch.float32
 
 
-def test_batches_are_drawn_uniformly_over_valid_transitions(make_rows: Any) -> None:
+def test_batches_are_sampled_uniformly_over_valid_transitions(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=1000, batch_size=500, nb_steps=40, seed=3)
     for stream in range(1, 5):
         memory.append_chunk(make_rows(stream, 0, 0, 6, end="terminated"))
@@ -221,7 +221,7 @@ def test_same_seed_same_batches(make_rows: Any) -> None:
         assert not torch.equal(a[0], c[0])
 
 
-def test_what_is_appended_is_sampled_from_the_next_batch_on(make_rows: Any) -> None:
+def test_appended_samples_are_sampled_from_the_next_batch_on(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=4, batch_size=64, nb_steps=20, seed=0)
     memory.append_chunk(make_rows(1, 0, 0, 5))
     for number, batch in enumerate(memory):
@@ -230,7 +230,7 @@ def test_what_is_appended_is_sampled_from_the_next_batch_on(make_rows: Any) -> N
             memory.append_chunk(make_rows(2, 0, 0, 5))
 
 
-def test_a_batch_that_is_kept_never_changes(make_rows: Any) -> None:
+def test_a_returned_batch_never_changes(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=4, batch_size=16, nb_steps=3, seed=0)
     memory.append_chunk(make_rows(1, 0, 0, 5))
     batches = list(memory)
@@ -240,7 +240,7 @@ def test_a_batch_that_is_kept_never_changes(make_rows: Any) -> None:
     assert all(torch.equal(batch[3], copy) for batch, copy in zip(batches, copies, strict=True))
 
 
-def test_an_empty_memory_says_so() -> None:
+def test_sampling_from_an_empty_memory_is_an_error() -> None:
     with pytest.raises(ValueError, match="no transition"):
         ReplayMemory().sample()
 
@@ -294,7 +294,7 @@ def test_an_impossible_capacity_is_named(make_rows: Any) -> None:
 
 
 @RAM_ONLY
-def test_a_restored_memory_goes_on_identically(make_rows: Any) -> None:
+def test_a_restored_memory_continues_identically(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=20, batch_size=8, nb_steps=1, seed=4)
     for first in range(0, 30, 5):
         memory.append_chunk(make_rows(1, 0, first, 5))
@@ -332,7 +332,7 @@ def test_an_append_waits_for_a_reader_of_the_rows_it_would_overwrite(make_rows: 
     lease.release()
 
 
-def test_a_batch_says_which_transitions_it_holds_until_others_are_drawn(make_rows: Any) -> None:
+def test_the_indices_of_a_batch_are_known_until_the_next_one(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=10, batch_size=6, nb_steps=3, seed=0)
     memory.append_chunk(make_rows(1, 0, 0, 25))
     for batch in memory:

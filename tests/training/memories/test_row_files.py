@@ -62,7 +62,7 @@ def test_a_description_of_something_else_is_refused(description: Any) -> None:
         RowFormat.from_description(description, "here")
 
 
-def test_rows_come_back_in_order_over_the_ring_s_end(tmp_path: Path) -> None:
+def test_rows_are_read_in_order_across_the_end_of_the_ring(tmp_path: Path) -> None:
     segment = read_segment(write(tmp_path / "a", 5, 10, b"marks"))
     assert segment.torn_bytes == 0
     assert [record.note for record in segment.records] == [b"", b"marks"]
@@ -72,7 +72,7 @@ def test_rows_come_back_in_order_over_the_ring_s_end(tmp_path: Path) -> None:
     assert floats.tolist() == rings()[0][expected].tolist()
 
 
-def test_a_torn_tail_is_reported_wherever_it_was_cut(tmp_path: Path) -> None:
+def test_an_incomplete_record_of_any_length_is_reported(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", 5, 10).read_bytes()  # two records: rows 5 and 6, then 7 to 9
     first_end = len(write(tmp_path / "first", 5, 7).read_bytes())
     start = len(write(tmp_path / "none", 5, 5).read_bytes())
@@ -95,7 +95,7 @@ def test_rows_are_gathered_from_several_files(tmp_path: Path) -> None:
         gather_rows([segments[0], segments[2]], segments[0].row_format, 2, 7)
 
 
-def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     segment = read_segment(write(tmp_path / "a", 0, 4))
     with pytest.raises(CheckpointError, match="replay rows are"):
         gather_rows([segment], RowFormat(("<f4",), (3,)), 0, 4)
@@ -106,7 +106,7 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
         read_segment(tmp_path / "missing")
 
 
-def test_a_record_that_speaks_of_no_rows_counts_as_damage(tmp_path: Path) -> None:
+def test_a_record_without_rows_counts_as_damage(tmp_path: Path) -> None:
     file = SegmentFile.create(tmp_path / "a", FORMAT_NAME, RowFormat.of(rings()).describe())
     append_rows(file, rings(), 0, 2)
     good = file.bytes
@@ -119,7 +119,7 @@ def test_a_record_that_speaks_of_no_rows_counts_as_damage(tmp_path: Path) -> Non
         parse_rows_note(b"short")
 
 
-def test_a_row_number_that_no_memory_comes_to_is_refused() -> None:
+def test_an_impossible_row_number_is_refused() -> None:
     assert parse_rows_note(rows_note(1 << 62, 3)) == (1 << 62, 3, b"")
     with pytest.raises(StorageError, match="no memory comes to"):
         parse_rows_note(rows_note((1 << 62) + 1, 3))

@@ -5,7 +5,7 @@ import numpy as np
 from tmrl_core.training.memories.row_table import RowTable
 
 
-def test_addresses_are_those_of_a_slow_search_while_records_come_and_go() -> None:
+def test_addresses_equal_a_slow_search_while_records_change() -> None:
     generator = np.random.default_rng(0)
     table = RowTable()
     records: list[tuple[int, int, int]] = []  # first row, rows, address of the first

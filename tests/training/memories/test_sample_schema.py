@@ -79,7 +79,7 @@ def nested(image: Any = None, discrete: Any = 1, counts: Any = (1, 4)) -> Any:
         (None, np.zeros(8)),
     ],
 )  # fmt: skip
-def test_what_a_space_declares_is_taken(space: Any, value: Any, make_rows: Rows) -> None:
+def test_samples_of_the_declared_space_are_accepted(space: Any, value: Any, make_rows: Rows) -> None:
     DeclaredSamples(space, BOX1).check(seen(make_rows, value))
 
 
@@ -94,9 +94,7 @@ def test_what_a_space_declares_is_taken(space: Any, value: Any, make_rows: Rows)
         (spaces.MultiDiscrete([2, 2]), np.zeros(2, np.int32)),
     ],
 )
-def test_other_numbers_than_a_worker_takes_from_its_environment_are_refused(
-    space: Any, value: Any, make_rows: Rows
-) -> None:
+def test_dtypes_that_workers_refuse_are_refused(space: Any, value: Any, make_rows: Rows) -> None:
     assert make_observation_check(space).problem(value) is not None
     with pytest.raises(SampleRefusedError, match="the observation of samples is"):
         DeclaredSamples(space, BOX1).check(seen(make_rows, value))
@@ -125,7 +123,7 @@ def test_other_numbers_than_a_worker_takes_from_its_environment_are_refused(
         (NESTED, {**nested(), "more": (1, 2)}, "the observation/more of samples is a tuple of 2", "a tuple of 3"),
     ],
 )  # fmt: skip
-def test_what_differs_is_named_with_what_is_declared(
+def test_the_error_names_the_difference_from_the_declaration(
     space: Any, value: Any, found: str, declared: str, make_rows: Rows
 ) -> None:
     with pytest.raises(SampleRefusedError) as refused:
@@ -135,7 +133,7 @@ def test_what_differs_is_named_with_what_is_declared(
     assert "trainer.check_spaces" in str(refused.value)
 
 
-def test_actions_count_only_where_there_are_some(make_rows: Rows) -> None:
+def test_only_rows_with_actions_are_checked(make_rows: Rows) -> None:
     declared = DeclaredSamples(BOX3, spaces.Discrete(2, start=1))
     chunk = seen(make_rows, np.zeros(3, np.float32), np.int64(1))
     chunk.action = np.array([0, 1, 2])  # the first is a reset's, which has none
@@ -148,7 +146,7 @@ def test_actions_count_only_where_there_are_some(make_rows: Rows) -> None:
         declared.check(dataclasses.replace(chunk, action=()))
 
 
-def test_actions_may_be_held_to_the_dtype_of_their_space(make_rows: Rows) -> None:
+def test_dtypes_of_actions_may_be_checked(make_rows: Rows) -> None:
     zeros = np.zeros(3, np.float32)
     for space, good, bad in (
         (BOX1, np.zeros(1, np.float32), np.zeros(1, np.int8)),
@@ -210,7 +208,7 @@ def offline(
     return TrainingOffline(spaces, memory, Agent, epochs=1, rounds=1, steps=2, device="cpu", declared=declared)
 
 
-def test_samples_of_another_environment_decide_nothing(make_rows: Rows) -> None:
+def test_samples_of_another_environment_do_not_set_the_format(make_rows: Rows) -> None:
     training, interface = offline(), LocalInterface()
     wrong = [
         seen(make_rows, np.zeros(5, np.float32)),
@@ -227,7 +225,7 @@ def test_samples_of_another_environment_decide_nothing(make_rows: Rows) -> None:
     assert training.agent.batch[0].shape == (4, 3)
 
 
-def test_nothing_is_asked_of_samples_that_nobody_declares(make_rows: Rows) -> None:
+def test_undeclared_samples_are_not_checked(make_rows: Rows) -> None:
     """Preprocessors, compressors and memories of one's own change samples on their way."""
     chunk = seen(make_rows, np.zeros(5, np.float32))
     for training in (offline(declared=()), offline(GenericTorchMemory)):
@@ -243,7 +241,7 @@ def test_stacked_frames_come_as_the_environment_sends_them(make_rows: Rows) -> N
     assert len(memory) == 2
 
 
-def test_a_choice_that_there_is_not_ends_nobody_s_training(make_rows: Rows) -> None:
+def test_an_out_of_range_choice_is_refused_without_ending_training(make_rows: Rows) -> None:
     """Networks use such integers as indices."""
     make = partial(DQNAgent, hidden_sizes=(8,))
     memory = partial(ReplayMemory, memory_size=1000, batch_size=16)
@@ -263,7 +261,7 @@ def lockstep(declared: Any = ("observation", "action", "extras")) -> Any:
     return TrainingLockstep((BOX3, BOX1), None, make, steps_per_round=8, device="cpu", declared=declared)
 
 
-def test_a_round_s_first_samples_decide_nothing_either(make_rows: Rows) -> None:
+def test_the_first_samples_of_a_round_do_not_set_the_format(make_rows: Rows) -> None:
     memory = lockstep().memory
     extras: dict[str, Any] = {"logp": np.zeros(3, np.float32), "drawn": np.zeros((3, 1), np.float32)}
     good = dataclasses.replace(seen(make_rows, np.zeros(3, np.float32)), extras=extras)
@@ -281,7 +279,7 @@ def test_a_round_s_first_samples_decide_nothing_either(make_rows: Rows) -> None:
     assert "the policy's are drawn, logp" in str(refused[3][1])
 
 
-def test_a_policy_that_says_nothing_of_its_extras_may_bring_any(make_rows: Rows) -> None:
+def test_a_policy_without_declared_extras_may_have_any(make_rows: Rows) -> None:
     class Silent(ActorModule):
         def act(self, obs: Any, test: bool = False) -> Any:
             return np.zeros(1, np.float32)
@@ -317,14 +315,14 @@ def test_a_configuration_that_changes_no_samples_declares_them(make_rows: Rows) 
     assert refuses(make_rows, memory={"sample_preprocessor": "builtins:print"}) == (True, True)
 
 
-def test_what_preprocessors_and_compressors_make_is_not_known(make_rows: Rows) -> None:
+def test_outputs_of_preprocessors_and_compressors_are_not_declared(make_rows: Rows) -> None:
     generic = {"cls": "tmrl_core.training:GenericTorchMemory"}
     agent = {"cls": "tests.training.memories.test_sample_schema:Agent"}
     assert refuses(make_rows, worker={"sample_compressor": "builtins:print"}) == (False, False)
     assert refuses(make_rows, memory=generic, agent=agent) == (False, False)
 
 
-def test_actions_are_known_where_observations_are_preprocessed(make_rows: Rows) -> None:
+def test_actions_are_declared_with_preprocessed_observations(make_rows: Rows) -> None:
     assert refuses(make_rows, worker={"obs_preprocessor": "builtins:tuple"}) == (False, True)
 
 
@@ -332,7 +330,7 @@ def test_it_can_be_switched_off(make_rows: Rows) -> None:
     assert refuses(make_rows, trainer={"check_spaces": False}) == (False, False)
 
 
-def test_the_dtypes_of_actions_are_known_of_the_projects_own_policies(make_rows: Rows) -> None:
+def test_dtypes_of_actions_are_declared_for_built_in_policies(make_rows: Rows) -> None:
     chunk = seen(make_rows, np.zeros(3, np.float32), np.zeros(1, np.int8))
     for actor, refused in (("tmrl_core.actor:SquashedGaussianMLPActor", 1), ("mine:Policy", 0)):
         agent = {"cls": "tests.training.memories.test_sample_schema:Agent"}

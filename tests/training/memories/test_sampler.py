@@ -35,7 +35,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return made
 
 
-def test_a_rule_of_ones_own_chooses_the_transitions(make: Any, make_rows: Any) -> None:
+def test_a_custom_sampler_chooses_the_transitions(make: Any, make_rows: Any) -> None:
     memory = make(nb_steps=20)
     for episode in range(5):
         memory.append_chunk(make_rows(1, episode, 0, 13, end="terminated"))
@@ -49,7 +49,7 @@ def test_a_rule_of_ones_own_chooses_the_transitions(make: Any, make_rows: Any) -
     memory.close()
 
 
-def test_its_batches_go_on_from_a_checkpoint_and_do_not_depend_on_prefetching(make: Any, make_rows: Any) -> None:
+def test_batches_of_a_custom_sampler_resume_and_do_not_depend_on_prefetching(make: Any, make_rows: Any) -> None:
     memories = [make("one"), make("two", prefetch=2)]
     for memory in memories:
         memory.append_chunk(make_rows(1, 0, 0, 30))
@@ -68,7 +68,7 @@ def test_its_batches_go_on_from_a_checkpoint_and_do_not_depend_on_prefetching(ma
         memory.close()
 
 
-def test_it_samples_frame_stacks_too() -> None:
+def test_a_custom_sampler_samples_frame_stacks() -> None:
     memory = FrameStackMemory(memory_size=10, sampler=NewestHalf())
     assert isinstance(memory.sampler, NewestHalf)
 

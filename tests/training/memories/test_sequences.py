@@ -109,7 +109,7 @@ def episodes(draw: st.DrawFn, make_rows: Callable[..., Chunk]) -> tuple[list[lis
 
 @no_fixture_check
 @given(data=st.data())
-def test_any_cut_into_messages_gives_what_a_slow_loop_gives(data: st.DataObject, make_rows: Any) -> None:
+def test_any_split_into_messages_equals_a_slow_loop(data: st.DataObject, make_rows: Any) -> None:
     length = data.draw(st.integers(1, 8), "length")
     stride = data.draw(st.integers(1, length), "stride")
     memory = SequenceMemory(memory_size=1000, length=length, stride=stride)
@@ -198,7 +198,7 @@ def test_ram_and_disk_sample_the_same(make_rows: Any, tmp_path: Path, settings: 
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])
-def test_a_restored_memory_goes_on_with_what_was_open(make_rows: Any, tmp_path: Path, storage: Any) -> None:
+def test_a_restored_memory_continues_open_episodes(make_rows: Any, tmp_path: Path, storage: Any) -> None:
     def make(name: str) -> Any:
         kwargs: Any = {"storage": "disk", "folder": tmp_path / name} if storage == "disk" else {}
         return SequenceMemory(memory_size=50, length=4, stride=2, batch_size=8, seed=1, **kwargs)
@@ -222,7 +222,7 @@ def test_a_restored_memory_goes_on_with_what_was_open(make_rows: Any, tmp_path: 
     whole.close()
 
 
-def test_a_run_that_began_in_ram_goes_on_on_disk(make_rows: Any, tmp_path: Path) -> None:
+def test_a_run_that_began_in_ram_continues_on_disk(make_rows: Any, tmp_path: Path) -> None:
     ram = SequenceMemory(memory_size=50, length=4, stride=2)
     ram.append_chunk(make_rows(1, 0, 0, 9))
     disk = SequenceMemory(memory_size=50, length=4, stride=2, storage="disk", folder=tmp_path)

@@ -18,7 +18,7 @@ from tmrl_core.training.memories.staleness import FreshRows, SampledLag
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
 
 
-def test_what_may_be_drawn_is_what_a_list_of_all_rows_says() -> None:
+def test_recent_rows_equal_those_of_a_simple_list() -> None:
     generator = np.random.default_rng(0)
     fresh, capacity = FreshRows(3), 60
     versions: list[int] = []
@@ -38,7 +38,7 @@ def test_what_may_be_drawn_is_what_a_list_of_all_rows_says() -> None:
             assert len(set(drawn.tolist())) > 0.9 * len(allowed)
 
 
-def test_each_of_them_is_as_likely_as_any_other() -> None:
+def test_recent_rows_are_equally_likely() -> None:
     fresh = FreshRows(1)
     fresh.add(0, np.array([5, 5, 5, 2, 6, 4, 5]))
     fresh.counter = 6
@@ -60,7 +60,7 @@ def test_rows_that_cannot_be_read_yet_do_not_expire() -> None:
     assert fresh.count(0, 6) == 1
 
 
-def test_lags_are_those_of_what_was_drawn_since_the_last_look() -> None:
+def test_lags_cover_the_rows_sampled_since_the_last_call() -> None:
     lag = SampledLag()
     assert lag.take() is None
     lag.counter = 5
@@ -95,7 +95,7 @@ def seen(memory: Any) -> set[int]:
 
 
 @PRIORITIES
-def test_what_is_too_old_is_not_drawn_any_more(make: Any, make_rows: Any, priority: Any) -> None:
+def test_stale_rows_are_no_longer_sampled(make: Any, make_rows: Any, priority: Any) -> None:
     memory = make(priority=priority)
     for episode in range(4):
         memory.append_chunk(make_rows(1, episode, 0, 6, version=(1, episode + 1), end="truncated"))
@@ -122,7 +122,7 @@ def test_what_is_too_old_is_not_drawn_any_more(make: Any, make_rows: Any, priori
 
 
 @PRIORITIES
-def test_a_restored_memory_draws_on_identically(make: Any, make_rows: Any, priority: Any) -> None:
+def test_a_restored_memory_samples_identically(make: Any, make_rows: Any, priority: Any) -> None:
     memory = make("one", priority=priority)
     for episode in range(9):
         memory.append_chunk(make_rows(1, episode, 0, 8, version=(1, episode + 1), end="truncated"))
@@ -170,7 +170,7 @@ class Watching(TrainingAgent):
         return 0
 
 
-def test_the_loop_tells_the_memory_of_versions_and_waits_for_recent_samples(make_rows: Any, make_buffer: Any) -> None:
+def test_the_loop_reports_versions_and_waits_for_recent_samples(make_rows: Any, make_buffer: Any) -> None:
     lacks = []
 
     class Worker(LocalInterface):

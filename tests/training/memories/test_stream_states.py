@@ -15,7 +15,7 @@ from tmrl_core.training.memories.stream_states import decoded, encoded
 TAIL = [3, 7, {"a": (np.zeros((1, 3)),)}]
 
 
-def test_what_was_written_is_read() -> None:
+def test_written_data_is_read_back() -> None:
     changes: Any = {"marks": {b"s": [1, 20]}, "tails": {b"s": TAIL, b"t": None}, "values": {"updates": 3}}
     read = decoded(encoded(changes))
     assert read["marks"] == changes["marks"]
@@ -40,7 +40,7 @@ def test_what_was_written_is_read() -> None:
         {"tails": {b"s": [1.5, 2, np.zeros(1)]}},
     ],
 )
-def test_what_cannot_be_is_refused(changes: Any) -> None:
+def test_impossible_states_are_refused(changes: Any) -> None:
     with pytest.raises(StorageError, match="a note of the replay memory"):
         decoded(encode_value(changes))
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_is_refused(changes: Any) -> None:
 @pytest.mark.parametrize(
     "leaf", [["", ",f4", [3]], ["", "|O", [3]], ["", "f4,f4", [1]], ["", "<f4", [-1]], ["", "<f4", [1.5]]]
 )
-def test_a_layout_s_dtypes_are_looked_up_and_not_parsed(leaf: list[Any]) -> None:
+def test_dtypes_of_a_layout_come_from_a_table(leaf: list[Any]) -> None:
     tree = {"shape": None, "leaves": [leaf]}
     with pytest.raises((KeyError, TypeError, ValueError)):
         RowLayout.from_description({"observation": tree, "action": tree})

@@ -30,7 +30,7 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.mark.parametrize("capacity", [1, 5, 16, 17, 256, 257, 5000])
-def test_draws_are_those_of_a_slow_running_sum(kind: str, capacity: int) -> None:
+def test_sampling_equals_a_slow_running_sum(kind: str, capacity: int) -> None:
     generator = np.random.default_rng(capacity)
     tree, slow = made(kind, capacity), np.zeros(capacity)
     for round_number in range(20):
@@ -74,7 +74,7 @@ def test_a_run_of_new_places_counts_once_each(kind: str) -> None:
     assert tree.total == 3200
 
 
-def test_updates_pass_over_what_has_left_what_is_not_finite_and_what_is_not_drawn(kind: str) -> None:
+def test_updates_skip_removed_excluded_and_nan_entries(kind: str) -> None:
     tree = made(kind, 100)
     tree.set(np.arange(100), 2.0)
     tree.set(np.array([7]), 0.0)
@@ -91,7 +91,7 @@ def test_updates_pass_over_what_has_left_what_is_not_finite_and_what_is_not_draw
     assert tree.leaves[7] == 2.0
 
 
-def test_compiled_loops_do_what_they_do_as_python() -> None:
+def test_compiled_loops_equal_their_python_form() -> None:
     fast, slow = made("compiled", 4000), made("loops", 4000)
     generator = np.random.default_rng(0)
     for tree in (fast, slow):
@@ -107,7 +107,7 @@ def test_compiled_loops_do_what_they_do_as_python() -> None:
     assert fast.total == slow.total
 
 
-def test_sums_do_not_depend_on_how_they_came_about() -> None:
+def test_sums_do_not_depend_on_the_order_of_updates() -> None:
     one, other = made("loops", 3000), made("loops", 3000)
     generator = np.random.default_rng(0)
     for _ in range(20):
@@ -118,7 +118,7 @@ def test_sums_do_not_depend_on_how_they_came_about() -> None:
     assert one.total == other.total
 
 
-def test_without_numba_numpy_draws(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_numba_numpy_samples(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     monkeypatch.setitem(sys.modules, "numba", None)
     compiled.cache_clear()
@@ -129,7 +129,7 @@ def test_without_numba_numpy_draws(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert caplog.messages == ["priorities are sampled by NumPy (with the extra numba in half the time)"]
 
 
-def test_a_numba_that_cannot_be_used_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_numba_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))  # as one that refuses this NumPy: it has no `njit`
     compiled.cache_clear()
     try:

@@ -45,13 +45,13 @@ def published(actor: Any) -> PolicyUpdate:
     return update
 
 
-def test_a_policy_travels_with_what_workers_explore_with() -> None:
+def test_a_policy_is_published_with_its_exploration_parameters() -> None:
     update = published(Noisy(None, None))
     assert update.exploration == {"noise": 0.25}
     assert update.policies["policy"].data == b"weights"
 
 
-def test_most_policies_say_nothing_of_exploration() -> None:
+def test_most_policies_have_no_exploration_parameters() -> None:
     assert published(Bare()).exploration == {}
 
 

@@ -92,7 +92,7 @@ def books(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bo
     return books
 
 
-def test_it_is_recorded_where_it_was_tried_and_leaves_the_stream_as_it_was(books: Books) -> None:
+def test_capture_uses_its_own_stream_and_restores_the_current_one(books: Books) -> None:
     if books.fails:
         with pytest.raises(RuntimeError, match="during capture"):
             capture_cuda(books.work, DEVICE)

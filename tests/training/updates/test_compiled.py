@@ -80,7 +80,7 @@ def assert_alike(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("extras", [False, True], ids=["uniform", "weighted"])
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_compiled_update_learns_what_a_plain_one_does(name: str, extras: bool) -> None:
+def test_a_compiled_update_equals_an_uncompiled_one(name: str, extras: bool) -> None:
     plain, fast = make(name, False), make(name, True)
     discrete = name in ("dqn", "discrete sac")
     expected = train(plain, discrete, 7, extras=extras)
@@ -106,7 +106,7 @@ def test_a_graph_serves_any_number_of_threads() -> None:
     assert len(agent.compiler._graphs) == 1
 
 
-def test_now_and_then_an_update_leaves_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_some_updates_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(off_policy, "GRADIENTS_EVERY", 4)
     found = []
     for together in (1, 3):
@@ -119,7 +119,7 @@ def test_now_and_then_an_update_leaves_its_gradients(monkeypatch: pytest.MonkeyP
     assert {"grad_norm_actor", "grad_norm_critic"} <= found[0].keys()
 
 
-def test_random_numbers_are_drawn_in_the_same_order() -> None:
+def test_random_numbers_have_the_same_order() -> None:
     states = []
     for wanted in (False, True):
         train(make("sac", wanted), False, 4)
@@ -143,7 +143,7 @@ def test_noting_an_update_changes_nothing() -> None:
     assert all(p.grad is None and p.requires_grad for p in agent.model.parameters())
 
 
-def test_what_is_compiled_is_given_each_tensor_once() -> None:
+def test_a_graph_gets_each_tensor_once() -> None:
     given: list[tuple[torch.fx.GraphModule, list[Tensor]]] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
@@ -170,7 +170,7 @@ def test_a_small_product_is_written_out(shape: tuple[int, int, int], transposed:
     torch.testing.assert_close(product(a, b), torch.bmm(a, b))
 
 
-def test_a_new_learning_rate_is_learned_with() -> None:
+def test_a_new_learning_rate_is_used() -> None:
     plain, fast = make("sac", False), make("sac", True)
     for agent in (plain, fast):
         train(agent, False, 3)
@@ -179,7 +179,7 @@ def test_a_new_learning_rate_is_learned_with() -> None:
     assert_alike(fast, plain)
 
 
-def test_a_rate_that_always_changes_is_not_compiled_for(
+def test_a_constantly_changing_rate_ends_compilation(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled, "MAX_GRAPHS", 2)  # each takes seconds to note
@@ -193,7 +193,7 @@ def test_a_rate_that_always_changes_is_not_compiled_for(
     assert_alike(fast, plain)
 
 
-def test_optimizers_that_were_loaded_are_those_that_move() -> None:
+def test_loaded_optimizers_are_used() -> None:
     fast, plain = make("sac", True), make("sac", False)
     for agent in (plain, fast):
         train(agent, False, 3)
@@ -211,7 +211,7 @@ def test_optimizers_that_were_loaded_are_those_that_move() -> None:
     assert_alike(fast, plain)
 
 
-def test_without_a_compiler_one_line_says_so_and_the_results_are_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_one_line_is_logged_and_results_are_equal(caplog: pytest.LogCaptureFixture) -> None:
     def no_compiler(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
         raise RuntimeError("No working C++ compiler found\nand more")
 
@@ -225,7 +225,7 @@ def test_without_a_compiler_one_line_says_so_and_the_results_are_the_same(caplog
     assert all(torch.equal(a, b) for a, b in zip(agent_tensors(fast), agent_tensors(plain), strict=True))
 
 
-def test_a_subclass_that_says_nothing_of_its_kinds_is_not_compiled() -> None:
+def test_a_subclass_without_update_kinds_is_not_compiled() -> None:
     class Own(training.SacAgent):  # type: ignore[misc]
         pass
 
@@ -235,7 +235,7 @@ def test_a_subclass_that_says_nothing_of_its_kinds_is_not_compiled() -> None:
     assert not agent.compiler._graphs
 
 
-def test_short_runs_are_not_compiled_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_runs_are_not_compiled_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmrl_core.training.agents.off_policy.COMPILE_AFTER", 5)
     agent = make("sac", True)
     agent.compute_with("auto")
@@ -255,12 +255,12 @@ def test_code_is_not_loaded_from_where_others_may_write(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("setting", [{"compile": "yes"}, {"precision": "float16"}])
-def test_an_unknown_way_to_compute_is_refused(setting: Any) -> None:
+def test_an_unknown_compute_mode_is_refused(setting: Any) -> None:
     with pytest.raises(ConfigError, match="allowed"):
         training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", **setting)
 
 
-def test_in_bfloat16_products_are_coarse_and_what_is_kept_is_not() -> None:
+def test_bfloat16_applies_to_products_but_not_to_stored_values() -> None:
     agent = make("sac", False)
     agent.compute_with(False, "bfloat16")
     metrics = train(agent, False, 3)
@@ -303,7 +303,7 @@ def test_a_loss_that_overflows_changes_no_bit_of_a_compiled_agent() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["sac", "redq"])
-def test_compiled_for_real_it_learns_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_really_compiled_updates_are_equal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     plain, fast = make(name, False), make(name, True, compiled.inductor)
     train(plain, False, 50)

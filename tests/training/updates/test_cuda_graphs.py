@@ -39,7 +39,7 @@ def captures(agent: Any) -> list[CudaGraph | None]:
 
 
 @pytest.mark.parametrize("name", ["sac", "redq", "td3", "dqn"])
-def test_a_replayed_update_learns_what_a_plain_one_does(name: str) -> None:
+def test_a_replayed_update_equals_a_normal_one(name: str) -> None:
     plain, fast = make(name, False), make_replayed(name)
     expected = train(plain, name == "dqn", 7, extras=True)
     drawn = torch.get_rng_state()
@@ -54,7 +54,7 @@ def test_a_replayed_update_learns_what_a_plain_one_does(name: str) -> None:
     torch.testing.assert_close(fast.td_error_B, plain.td_error_B, rtol=1e-3, atol=1e-4)
 
 
-def test_recording_changes_nothing() -> None:
+def test_capturing_changes_nothing() -> None:
     kept = [torch.arange(3.0), torch.zeros(())]
     leaves = [torch.ones(3)]
     random = torch.get_rng_state()
@@ -104,7 +104,7 @@ def impossible(work: Work, device: torch.device) -> tuple[Callable[[], None], Se
         (impossible, "operation not permitted when stream is capturing"),
     ],
 )
-def test_a_recording_that_is_none_is_not_used(capture: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_capture_is_not_used(capture: Any, why: str, caplog: pytest.LogCaptureFixture) -> None:
     plain, agent = make("sac", False), make_replayed("sac", capture)
     with caplog.at_level(logging.WARNING):
         train(agent, False, 5)
@@ -115,7 +115,7 @@ def test_a_recording_that_is_none_is_not_used(capture: Any, why: str, caplog: py
     assert_alike(agent, plain)
 
 
-def test_what_is_not_finite_is_not_replayed_into_what_is_kept() -> None:
+def test_a_replayed_update_with_nan_changes_no_tensor() -> None:
     agent = make_replayed("sac")
     train(agent, False, 3)
     before = [tensor.clone() for tensor in agent_tensors(agent)]
@@ -125,13 +125,13 @@ def test_what_is_not_finite_is_not_replayed_into_what_is_kept() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, agent_tensors(agent), strict=True))
 
 
-def test_on_a_cpu_nothing_is_recorded() -> None:
+def test_nothing_is_captured_on_a_cpu() -> None:
     agent = make("sac", True)
     train(agent, False, 3)
     assert captures(agent) == [None]
 
 
-def test_a_recording_reads_batches_whose_columns_lie_in_wider_rows() -> None:
+def test_a_capture_reads_batches_with_strided_columns() -> None:
     rows = torch.arange(12.0).view(3, 4)
     leaves = [rows[:, 1:3], rows[:, 3]]
     strides = []
@@ -146,7 +146,7 @@ def test_a_recording_reads_batches_whose_columns_lie_in_wider_rows() -> None:
     assert cuda_graph([2 * leaf for leaf in leaves])[0] == 2 * (66 - 12)
 
 
-def test_where_adam_steps_by_rounding_alone_a_recording_is_used() -> None:
+def test_a_capture_is_accepted_if_adam_steps_differ_by_rounding() -> None:
     """Beside steps of 1e-3 that mean something, one parameter of ten thousand goes the other way."""
     moved = torch.full((10_000,), 1e-3)
     runs: list[int] = []

@@ -124,7 +124,7 @@ def on_cpu(tensor: Any) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "extras"), [*((name, True) for name in AGENTS), ("sac", False), ("dqn", False)])
-def test_an_update_waits_for_nothing_and_learns_what_one_on_a_cpu_does(
+def test_an_update_does_not_wait_for_the_device_and_equals_one_on_a_cpu(
     name: str, extras: bool, device: PretendedCuda
 ) -> None:
     spaces = AGENTS[name][1]
@@ -151,7 +151,7 @@ def test_an_update_waits_for_nothing_and_learns_what_one_on_a_cpu_does(
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_policy_acts_and_is_published_from_there(name: str, device: PretendedCuda) -> None:
+def test_a_policy_on_the_device_acts_and_is_published(name: str, device: PretendedCuda) -> None:
     here, there = make(name, "cpu").get_actor(), make(name, CUDA).get_actor()
     observations = AGENTS[name][1][0]
     observations.seed(0)
@@ -165,7 +165,7 @@ def test_a_policy_acts_and_is_published_from_there(name: str, device: PretendedC
 
 @pytest.mark.parametrize("name", ["sac", "td3", "dqn", "sac, fixed temperature"])
 @pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
-def test_an_update_that_is_not_finite_changes_no_bit_there(name: str, first: bool, device: PretendedCuda) -> None:
+def test_an_update_with_nan_changes_no_bit_on_the_device(name: str, first: bool, device: PretendedCuda) -> None:
     agent = make(name, CUDA)
     rows = batch(AGENTS[name][1], CUDA, 0, False)
     if not first:
@@ -195,7 +195,7 @@ class KeepsHere(SacAgent):
         return super().update(transitions)
 
 
-def test_what_is_kept_elsewhere_is_taken_back_too(device: PretendedCuda) -> None:
+def test_tensors_on_other_devices_are_rolled_back(device: PretendedCuda) -> None:
     agent = KeepsHere(VECTOR, ACTIONS, CUDA, **SMALL)
     rows = batch((VECTOR, ACTIONS), CUDA, 0, False)
     for number, factor in enumerate([1.0, torch.inf, 1.0]):
@@ -232,7 +232,7 @@ class Mixes(SacAgent):
 
 
 @pytest.mark.parametrize("cls", [Reads, Chooses, Sends, Asks, Mixes])
-def test_mistakes_would_be_seen(cls: Any, device: PretendedCuda) -> None:
+def test_the_fake_device_notices_mistakes(cls: Any, device: PretendedCuda) -> None:
     agent = cls(VECTOR, ACTIONS, CUDA, **SMALL)
     found = batch((VECTOR, ACTIONS), CUDA, 0, False)
     device.waits.clear()
@@ -290,7 +290,7 @@ def make_run(where: str, prioritized: bool = False, epochs: int = 2) -> Any:
 
 
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "by priorities"])
-def test_a_run_there_learns_what_one_on_a_cpu_does(prioritized: bool, make_rows: Any, device: PretendedCuda) -> None:
+def test_a_run_on_the_device_equals_one_on_a_cpu(prioritized: bool, make_rows: Any, device: PretendedCuda) -> None:
     runs = [make_run(where, prioritized, epochs=1) for where in ("cpu", CUDA)]
     interfaces = [Fed(make_rows), Fed(make_rows)]
     rows = []
@@ -403,7 +403,9 @@ class Remembers(SacAgent):
 
 
 @pytest.mark.parametrize(("first", "then"), [(CUDA, CUDA), (CUDA, "cpu")])
-def test_what_has_no_place_yet_goes_to_the_device_of_the_run(first: str, then: str, device: PretendedCuda) -> None:
+def test_restored_tensors_without_an_owner_go_to_the_device_of_the_run(
+    first: str, then: str, device: PretendedCuda
+) -> None:
     saved = Remembers(VECTOR, ACTIONS, first, **SMALL)
     saved.train(batch((VECTOR, ACTIONS), first, 0, False))
     state = capture(saved)
@@ -414,7 +416,7 @@ def test_what_has_no_place_yet_goes_to_the_device_of_the_run(first: str, then: s
     agent.train(batch((VECTOR, ACTIONS), then, 1, False))
 
 
-def test_random_states_of_as_many_devices_as_there_are_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_states_of_existing_devices_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with three devices, and one with two; without a driver for either."""
     states = {number: torch.tensor([number, 0], dtype=torch.uint8) for number in range(3)}
     assert global_random_state()["cuda"] == [], "CUDA is not set up by looking"
@@ -452,7 +454,7 @@ def a_round(actions: Any, where: str, steps: int = 64) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("actions", [ACTIONS, CHOICES], ids=["box", "discrete"])
-def test_ppo_learns_what_it_does_on_a_cpu(actions: Any, device: PretendedCuda) -> None:
+def test_ppo_on_the_device_equals_ppo_on_a_cpu(actions: Any, device: PretendedCuda) -> None:
     settings = {"normalize_observations": True, "normalize_rewards": True, "target_kl": 1e9, "value_clip": 0.2}
     here, there = (ppo(where, actions, **settings) for where in ("cpu", CUDA))
     for _ in range(2):
@@ -475,14 +477,12 @@ def test_ppo_learns_what_it_does_on_a_cpu(actions: Any, device: PretendedCuda) -
     assert set(extras) >= {"logp"}
 
 
-def test_ppo_stops_at_its_divergence_there_too(device: PretendedCuda) -> None:
+def test_ppo_on_the_device_stops_at_its_divergence(device: PretendedCuda) -> None:
     agent = ppo(CUDA, CHOICES, target_kl=1e-9)
     assert agent.train(a_round(CHOICES, CUDA))["kl_stopped"] == 1.0
 
 
-def test_batches_of_a_preprocessor_go_where_the_agent_is_with_all_that_they_hold(
-    make_rows: Any, device: PretendedCuda
-) -> None:
+def test_batches_of_a_preprocessor_go_to_the_agents_device_completely(make_rows: Any, device: PretendedCuda) -> None:
     memory = training.ReplayMemory(
         CUDA,
         4,

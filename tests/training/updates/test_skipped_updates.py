@@ -64,7 +64,7 @@ def test_a_loss_that_overflows_changes_no_bit_either() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, copies(agent), strict=True))
 
 
-def test_the_first_update_may_be_bad_and_is_as_if_it_had_not_been() -> None:
+def test_a_bad_first_update_has_no_effect() -> None:
     spoiled, clean = sac(), sac()
     poisoned = batch()
     poisoned[2][0] = math.nan
@@ -78,7 +78,7 @@ def test_the_first_update_may_be_bad_and_is_as_if_it_had_not_been() -> None:
 
 
 @pytest.mark.parametrize("name", ["TD3Agent", "REDQSACAgent"])
-def test_other_agents_keep_out_of_it_too(name: str) -> None:
+def test_custom_agents_are_rolled_back_too(name: str) -> None:
     torch.manual_seed(0)
     agent = getattr(training, name)(OBSERVATIONS, ACTIONS, "cpu", **SMALL)
     for _ in range(3):  # all optimizers have made a step
@@ -90,7 +90,7 @@ def test_other_agents_keep_out_of_it_too(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, copies(agent), strict=True))
 
 
-def test_what_is_bad_in_a_batch_is_named() -> None:
+def test_the_description_names_bad_columns_of_a_batch() -> None:
     rows = torch.zeros(3, 2)
     rows[1, 0] = math.nan
     nested = ({"a": rows, "b": (torch.zeros(3), rows)}, torch.tensor([1, 2, 3]), torch.tensor([0.0, 1.0, math.inf]))
@@ -122,7 +122,7 @@ def test_skipped_updates_are_counted_described_and_end_training(tmp_path: Path) 
         bad.note(10, {SKIPPED: True}, tuple(rows), Fixed())
 
 
-def test_what_another_device_has_found_is_read_later(tmp_path: Path) -> None:
+def test_results_on_a_device_are_read_later(tmp_path: Path) -> None:
     class Found:
         """A flag on a device."""
 
@@ -145,7 +145,7 @@ def test_what_another_device_has_found_is_read_later(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update_1.json", "update_2.json"]
 
 
-def test_a_run_with_poisoned_samples_stops_and_says_where_to_look(make_rows: Any, tmp_path: Path) -> None:
+def test_a_run_with_nan_samples_stops_and_names_the_file(make_rows: Any, tmp_path: Path) -> None:
     chunk = make_rows(1, 0, 0, 40)
     chunk.reward[:] = math.nan
     rows = Buffer(maxlen=None)
@@ -172,7 +172,7 @@ def test_a_run_with_poisoned_samples_stops_and_says_where_to_look(make_rows: Any
     assert len(described["transitions"]) == 4
 
 
-def test_a_run_goes_on_after_a_few(make_rows: Any, tmp_path: Path) -> None:
+def test_a_run_continues_after_a_few_skipped_updates(make_rows: Any, tmp_path: Path) -> None:
     chunk = make_rows(1, 0, 0, 400)
     chunk.reward[100] = math.nan
     rows = Buffer(maxlen=None)

@@ -30,7 +30,7 @@ def add(x: Tensor, kept: Tensor) -> list[Tensor]:
     return [x.sum()]
 
 
-def test_what_is_read_after_a_change_is_the_changed_value() -> None:
+def test_a_read_after_a_change_returns_the_changed_value() -> None:
     def update(x: Tensor, kept: Tensor) -> list[Tensor]:
         before = kept * 1.0
         kept.mul_(2.0)

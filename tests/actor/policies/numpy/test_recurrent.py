@@ -54,7 +54,9 @@ def stacked(observations: list[Any]) -> dict[str, np.ndarray]:
 @each_case
 @each_cell
 @pytest.mark.parametrize("test", [False, True])
-def test_both_backends_act_alike_over_an_episode(name: str, space: Any, kwargs: Any, cell: str, test: bool) -> None:
+def test_both_backends_choose_equal_actions_over_an_episode(
+    name: str, space: Any, kwargs: Any, cell: str, test: bool
+) -> None:
     policy, acting = pair(name, space, cell, **kwargs)
     runners = [PolicyRunner(lambda actor=actor, **_: actor, OBSERVATION, space, seed=5) for actor in (policy, acting)]
     for _ in range(2):
@@ -76,7 +78,7 @@ def test_both_backends_act_alike_over_an_episode(name: str, space: Any, kwargs: 
 
 @each_case
 @each_cell
-def test_both_backends_unroll_alike(name: str, space: Any, kwargs: Any, cell: str) -> None:
+def test_both_backends_unroll_equally(name: str, space: Any, kwargs: Any, cell: str) -> None:
     policy, acting = pair(name, space, cell, **kwargs)
     obs_BT = stacked(episode())
     tensors = {key: torch.from_numpy(leaf) for key, leaf in obs_BT.items()}
