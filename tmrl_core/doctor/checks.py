@@ -117,7 +117,7 @@ def examine(
         yield Step("credentials", "skipped", "network.security is null: no side proves its identity")
     else:
         try:
-            yield Step("credentials", "ok", machine.proof(folder, role, settings.token).words)
+            yield Step("credentials", "ok", machine.proof(folder, role, settings.token))
         except FailedStepError as exc:
             proven = False
             yield Step("credentials", "failed", exc.found, exc.todo)

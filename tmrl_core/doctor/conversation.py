@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from tmrl_core.doctor.steps import FailedStepError, from_text
@@ -149,10 +148,10 @@ class RoundTrips(NamedTuple):
     worst_s: float
 
 
-def round_trips(conversation: Conversation, count: int = 10) -> RoundTrips:
-    """Measure the round-trip times one after the other."""
+def round_trips(conversation: Conversation) -> RoundTrips:
+    """Measure ten round-trip times one after the other."""
     seconds = []
-    for number in range(count):
+    for number in range(10):
         begun = time.perf_counter()
         conversation.say(Echo(number))
         conversation.echo(Echo(number))
@@ -160,24 +159,17 @@ def round_trips(conversation: Conversation, count: int = 10) -> RoundTrips:
     return RoundTrips(statistics.median(seconds), max(seconds))
 
 
-def rate(
-    conversation: Conversation,
-    *,
-    up: bool,
-    most_bytes: int,
-    most_s: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[float, int]:
+def rate(conversation: Conversation, *, up: bool, most_bytes: int, most_s: float) -> tuple[float, int]:
     """Return the bytes per second in one direction, and the number of bytes measured, in about `most_s` seconds.
 
     The number of bytes in transit doubles with each round trip, so that a slow link is not filled for long.
     """
     filler = bytes(MAX_BODY_BYTES)
-    begun = clock()
+    begun = time.perf_counter()
     spent = number = answered = 0
     waiting: list[Echo] = []
     while True:
-        more = spent + MAX_BODY_BYTES + ECHO_BYTES <= most_bytes and clock() - begun < most_s
+        more = spent + MAX_BODY_BYTES + ECHO_BYTES <= most_bytes and time.perf_counter() - begun < most_s
         if more and len(waiting) < min(_MOST_OUTSTANDING, answered + 2):
             conversation.say(Echo(number, 0, filler) if up else Echo(number, MAX_BODY_BYTES))
             waiting.append(Echo(number, 0 if up else MAX_BODY_BYTES))
@@ -187,4 +179,5 @@ def rate(
             conversation.echo(waiting.pop(0))
             answered += 1
         else:
-            return answered * MAX_BODY_BYTES / max(clock() - begun, 1e-9), answered * MAX_BODY_BYTES
+            measured = answered * MAX_BODY_BYTES
+            return measured / max(time.perf_counter() - begun, 1e-9), measured

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tmrl_core.config import Config, is_own, locate, resolve_with
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import CredentialsError, TmrlError
 from tmrl_core.networking.security import credentials, tlspyo_files
-from tmrl_core.networking.security.certificates import CertificateFacts, is_issued, read_facts
+from tmrl_core.networking.security.certificates import is_issued, read_facts
 from tmrl_core.networking.security.handshakes import BUNDLE, identity_of
 from tmrl_core.networking.security.secret_files import need, read_file
 from tmrl_core.networking.security.tls_contexts import ClientRole, read_bundle
@@ -70,14 +70,6 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
     return f"{found}{f', {actor.cls}' if own_policy else ''} exist; only tmrl_core's own was imported"
 
 
-class Proof(NamedTuple):
-    """Credentials of this machine."""
-
-    words: str
-    certificate: CertificateFacts | None
-    token: bool
-
-
 def role_of(folder: Path) -> ClientRole:
     """Return the role of the credentials; `worker` if they are for both."""
     with contextlib.suppress(CredentialsError):
@@ -88,19 +80,18 @@ def role_of(folder: Path) -> ClientRole:
     return "trainer" if list(folder.glob("trainer-*.pem")) or (folder / "trainer.token").exists() else "worker"
 
 
-def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | None = None) -> Proof:
-    """Return the proof of identity for the Server: a certificate of this role, a token, or both.
+def proof(folder: Path, role: ClientRole, token: str | None) -> str:
+    """Describe the proof of identity for the Server: a certificate of this role, a token, or both.
 
     Args:
         folder: the credentials folder or bundle file.
         role: role to check.
         token: token from the environment.
-        now: the current time; None: this machine's.
 
     Raises:
         FailedStepError: there is neither, or the certificate has expired, is for another role, or is from another CA.
     """
-    now = now or datetime.now(timezone.utc)
+    now = datetime.now(timezone.utc)
     try:
         credentials.client_context(
             folder, role, has_token=token is not None
@@ -118,12 +109,11 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
             "Make a new CA on the machine that holds it (`python -m tmrl_core --credentials create --overwrite`) and "
             "new bundles.",
         )
-    with_token = token is not None or from_folder is not None
     if facts is None or own is None:
-        if not with_token:
+        if token is None and from_folder is None:
             raise FailedStepError(f"{folder} has neither a certificate nor a token of a {role}", renew)
         where = "TMRL_CORE_TOKEN" if token is not None else str(folder)
-        return Proof(f"no certificate of its own; the {role}'s token from {where}", None, True)
+        return f"no certificate of its own; the {role}'s token from {where}"
     identity = identity_of({"subjectAltName": [("URI", name) for name in facts.names]})
     if identity is None or identity[0] != role:
         raise FailedStepError(f"the certificate in {folder} is not a {role}'s: {facts.subject}", renew)
@@ -138,7 +128,7 @@ def proof(folder: Path, role: ClientRole, token: str | None, now: datetime | Non
         raise FailedStepError(f"the certificate of {role} {name!r} is not of the CA in {folder}", renew)
     left = (facts.not_after - now).days
     soon = f": renew it soon (`{BUNDLE} {role} --name {name}`)" if left < _SOON_DAYS else ""
-    return Proof(f"certificate of {role} {name!r}, of the CA here, {left} days left{soon}", facts, with_token)
+    return f"certificate of {role} {name!r}, of the CA here, {left} days left{soon}"
 
 
 def for_tlspyo(settings: LinkSettings, role: ClientRole, plain: bool) -> tuple[Transport, str]:

@@ -23,7 +23,7 @@ from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, Rela
 from tmrl_core.networking.security.admission import AdmissionSettings
 from tmrl_core.networking.security.refusal_log import Refusals
 from tmrl_core.networking.spools.files import DiskSpool
-from tmrl_core.networking.transports.base import Listener, Transport, new_event_loop
+from tmrl_core.networking.transports.base import Listener, new_event_loop
 from tmrl_core.networking.transports.plain import PlainNotice
 from tmrl_core.networking.transports.selection import link_settings, server_transport
 
@@ -156,7 +156,7 @@ class Server:
             self._spool.post = self._loop.call_soon_threadsafe
         self._listener = await self._transport.serve(self._listens.host, self._listens.port, self._accept)
         self._port = self._listener.port
-        if self._listens.security is None and not _is_local(self._transport):
+        if self._listens.security is None and self._listens.transport != "local":
             self._announce_plain()
         logger.info(
             "the Server listens on %s port %d, %s",
@@ -249,12 +249,6 @@ def _spool(section: ServerSection) -> Spool | None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"server.spool_dir: {folder} is a file, allowed: a folder, or null to keep samples in memory")
     return DiskSpool(folder, limit, sync=section.spool_sync)
-
-
-def _is_local(transport: Transport) -> bool:
-    from tmrl_core.networking.transports.local import LocalTransport
-
-    return isinstance(transport, LocalTransport)
 
 
 def process_memory() -> tuple[int | None, int | None]:
