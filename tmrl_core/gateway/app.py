@@ -106,7 +106,9 @@ class _Steps:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = fields_from_json(await self._bodies.read(receive))
         # Browsers add cookies by themselves, so a cookie can end its session but makes no step of it.
-        cookie = cookie_parser(Headers(scope=scope).get("cookie", "")).get(COOKIE) if fields.is_end else None
+        cookie = None
+        if not fields.session_key and fields.is_end:
+            cookie = cookie_parser(Headers(scope=scope).get("cookie", "")).get(COOKIE)
         action = await self._sessions.answer(fields.message(cookie), self._clock())
         await _respond(send, {"action": action})
 

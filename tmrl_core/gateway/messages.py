@@ -76,7 +76,7 @@ class StepMessage(msgspec.Struct, frozen=True, gc=False):
         Raises:
             RequestError: it is no object, or nested too deeply.
         """
-        if self.info is None:
+        if self.info is None or self.info == _EMPTY:
             return {}
         size = memoryview(self.info).nbytes
         if size > MAX_INFO_BYTES or (size > MAX_INFO_VALUES and not self._has_few_values(self.info)):
@@ -155,9 +155,9 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
         """
         key = self.session_key or session_key
         obs = self.obs
-        if isinstance(obs, UnsetType):
+        if obs is UNSET:
             raise RequestError(400, "obs is missing: the observation is required (null ends the session)")
-        if self.is_end:
+        if obs == self._null:
             return EndMessage(key)
         if not key:
             raise RequestError(400, "session_key is missing: give the one that the login answered")
@@ -166,7 +166,7 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
             raise RequestError(400, "reward is missing: a number is required, 0.0 with the first observation")
         if not math.isfinite(reward):
             raise RequestError(400, f"reward is {reward}: a finite number is required")
-        info, terminated = None if isinstance(self.info, UnsetType) else self.info, self.done
+        info, terminated = None if self.info is UNSET else self.info, self.done
         if terminated is False and self.terminated is None and self.truncated is None:
             truncated = False  # most messages
         else:
@@ -228,6 +228,7 @@ _json = msgspec.json.Decoder(_JsonFields)
 _msgpack = msgspec.msgpack.Decoder(_MsgpackFields)
 _INFOS = {encoding: DECODERS[encoding](dict[str, Value] | None) for encoding in DECODERS}
 _MARKS = {encoding: DECODERS[encoding](_Mark | None) for encoding in DECODERS}
+_EMPTY = Raw(b"{}")
 _LISTS = {encoding: DECODERS[encoding](list[Raw]) for encoding in DECODERS}
 _MAPS = {encoding: DECODERS[encoding](dict[str, Raw]) for encoding in DECODERS}
 _CONTAINERS: dict[Encoding, dict[int, Any]] = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
+import json
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,3 +97,45 @@ def test_a_disk_that_is_full_for_a_while_ends_no_session(start: Start, tmp_path:
     said, _ = gateway.communicate(timeout=30)
     assert "cannot be saved" in said
     assert "episodes are missing" in said
+
+
+def test_a_hostile_client_over_https_harms_no_other_session(start: Start, tmp_path: Path) -> None:
+    keys = ("--set", f"network.credentials_dir={tmp_path / 'keys'}")
+    assert start("--credentials", "create", *keys).wait(100) == 0
+    key = new_key(start, "game", *keys)
+    gateway = start("--gateway", "--announce", "--set", "gateway.host=0.0.0.0", *keys)
+    port = announced(gateway)
+    context = ssl.create_default_context(cafile=str(tmp_path / "keys" / "ca.pem"))
+
+    def connected() -> Client:
+        return Client(port, key, http.client.HTTPSConnection("localhost", port, timeout=60, context=context))
+
+    def status(client: Client, **changes: object) -> int:
+        fields = {"obs": [0.0] * 4, "reward": 0.0, "done": False, "session_key": client.session, **changes}
+        client.connection.request("POST", "/shepherd/env/", json.dumps(fields))
+        response = client.connection.getresponse()
+        assert json.loads(response.read())
+        return response.status
+
+    honest, hostile = connected(), connected()
+    refused: list[dict[str, object]] = [
+        {"obs": [1e9] * 4},
+        {"obs": [[]] * 10_000},
+        {"obs": [0.0] * 3},
+        {"reward": 1e300},
+        {"info": 5},
+        {"info": {"a": [[[[[[[[[[]]]]]]]]]]}},
+    ]
+    for number in range(60):
+        assert status(hostile, obs=[1e6 * (-1) ** number] * 4, reward=1e6, info={"a": "x" * 20_000}) in (200, 401)
+        assert status(hostile, **refused[number % len(refused)]) in (400, 401)
+        assert status(hostile, done=True) in (200, 401)
+        if number % 10 == 0:
+            honest.episode()
+    assert len(honest.transitions) > 0
+    for client in (honest, hostile):
+        client.close()
+    gateway.terminate()
+    said, _ = gateway.communicate(timeout=60)
+    assert gateway.returncode == 0, said
+    assert "Traceback" not in said
