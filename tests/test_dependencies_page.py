@@ -16,7 +16,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 PAGE = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
-MODULES = {"pyyaml": "yaml", "imageio-ffmpeg": "imageio_ffmpeg", "stable-baselines3": "stable_baselines3"}
+MODULES = {
+    "pyyaml": "yaml",
+    "imageio-ffmpeg": "imageio_ffmpeg",
+    "stable-baselines3": "stable_baselines3",
+    "pillow": "PIL",
+}
 # Parts of the extra `gateway` that uvicorn loads by name.
 BEHIND = {"httptools", "websockets"}
 # For Gymnasium's own environments: its extra that names the same package.
@@ -92,7 +97,10 @@ def test_all_names_extras_that_exist() -> None:
     (everything,) = EXTRAS["all"]
     named = re.fullmatch(r"tmrl_core\[(.*)\]", everything)
     assert named is not None
-    assert EXTRAS.keys() - set(named[1].split(",")) == {"all", "mujoco", "box2d", "sb3"} | FOR_DEVELOPMENT
+    assert (
+        EXTRAS.keys() - set(named[1].split(","))
+        == {"all", "mujoco", "box2d", "sb3", "minari", "lerobot"} | FOR_DEVELOPMENT
+    )
     (row,) = [row for row in rows("Extras") if row[0] == "`all`"]
     assert set(re.findall(r"\w+", row[2])) & EXTRAS.keys() == set(named[1].split(","))
 

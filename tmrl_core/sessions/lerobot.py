@@ -1,0 +1,614 @@
+"""Datasets of LeRobot, version 3, read and written by the documented format (extra `lerobot`: pyarrow and pillow).
+
+    meta/info.json                             features, rates, numbers
+    meta/stats.json                            minimum, maximum, mean and standard deviation of each feature
+    meta/tasks.parquet                         texts of the tasks
+    meta/episodes/chunk-000/file-000.parquet   one row for each episode
+    data/chunk-000/file-000.parquet            one row for each tick, one row group for each episode
+    meta/tmrl_core.json                        ours only: the spaces
+
+The feature of an observation is `observation.state`, or `observation.KEY` for each part of a Dict or Tuple space; that
+of an action is `action` or `action.KEY`. uint8 arrays [height, width, 3] are images (PNG). LeRobot stores no
+observation after the last action: ours is a further column of `meta/episodes`, with the other fields of a session.
+
+Untried with lerobot itself, which needs another Python and torch.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from tmrl_core.errors import MissingExtraError, StorageError
+from tmrl_core.samples.columns import Array
+from tmrl_core.sessions.files import Spaces
+from tmrl_core.sessions.session import Session
+from tmrl_core.sessions.spaces import space_of_json, space_to_json
+from tmrl_core.sessions.whole_folder import whole_folder
+
+logger = logging.getLogger(__name__)
+
+INFO_FILE = "meta/info.json"
+OWN_FILE = "meta/tmrl_core.json"
+FILES_IN_CHUNK = 1000
+FILE_BYTES = 100 << 20
+MAX_JSON_BYTES = 64 << 20
+MAX_ITEM_SIZE = 1 << 26
+"""Maximum number of elements of an observation or action."""
+_OWN = "tmrl_core/"
+_STANDARD = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+_REWARD, _DONE, _TRUNCATED = "next.reward", "next.done", "next.truncated"
+
+
+def is_lerobot(path: str | os.PathLike[str]) -> bool:
+    """Return True for a folder with a LeRobot dataset."""
+    return (Path(path) / INFO_FILE).is_file()
+
+
+def read_lerobot(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]]:
+    """Return the spaces and the sessions of a dataset.
+
+    All files are read and checked before the first session is returned. Where a dataset lacks the observation after the
+    last action, the last observation is repeated; where it lacks rewards, they are 0. Columns of text, and features
+    that are neither observations, actions, rewards nor ends, are left out.
+
+    Args:
+        path: the dataset's folder.
+
+    Raises:
+        StorageError: there is no dataset of this version, it has videos, it is damaged, or an episode is inconsistent;
+            the message names the file or the episode.
+        MissingExtraError: pyarrow or pillow is not installed.
+    """
+    _pyarrow()
+    dataset = _Dataset(Path(path))
+    for _ in dataset.sessions():
+        pass
+    return dataset.spaces, dataset.sessions()
+
+
+def write_lerobot(
+    path: str | os.PathLike[str], sessions: Iterable[Session], of: Spaces, *, fps: int = 30, task: str = "recorded"
+) -> int:
+    """Write sessions as a new dataset; return their number. `path` appears when the dataset is complete.
+
+    Infos are left out.
+
+    Args:
+        path: the dataset's folder.
+        sessions: at least one.
+        of: spaces of observations and actions.
+        fps: ticks per second.
+        task: text of the task.
+
+    Raises:
+        StorageError: `path` exists, there is no session, or a session cannot be written.
+        MissingExtraError: pyarrow or pillow is not installed.
+    """
+    _pyarrow()
+    count = 0
+    with whole_folder(Path(path)) as folder:
+        writer = _Writer(folder, of, fps)
+        try:
+            for session in sessions:
+                writer.add(session)
+                count += 1
+            if not count:
+                raise StorageError(f"there is no session to write to {path}")
+            writer.finish(task)
+        except (OSError, ValueError, KeyError, TypeError, _pyarrow().ArrowException) as exc:
+            raise StorageError(f"session {count} cannot be written to {path}: {exc}") from exc
+        finally:
+            writer.close()
+    return count
+
+
+def _pyarrow() -> Any:
+    try:
+        import PIL.Image  # noqa: F401
+        import pyarrow.parquet
+    except ImportError as exc:
+        raise MissingExtraError(exc.name or str(exc), "lerobot", "a LeRobot dataset") from exc
+    return pyarrow
+
+
+# -- features ---------------------------------------------------------------------------------------------------------
+
+
+def _leaves_of(tree: Any, name: str, single: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a tree, or of a space, with the names of their features."""
+    if isinstance(tree, (spaces.Dict, spaces.Tuple)):
+        tree = tree.spaces
+    if isinstance(tree, tuple):
+        tree = dict(enumerate(tree))
+    if not isinstance(tree, Mapping):
+        yield single, tree
+        return
+    for key, child in tree.items():
+        inner = f"{name}.{key}"
+        if "/" in inner:
+            raise StorageError(f"the key {key!r} has a slash, which names of LeRobot's features cannot have")
+        yield from _leaves_of(child, inner, inner)
+
+
+def _rebuilt(space: Space[Any], name: str, single: str, columns: Mapping[str, Array]) -> Any:
+    """Undo `_leaves_of`."""
+    if isinstance(space, spaces.Dict):
+        return {key: _rebuilt(s, f"{name}.{key}", f"{name}.{key}", columns) for key, s in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_rebuilt(s, f"{name}.{i}", f"{name}.{i}", columns) for i, s in enumerate(space.spaces))
+    column = columns[single]
+    return column.reshape(len(column), *(space.shape or ()))
+
+
+def _feature(shape: Sequence[int], dtype: np.dtype[Any]) -> dict[str, Any]:
+    if dtype == np.uint8 and len(shape) == 3 and shape[2] == 3:
+        return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
+    return {"dtype": dtype.name, "shape": list(shape) or [1], "names": None}
+
+
+def _feature_of_info(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    dtype, shape = str(found["dtype"]), tuple(map(int, found["shape"]))
+    if dtype == "image":
+        if len(shape) == 3 and shape[0] == 3 and shape[2] != 3:
+            shape = (*shape[1:], 3)  # stated channel-first; the images themselves have no order
+        if len(shape) != 3 or shape[2] != 3:
+            raise StorageError(f"the feature {name} is an image of the shape {list(shape)}; [height, width, 3] is read")
+    return {"dtype": dtype, "shape": shape}
+
+
+def _space_of(feature: Mapping[str, Any]) -> Space[Any]:
+    shape = feature["shape"]
+    if feature["dtype"] == "image":
+        return spaces.Box(0, 255, shape, np.uint8)
+    dtype = np.dtype(feature["dtype"])
+    if dtype.kind not in "biuf" or math.prod(shape) > MAX_ITEM_SIZE:
+        raise StorageError(
+            f"{INFO_FILE} has a feature of the dtype {dtype} and the shape {list(shape)}, which is not read"
+        )
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
+    if dtype.kind == "b":
+        return spaces.Box(0, 1, shape, dtype.type)
+    return spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype.type)
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+class _Stats:
+    """Statistics of a feature, added up. Those of images are by channel, of values from 0 to 1."""
+
+    def __init__(self, image: bool) -> None:
+        self._image = image
+        self._low: Array = np.array(np.inf)
+        self._high: Array = np.array(-np.inf)
+        self._sum: Array = np.zeros(())
+        self._squares: Array = np.zeros(())
+        self._frames = self._values = 0
+
+    def add(self, column: Array) -> None:
+        self._frames += len(column)
+        axes = (0, 1, 2) if self._image else (0,)
+        values = column.astype(np.float64) / (255 if self._image else 1)
+        self._values += int(np.prod([values.shape[axis] for axis in axes]))
+        low, high = values.min(axis=axes), values.max(axis=axes)
+        self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
+        self._sum = self._sum + values.sum(axis=axes)
+        self._squares = self._squares + (values**2).sum(axis=axes)
+
+    def value(self) -> dict[str, Any]:
+        mean = self._sum / self._values
+        std = np.sqrt(np.maximum(self._squares / self._values - mean**2, 0))
+        shape = (3, 1, 1) if self._image else np.atleast_1d(mean).shape
+        found = {"min": self._low, "max": self._high, "mean": mean, "std": std}
+        return {**{name: np.reshape(one, shape).tolist() for name, one in found.items()}, "count": [self._frames]}
+
+
+class _Writer:
+    def __init__(self, folder: Path, of: Spaces, fps: int) -> None:
+        self._folder, self._of, self._fps = folder, of, fps
+        self._features: dict[str, dict[str, Any]] = {}
+        self._stats: dict[str, _Stats] = {}
+        self._scalars: list[str] = []
+        self._episodes: list[dict[str, Any]] = []
+        self._frames = 0
+        self._file = -1
+        self._writer: Any = None
+
+    def add(self, session: Session) -> None:
+        ticks = len(session)
+        ended = np.arange(ticks) == ticks - 1
+        observations = dict(_leaves_of(session.observations, "observation", "observation.state"))
+        columns = {
+            **{name: _array(column, name) for name, column in observations.items()},
+            **{name: _array(column, name) for name, column in _leaves_of(session.actions, "action", "action")},
+            **{name: _array(c, name) for name, c in _leaves_of(session.extras, "extras", "extras")},
+            _REWARD: session.rewards,
+            _DONE: ended & (session.terminated or session.truncated),
+            _TRUNCATED: ended & session.truncated,
+        }
+        features = {name: _feature(column.shape[1:], column.dtype) for name, column in columns.items()}
+        if not self._episodes:
+            self._features = features
+            self._scalars = [name for name, column in columns.items() if column.ndim == 1]
+            self._stats = {name: _Stats(feature["dtype"] == "image") for name, feature in features.items()}
+        elif features != self._features:
+            names = features.keys() | self._features.keys()
+            wrong = sorted(name for name in names if features.get(name) != self._features.get(name))
+            raise StorageError(
+                f"session {len(self._episodes)} differs from the first one in {', '.join(wrong)}; all sessions of a "
+                "LeRobot dataset have the same features"
+            )
+        final = {name: columns[name][ticks:] for name in observations}
+        columns |= {name: columns[name][:ticks] for name in observations}
+        for name, column in columns.items():
+            self._stats[name].add(column)
+        self._write(columns, ticks)
+        self._episodes.append(
+            {
+                "episode_index": len(self._episodes),
+                "length": ticks,
+                "dataset_from_index": self._frames,
+                "dataset_to_index": self._frames + ticks,
+                "data/chunk_index": self._file // FILES_IN_CHUNK,
+                "data/file_index": self._file % FILES_IN_CHUNK,
+                "meta/episodes/chunk_index": 0,
+                "meta/episodes/file_index": 0,
+                **{f"{_OWN}final/{name}": _bytes_of(column) for name, column in final.items()},
+                f"{_OWN}terminated": session.terminated,
+                f"{_OWN}truncated": session.truncated,
+                f"{_OWN}first_step": session.first_step,
+                f"{_OWN}seed": None if session.seed is None else str(session.seed),
+                f"{_OWN}source": session.source,
+                f"{_OWN}version": " ".join(map(str, session.version)),
+            }
+        )
+        self._frames += ticks
+
+    def _write(self, columns: Mapping[str, Array], ticks: int) -> None:
+        pa = _pyarrow()
+        frames = np.arange(ticks)
+        standard: dict[str, Array] = {
+            "timestamp": (frames / self._fps).astype(np.float32),
+            "frame_index": frames,
+            "episode_index": np.full(ticks, len(self._episodes)),
+            "index": self._frames + frames,
+            "task_index": np.zeros(ticks, np.int64),
+        }
+        table = pa.table(
+            {name: _arrow_column(column, self._features[name]) for name, column in columns.items()}
+            | {name: pa.array(column.astype(_STANDARD[name])) for name, column in standard.items()}
+        )
+        path = self._path(self._file)
+        if self._writer is None or path.stat().st_size > FILE_BYTES:
+            self.close()
+            self._file += 1
+            path = self._path(self._file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pa.parquet.ParquetWriter(path, table.schema, write_page_checksum=True)
+        self._writer.write_table(table)
+
+    def _path(self, number: int) -> Path:
+        chunk, file = divmod(number, FILES_IN_CHUNK)
+        return self._folder / "data" / f"chunk-{chunk:03d}" / f"file-{file:03d}.parquet"
+
+    def finish(self, task: str) -> None:
+        self.close()
+        pa = _pyarrow()
+        meta = self._folder / "meta"
+        episodes = meta / "episodes" / "chunk-000" / "file-000.parquet"
+        episodes.parent.mkdir(parents=True)
+        rows = [{**row, "tasks": [task]} for row in self._episodes]
+        table = pa.Table.from_pylist(rows)
+        seed = table.schema.get_field_index(f"{_OWN}seed")
+        table = table.set_column(seed, f"{_OWN}seed", table.column(seed).cast(pa.string()))
+        pa.parquet.write_table(table, episodes, write_page_checksum=True)
+        # The text is the index of the table, as pandas writes it.
+        tasks = pa.table({"task_index": pa.array([0], pa.int64()), "task": pa.array([task])})
+        column = {"field_name": None, "metadata": None, "name": None, "numpy_type": None, "pandas_type": None}
+        about = {
+            "index_columns": ["task"],
+            "column_indexes": [],
+            "columns": [
+                {
+                    **column,
+                    "name": "task_index",
+                    "field_name": "task_index",
+                    "pandas_type": "int64",
+                    "numpy_type": "int64",
+                },
+                {**column, "name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
+            ],
+            "pandas_version": "2.2.0",
+        }
+        tasks = tasks.replace_schema_metadata({"pandas": json.dumps(about)})
+        pa.parquet.write_table(tasks, meta / "tasks.parquet", write_page_checksum=True)
+        standard = {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _STANDARD.items()}
+        info = {
+            "codebase_version": "v3.0",
+            "robot_type": None,
+            "total_episodes": len(self._episodes),
+            "total_frames": self._frames,
+            "total_tasks": 1,
+            "chunks_size": FILES_IN_CHUNK,
+            "data_files_size_in_mb": FILE_BYTES >> 20,
+            "video_files_size_in_mb": 200,
+            "fps": self._fps,
+            "splits": {"train": f"0:{len(self._episodes)}"},
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "video_path": None,
+            "features": self._features | standard,
+        }
+        own = {
+            "observation_space": space_to_json(self._of[0], "the observation space"),
+            "action_space": space_to_json(self._of[1], "the action space"),
+            "scalars": self._scalars,
+        }
+        stats = {name: one.value() for name, one in self._stats.items()}
+        for file, value in ((INFO_FILE, info), ("meta/stats.json", stats), (OWN_FILE, own)):
+            (self._folder / file).write_text(json.dumps(value, indent=4, allow_nan=False), encoding="utf-8")
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _array(column: Any, name: str) -> Array:
+    if not isinstance(column, np.ndarray):
+        raise StorageError(f"{name} holds values that are no arrays, which LeRobot cannot store")
+    return column
+
+
+def _bytes_of(column: Array) -> bytes:
+    return np.ascontiguousarray(column).tobytes()
+
+
+def _arrow_column(column: Array, feature: Mapping[str, Any]) -> Any:
+    pa = _pyarrow()
+    if feature["dtype"] == "image":
+        from PIL import Image
+
+        rows = []
+        for image in column:
+            buffer = io.BytesIO()
+            Image.fromarray(np.ascontiguousarray(image)).save(buffer, format="PNG")
+            rows.append({"bytes": buffer.getvalue(), "path": None})
+        return pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    shape = tuple(feature["shape"])
+    array = pa.array(np.ascontiguousarray(column).reshape(-1))
+    if shape == (1,):
+        return array
+    if len(shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(array, shape[0])
+    for size in reversed(shape):
+        array = pa.ListArray.from_arrays(pa.array(np.arange(0, len(array) + 1, size), pa.int32()), array)
+    return array
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+class _Dataset:
+    """A dataset whose description has been checked.
+
+    Attributes:
+        spaces: of observations and actions.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        info = _json_of(folder / INFO_FILE, "is no LeRobot dataset")
+        try:
+            version = str(info["codebase_version"])
+            if not version.startswith("v3."):
+                raise StorageError(
+                    f"{folder / INFO_FILE} states the version {version}; v3 is read. Convert the dataset with lerobot"
+                )
+            self._features = {name: _feature_of_info(name, one) for name, one in info["features"].items()}
+            self._episodes = int(info["total_episodes"])
+            videos = [name for name, one in self._features.items() if one["dtype"] == "video"]
+            if videos:
+                raise StorageError(
+                    f"{folder} has videos ({', '.join(videos)}), which are not read. Save it with images in place of "
+                    "videos: in lerobot, features of the dtype `image`, or use_videos=False"
+                )
+            own = folder / OWN_FILE
+            # Without our own file, one number is a scalar.
+            self._scalars = [name for name, one in self._features.items() if one["shape"] == (1,)]
+            if own.is_file():
+                found = _json_of(own, "is damaged")
+                self.spaces: Spaces = space_of_json(found["observation_space"]), space_of_json(found["action_space"])
+                self._scalars = found["scalars"]
+            else:
+                self.spaces = self._space("observation", "observation.state"), self._space("action", "action")
+            self._names = [
+                name
+                for space, prefix, single in zip(
+                    self.spaces, ("observation", "action"), ("observation.state", "action"), strict=True
+                )
+                for name, _ in _leaves_of(space, prefix, single)
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise StorageError(f"{folder / INFO_FILE} is damaged, or describes no dataset: {exc!r}") from exc
+        self._extras = [name for name in self._features if name.startswith("extras.")]
+        for name in (_REWARD, _DONE, _TRUNCATED):
+            if name in self._features:
+                self._names.append(name)
+        self._names += self._extras
+        left_out = sorted(self._features.keys() - {*self._names, *_STANDARD})
+        if left_out:
+            logger.info("%s: the features %s are left out", folder, ", ".join(left_out))
+        if _REWARD not in self._features:
+            logger.warning("%s has no rewards (the feature %s): they are 0", folder, _REWARD)
+
+    def _space(self, prefix: str, single: str) -> Space[Any]:
+        parts = {
+            name.removeprefix(f"{prefix}."): _space_of(feature)
+            for name, feature in self._features.items()
+            if (name == single or name.startswith(f"{prefix}.")) and feature["dtype"] != "string"
+        }
+        if single == prefix and single in parts:
+            return parts[single]
+        if not parts:
+            raise StorageError(f"{self._folder / INFO_FILE} names no feature {single}")
+        if list(parts) == [single.removeprefix(f"{prefix}.")]:
+            return next(iter(parts.values()))
+        return spaces.Dict(list(parts.items()))
+
+    def sessions(self) -> Iterator[Session]:
+        notes = self._notes()
+        done = 0
+        try:
+            for number, columns in self._columns():
+                if number != done:
+                    raise StorageError(f"found episode {number}; expected is episode {done}")
+                if done >= len(notes):
+                    raise StorageError(f"the files of meta/episodes have {len(notes)} episodes, the data have more")
+                yield self._session(columns, notes[done])
+                done += 1
+        except (OSError, ValueError, KeyError, TypeError, _pyarrow().ArrowException) as exc:
+            raise StorageError(f"{self._folder}, episode {done}, cannot be read: {exc}") from exc
+        if not done == len(notes) == self._episodes:
+            raise StorageError(
+                f"{self._folder}: the data have {done} episodes, meta/episodes has {len(notes)}, and {INFO_FILE} "
+                f"states {self._episodes}; files are missing"
+            )
+
+    def _notes(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for file in sorted((self._folder / "meta" / "episodes").glob("*/*.parquet")):
+            with _opened(file) as opened:
+                names = [name for name in opened.schema_arrow.names if not name.startswith("stats/")]
+                rows += opened.read(columns=names).to_pylist()
+        return sorted(rows, key=lambda row: int(row["episode_index"]))
+
+    def _columns(self) -> Iterator[tuple[int, dict[str, Array]]]:
+        """Yield the index and the columns of each episode."""
+        pending: list[Any] = []
+        number = -1
+        for file in sorted((self._folder / "data").glob("*/*.parquet")):
+            with _opened(file) as opened:
+                for group in range(opened.num_row_groups):
+                    table = _read(file, opened, group, [*self._names, "episode_index", "frame_index"])
+                    episodes = table.column("episode_index").to_numpy()
+                    starts = [0, *(np.flatnonzero(np.diff(episodes)) + 1).tolist()]
+                    for start, stop in zip(starts, [*starts[1:], len(episodes)], strict=True):
+                        if start == stop:
+                            continue
+                        if pending and int(episodes[start]) != number:
+                            yield number, self._joined(pending)
+                            pending = []
+                        number = int(episodes[start])
+                        pending.append(table.slice(start, stop - start))
+        if pending:
+            yield number, self._joined(pending)
+
+    def _joined(self, tables: list[Any]) -> dict[str, Array]:
+        table = _pyarrow().concat_tables(tables)
+        frames = table.column("frame_index").to_numpy()
+        if not np.array_equal(frames, np.arange(len(frames))):
+            raise ValueError("frames are missing or out of order")
+        columns = {name: _numpy_column(table.column(name), name, self._features[name]) for name in self._names}
+        return columns | {name: columns[name].reshape(len(frames)) for name in self._scalars if name in columns}
+
+    def _session(self, columns: dict[str, Array], notes: Mapping[str, Any]) -> Session:
+        own = {name.removeprefix(_OWN): value for name, value in notes.items() if name.startswith(_OWN)}
+        observations = [name for name, _ in _leaves_of(self.spaces[0], "observation", "observation.state")]
+        ticks = len(columns[observations[0]])
+        if ticks != int(notes["length"]):
+            raise ValueError(f"it has {ticks} frames, and meta/episodes states {notes['length']}")
+        for name, column in columns.items():
+            if column.dtype.kind == "f" and not np.isfinite(column).all():
+                raise ValueError(f"{name} of frame {np.argwhere(~np.isfinite(column))[0][0]} is not finite")
+        for name in observations:
+            final = own.get(f"final/{name}")
+            last = columns[name][-1:]
+            if final is not None:
+                last = np.frombuffer(final, last.dtype).reshape(last.shape)
+            columns[name] = np.concatenate([columns[name], last])
+        done = {name: bool(columns[name][-1]) if name in columns else False for name in (_DONE, _TRUNCATED)}
+        return Session(
+            observations=_rebuilt(self.spaces[0], "observation", "observation.state", columns),
+            actions=_rebuilt(self.spaces[1], "action", "action", columns),
+            rewards=columns[_REWARD] if _REWARD in columns else np.zeros(ticks),
+            extras={name.removeprefix("extras."): columns[name] for name in self._extras},
+            terminated=bool(own.get("terminated", done[_DONE] and not done[_TRUNCATED])),
+            truncated=bool(own.get("truncated", done[_TRUNCATED])),
+            first_step=int(own.get("first_step") or 0),
+            seed=None if own.get("seed") is None else int(own["seed"]),
+            source=str(own.get("source") or ""),
+            version=tuple(map(int, str(own.get("version") or "0 0").split())),  # type: ignore[arg-type]
+        )
+
+
+def _json_of(file: Path, problem: str) -> Any:
+    try:
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise StorageError(f"{file} has more than {MAX_JSON_BYTES} bytes")
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise StorageError(f"{file.parent.parent} {problem}: {file} cannot be read: {exc}") from exc
+    if not isinstance(value, dict):
+        raise StorageError(f"{file} is damaged: it holds no object")
+    return value
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return _pyarrow().parquet.ParquetFile(file, page_checksum_verification=True)
+    except (OSError, ValueError, _pyarrow().ArrowException) as exc:
+        raise StorageError(f"{file} is damaged, or cut short: {exc}") from exc
+
+
+def _read(file: Path, opened: Any, group: int, names: list[str]) -> Any:
+    missing = sorted(set(names) - set(opened.schema_arrow.names))
+    if missing:
+        raise StorageError(f"{file} lacks the columns {', '.join(missing)}, which {INFO_FILE} names")
+    try:
+        return opened.read_row_group(group, columns=names)
+    except (OSError, ValueError, _pyarrow().ArrowException) as exc:
+        raise StorageError(f"{file} is damaged: row group {group} cannot be read: {exc}") from exc
+
+
+def _numpy_column(column: Any, name: str, feature: Mapping[str, Any]) -> Array:
+    shape = feature["shape"]
+    if column.null_count:
+        raise ValueError(f"{name} lacks values")
+    if feature["dtype"] == "image":
+        return np.stack([_image(value, name, shape) for value in column.to_pylist()])
+    array, types = column.combine_chunks(), _pyarrow().types
+    while types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        array = array.flatten()
+    found: Array = array.to_numpy(zero_copy_only=False).astype(np.dtype(feature["dtype"]), copy=False)
+    return found.reshape(len(column), *shape)
+
+
+def _image(value: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Array:
+    from PIL import Image
+
+    if value.get("bytes") is None:
+        raise ValueError(f"{name} refers to the file {value.get('path')}; only images in the Parquet files are read")
+    try:
+        image = Image.open(io.BytesIO(value["bytes"]), formats=["PNG", "JPEG"])
+        if image.size != (shape[1], shape[0]):  # before it is decoded: a small file may hold a huge image
+            raise ValueError(f"its size is {image.size}, and the feature has the shape {list(shape)}")
+        return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as exc:
+        raise ValueError(f"an image of {name} cannot be read: {exc}") from exc

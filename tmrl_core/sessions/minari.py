@@ -1,0 +1,299 @@
+"""Datasets of Minari, read and written with its own package (extra `minari`).
+
+A dataset is a folder `data` with `metadata.json` and the episodes. Ours have the format HDF5 with images as arrays, so
+nothing is lost. Fields of a session that Minari does not know are under `tmrl_core` in the metadata of an episode, and
+extras under `tmrl_core` in its infos. Infos are kept if each observation has the same ones, as arrays or numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from tmrl_core.errors import MissingExtraError, StorageError
+from tmrl_core.samples.columns import Array, leaves
+from tmrl_core.sessions.files import Spaces
+from tmrl_core.sessions.session import Session
+from tmrl_core.sessions.spaces import space_of_json, space_to_json
+from tmrl_core.sessions.whole_folder import whole_folder
+
+logger = logging.getLogger(__name__)
+
+OWN = "tmrl_core"
+METADATA_FILE = "metadata.json"
+
+
+def is_minari(path: str | os.PathLike[str]) -> bool:
+    """Return True for a folder with a Minari dataset."""
+    return _data_folder(path) is not None
+
+
+def read_minari(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]]:
+    """Return the spaces and the sessions of a dataset.
+
+    All episodes are read and checked before the first session is returned.
+
+    Args:
+        path: the dataset's folder, or the folder `data` in it.
+
+    Raises:
+        StorageError: there is no dataset, it is damaged, or an episode is inconsistent; the message names it.
+        MissingExtraError: Minari is not installed.
+    """
+    folder = _data_folder(path)
+    if folder is None:
+        raise StorageError(f"{path} is no Minari dataset: there is no {METADATA_FILE} in it, nor in its folder `data`")
+    _minari()
+    from minari.dataset.minari_storage import MinariStorage
+
+    try:
+        metadata = MinariStorage.read_raw_metadata(folder)
+        if not {"observation_space", "action_space"} <= metadata.keys():
+            raise StorageError(
+                f"{folder / METADATA_FILE} names no spaces. Making its environment could run any code, so save the "
+                "dataset anew with Minari, which adds them"
+            )
+        storage = MinariStorage.read(folder)
+        own = metadata.get(OWN)
+        if own is None:
+            found = storage.observation_space, storage.action_space
+        else:
+            found = space_of_json(own["observation_space"]), space_of_json(own["action_space"])
+    except ImportError as exc:
+        raise _missing(exc) from exc
+    except (OSError, ValueError, KeyError, TypeError, AssertionError, AttributeError) as exc:
+        raise StorageError(f"{folder} cannot be read: {exc}") from exc
+    for _ in _episodes(storage, found, folder):
+        pass
+    return found, _episodes(storage, found, folder)
+
+
+def write_minari(
+    path: str | os.PathLike[str], sessions: Iterable[Session], of: Spaces, *, dataset_id: str | None = None
+) -> int:
+    """Write sessions as a new dataset; return their number. `path` appears when the dataset is complete.
+
+    Args:
+        path: the dataset's folder. In Minari's folder of datasets (`MINARI_DATASETS_PATH`), `minari.load_dataset` finds
+            it by its id if both are the same.
+        sessions: at least one.
+        of: spaces of observations and actions.
+        dataset_id: `name-v0`, in namespaces if wanted; None: from the name of the folder.
+
+    Raises:
+        StorageError: `path` exists, there is no session, or a session cannot be written.
+        MissingExtraError: Minari is not installed.
+    """
+    minari = _minari()
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    target = Path(path)
+    notes: list[dict[str, Any]] = []
+
+    def buffers() -> Iterator[Any]:
+        for session in sessions:
+            notes.append(_notes(session))
+            yield EpisodeBuffer(**_episode(session, len(notes) - 1))
+
+    with whole_folder(target) as folder:
+        try:
+            storage = MinariStorage.new(folder / "data", *of, data_format="hdf5", jpeg_encoding=False)
+            storage.update_metadata(
+                {
+                    "dataset_id": dataset_id or _id_of(target.name),
+                    "minari_version": minari.__version__,
+                    OWN: {
+                        "observation_space": space_to_json(of[0], "the observation space"),
+                        "action_space": space_to_json(of[1], "the action space"),
+                    },
+                }
+            )
+            storage.update_episodes(buffers())
+            storage.update_episode_metadata(notes)
+        except ImportError as exc:
+            raise _missing(exc) from exc
+        except (OSError, ValueError, KeyError, TypeError, AssertionError) as exc:
+            if isinstance(exc, StorageError):
+                raise
+            raise StorageError(f"session {max(len(notes) - 1, 0)} cannot be written to {target}: {exc}") from exc
+        if not notes:
+            raise StorageError(f"there is no session to write to {target}")
+    return len(notes)
+
+
+def _minari() -> Any:
+    try:
+        import minari
+    except ImportError as exc:
+        raise _missing(exc) from exc
+    return minari
+
+
+def _missing(exc: ImportError) -> MissingExtraError:
+    return MissingExtraError(exc.name or str(exc), "minari", "a Minari dataset")
+
+
+def _data_folder(path: str | os.PathLike[str]) -> Path | None:
+    folders = (Path(path), Path(path) / "data")
+    return next((folder for folder in folders if (folder / METADATA_FILE).is_file()), None)
+
+
+def _id_of(name: str) -> str:
+    plain = re.sub(r"[^-_\w]", "_", name)
+    return plain if re.search(r"-v\d+$", plain) else f"{plain}-v0"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _episodes(storage: Any, of: Spaces, folder: Path) -> Iterator[Session]:
+    read = 0
+    try:
+        indices = range(storage.total_episodes)
+        both = zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True)
+        for episode, notes in both:
+            session = _session(episode, notes, of)
+            read += 1
+            yield session
+    except ImportError as exc:
+        raise _missing(exc) from exc
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AssertionError) as exc:
+        raise StorageError(f"{folder}, episode {read}, cannot be read: {exc}") from exc
+
+
+def _session(episode: Mapping[str, Any], notes: Mapping[str, Any], of: Spaces) -> Session:
+    rewards = np.asarray(episode["rewards"])
+    ticks = len(rewards)
+    ends = {name: np.asarray(episode[name], np.bool_) for name in ("terminations", "truncations")}
+    for name, flags in ends.items():
+        if flags.shape != (ticks,):
+            raise ValueError(f"{name} has the shape {list(flags.shape)}, and there are {ticks} rewards")
+        early = np.flatnonzero(flags[:-1])
+        if len(early):
+            raise ValueError(f"{name} has an end at step {early[0]}, before the last step, {ticks - 1}")
+    infos = dict(episode["infos"] or {})
+    extras = infos.pop(OWN, {})
+    own = notes.get(OWN, {})
+    seed = notes.get("seed")
+    session = Session(
+        observations=_tree(episode["observations"], of[0]),
+        actions=_tree(episode["actions"], of[1]),
+        rewards=rewards,
+        extras=extras,
+        infos=_infos_of(infos, ticks + 1),
+        terminated=bool(ends["terminations"][-1:].any()),
+        truncated=bool(ends["truncations"][-1:].any()),
+        first_step=int(own.get("first_step", 0)),
+        seed=None if seed is None else int(seed),
+        source=str(own.get("source", "")),
+        version=tuple(map(int, str(own.get("version", "0 0")).split())),  # type: ignore[arg-type]
+    )
+    for name, tree in (("observations", session.observations), ("actions", session.actions)):
+        for column in leaves(tree):
+            if isinstance(column, np.ndarray) and column.dtype.kind == "f" and not np.isfinite(column).all():
+                raise ValueError(f"{name} at step {np.argwhere(~np.isfinite(column))[0][0]} are not finite")
+    if not np.isfinite(rewards).all():
+        raise ValueError(f"the reward of step {np.argwhere(~np.isfinite(rewards))[0][0]} is not finite")
+    return session
+
+
+def _tree(value: Any, space: Space[Any]) -> Any:
+    """Return columns in the order of the space; HDF5 sorts keys."""
+    if isinstance(space, spaces.Dict):
+        return {key: _tree(value[key], inner) for key, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_tree(child, inner) for child, inner in zip(value, space.spaces, strict=True))
+    column = np.asarray(value)
+    if space.shape is None or column.shape[1:] != tuple(space.shape):
+        raise ValueError(f"found columns of the shape {list(column.shape)} for the space {space}")
+    return column
+
+
+def _infos_of(columns: Mapping[str, Any], rows: int) -> dict[int, dict[Any, Any]]:
+    def row(tree: Any, number: int) -> Any:
+        return {key: row(child, number) for key, child in tree.items()} if isinstance(tree, Mapping) else tree[number]
+
+    lengths = {len(column) for column in _columns_in(columns)}
+    if not lengths:
+        return {}
+    if lengths != {rows}:
+        raise ValueError(f"infos have {sorted(lengths)} rows, and there are {rows} observations")
+    return {number: row(columns, number) for number in range(rows)}
+
+
+def _columns_in(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, Mapping):
+        for child in tree.values():
+            yield from _columns_in(child)
+    else:
+        yield tree
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _episode(session: Session, number: int) -> dict[str, Any]:
+    ticks = len(session)
+
+    def flags(last: bool) -> Array:
+        values = np.zeros(ticks, np.bool_)
+        values[-1] = last
+        return values
+
+    for name, tree in (("observations", session.observations), ("actions", session.actions), *session.extras.items()):
+        if any(isinstance(column, list) for column in leaves(tree)):
+            raise StorageError(f"session {number}: {name} holds values that are no arrays, which Minari cannot store")
+    infos = _info_columns(session, number)
+    if session.extras:
+        infos[OWN] = dict(session.extras)
+    return {
+        "seed": session.seed,
+        "observations": session.observations,
+        "actions": session.actions,
+        "rewards": session.rewards,
+        "terminations": flags(session.terminated),
+        "truncations": flags(session.truncated),
+        "infos": infos,
+    }
+
+
+def _notes(session: Session) -> dict[str, Any]:
+    return {
+        f"{OWN}/first_step": session.first_step,
+        f"{OWN}/source": session.source,
+        f"{OWN}/version": " ".join(map(str, session.version)),
+    }
+
+
+def _info_columns(session: Session, number: int) -> dict[str, Any]:
+    """Return the infos that all observations have, as columns."""
+    if not session.infos:
+        return {}
+
+    def joined(rows: list[Any]) -> Any:
+        if isinstance(rows[0], dict):
+            if any(not isinstance(row, dict) or row.keys() != rows[0].keys() for row in rows):
+                raise ValueError("keys differ")
+            return {str(key): joined([row[key] for row in rows]) for key in rows[0]}
+        column = np.stack([np.asarray(row) for row in rows])
+        if column.dtype.kind not in "biuf":
+            raise ValueError("no numbers")
+        return column
+
+    try:
+        if len(session.infos) != len(session) + 1:
+            raise ValueError("not all observations have infos")
+        columns: dict[str, Any] = joined([session.infos[row] for row in range(len(session) + 1)])
+        return columns
+    except ValueError as exc:
+        log = logger.warning if number == 0 else logger.debug
+        log("session %d: its infos are left out, because Minari stores columns of numbers only (%s)", number, exc)
+        return {}
