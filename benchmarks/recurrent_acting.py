@@ -81,8 +81,8 @@ thread.
 
 {chr(10).join(rows)}
 
-Command: `python {" ".join(sys.argv)}`. Python {platform.python_version()}, NumPy {np.__version__}, torch
-{torch.__version__}, {os.cpu_count()} cores of {platform.machine()}.
+Command: `python {" ".join(sys.argv)}`. Python {platform.python_version()},
+NumPy {np.__version__}, torch {torch.__version__}, {os.cpu_count()} cores of {platform.machine()}.
 """
     if args.out is None:
         print(text)

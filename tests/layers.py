@@ -18,6 +18,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/actor/policies/numpy/test_backends.py::test_policy_names_give_numpy_backends_without_torch",
         "tests/actor/policies/numpy/test_backends.py::test_the_numpy_backend_needs_no_torch",
         "tests/actor/policies/numpy/test_backends.py::test_without_torch_the_error_names_the_unknown_keyword_and_the_extra",
+        "tests/actor/rollout/test_recurrent_pipeline.py::test_a_worker_without_torch_sends_the_states_that_sequences_begin_with",
         "tests/benchmarks/test_gateway.py::test_a_short_run_gives_all_figures",
         "tests/cli/test_main.py",
         "tests/compat/config/test_config_constants.py::test_importing_reads_no_configuration",

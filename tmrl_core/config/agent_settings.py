@@ -210,6 +210,19 @@ class PpoSettings:
     adam_eps: Annotated[float, "Adam's epsilon, near the first gradients of hidden layers"] = 1e-5
 
 
+@dataclass(frozen=True, repr=False, eq=False)
+class RecurrentPpoSettings(PpoSettings):
+    """Settings of proximal policy optimization with a recurrent policy."""
+
+    hidden_sizes: Annotated[Sequence[int], "width of each hidden layer, before the recurrent one and of the values"] = (
+        64,
+    )
+    minibatch_size: Annotated[int, "transitions in a minibatch of whole sequences, about"] = 256
+    cell: Annotated[str, "recurrent layer: gru or lstm"] = "gru"
+    cell_size: Annotated[int, "units of the recurrent layer"] = 128
+    state_interval: Annotated[int, "ticks between two stored states: the longest sequence that gradients cross"] = 20
+
+
 SETTINGS: dict[str, type[OffPolicySettings | PpoSettings]] = {
     "SacAgent": SacSettings,
     "SpinupSacAgent": SacSettings,
@@ -221,6 +234,7 @@ SETTINGS: dict[str, type[OffPolicySettings | PpoSettings]] = {
     "RecurrentDQNAgent": RecurrentDqnSettings,
     "RecurrentSacAgent": RecurrentSacSettings,
     "PPOAgent": PpoSettings,
+    "RecurrentPPOAgent": RecurrentPpoSettings,
 }
 """Settings of each built-in algorithm, by the name of its class."""
 

@@ -95,6 +95,14 @@ ALGORITHMS = (
         _CATEGORICAL | {"GaussianMLPActor"},
         frozenset(),
     ),
+    Algorithm(
+        "RecurrentPPOAgent",
+        "agents.recurrent_ppo",
+        _BOX | _DISCRETE,
+        ON_POLICY,
+        frozenset({"CategoricalRNNActor", "GaussianRNNActor"}),
+        frozenset(),
+    ),
 )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -9,14 +12,17 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from tmrl_core.actor.module import BatchActor, State
 from tmrl_core.config import from_values
+from tmrl_core.envs import DelayedCue
 from tmrl_core.networking import RolloutWorker, Server, Trainer
 from tmrl_core.networking.security import credentials
 from tmrl_core.training import TrainingLockstep
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.agents.recurrent_ppo import RecurrentPPOAgent
 
 OBS = spaces.Box(-100, 100, (2,), np.float32)
 ACT = spaces.Box(-1, 1, (2,), np.float32)
@@ -130,3 +136,71 @@ def test_the_state_is_reset_with_each_episode_and_stored_with_each_sample(tmp_pa
             expected = next_state(obs, h, weight)
             np.testing.assert_array_equal(action, expected)
     assert numbers == [step % LENGTH for step in range(3 * STEPS)]
+
+
+WITHOUT_TORCH = """
+import json, sys
+sys.modules["torch"] = None  # importing it raises
+from tmrl_core.actor import choose_actor
+from tmrl_core.config import from_values
+from tmrl_core.envs import DelayedCue
+from tmrl_core.networking import RolloutWorker
+values, kwargs = map(json.loads, sys.argv[1:])
+make = choose_actor("tmrl_core.actor:CategoricalRNNActor", kwargs)
+with RolloutWorker(lambda: DelayedCue(7), make, model_path=None, config=from_values(values)) as worker:
+    worker.run_lockstep()
+"""
+
+
+class Checking(RecurrentPPOAgent):
+    """Compares the log-densities of each round with those of its sequences, before it trains on them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gaps: list[float] = []
+
+    def _rows(self, *args: Any) -> Any:
+        rows = super()._rows(*args)
+        every = torch.arange(len(rows.flat_SLD))
+        with torch.no_grad():
+            log_prob_B, _, _ = rows.evaluate(every)
+        self.gaps.append((log_prob_B - args[-1]["logp"]).abs().max().item())
+        return rows
+
+
+def test_a_worker_without_torch_sends_the_states_that_sequences_begin_with(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    credentials.ensure(keys)
+    values: dict[str, Any] = {
+        "run": {"folder": str(tmp_path)},
+        "network": {"credentials_dir": str(keys), "backoff_min_s": 0.01, "backoff_max_s": 0.05},
+        "worker": {"when_full": "block", "drain_timeout_s": 5.0},
+        "metrics": {"console": False},
+    }
+    kwargs = {"hidden_sizes": [8], "cell": "lstm", "cell_size": 6, "state_interval": 3}
+    with Server(port=0, config=from_values(values)) as server:
+        values["server"] = {"port": server.port}
+        command = [sys.executable, "-c", WITHOUT_TORCH, json.dumps(values), json.dumps(kwargs)]
+        training = partial(
+            TrainingLockstep,
+            env_cls=lambda: DelayedCue(7),
+            training_agent_cls=partial(Checking, **kwargs, lr=1e-2),
+            epochs=1,
+            rounds=3,
+            steps_per_round=40,  # no multiple of the episodes' length: rounds begin within one
+            device="cpu",
+        )
+        with (
+            Trainer(
+                training_cls=training, checkpoint_path=None, model_path=None, config=from_values(values)
+            ) as trainer,
+            subprocess.Popen(command) as worker,
+        ):
+            try:
+                trainer.run()
+                assert worker.wait(60) == 0
+            finally:
+                worker.kill()
+            gaps = trainer.training.agent.gaps
+    assert len(gaps) == 3
+    assert max(gaps) < 1e-4

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor import TorchActorModule
+from tmrl_core.actor import NumpyGaussianRNNActor, TorchActorModule
 from tmrl_core.actor.module import ActorModule, BatchActor, State
 from tmrl_core.actor.rollout.runner import PolicyRunner, exploration_seed
 from tmrl_core.errors import ConfigError, PolicyFailedError, WeightsError
@@ -208,3 +208,52 @@ def test_the_error_of_a_batch_actor_names_the_method_to_call() -> None:
 def test_an_actor_is_required(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"actor_module_cls:? {words}"):
         runner(make)
+
+
+def test_states_are_stored_at_intervals_and_with_new_weights_and_are_zeros_otherwise() -> None:
+    policy = runner(lambda **given: NumpyGaussianRNNActor(**given, cell="lstm", cell_size=4, state_interval=3), seed=1)
+    for _ in range(2):
+        policy.reset()
+        for tick in range(8):
+            if tick == 4:
+                policy.load(*policy.actor.to_blob())
+            before, _, _ = policy.carried
+            _, extras = policy.decide(SEEN, False, True)
+            assert extras is not None
+            for name in ("h", "c"):
+                stored = before[name][0] if tick in (0, 3, 4, 6) else np.zeros(4)
+                np.testing.assert_array_equal(extras[f"state.{name}"], stored)
+                assert tick == 0 or before[name].any()
+    assert policy.reset_extras() is not None
+    assert {"state.h", "state.c", "logp", "drawn"} == set(policy.reset_extras() or ())
+
+
+def test_states_are_those_of_the_policy_where_an_expert_acts() -> None:
+    policy = runner(lambda **given: NumpyGaussianRNNActor(**given, cell_size=4, state_interval=1))
+    expert = np.ones(1, np.float32)
+    policy.override = lambda obs, action, extras: (expert, {"logp": np.float32(0)})
+    policy.reset()
+    for _ in range(3):
+        before, _, _ = policy.carried
+        action, extras = policy.decide(SEEN, True, True)
+        assert action is expert
+        assert extras is not None
+        assert extras.keys() == {"logp", "state.h"}
+        np.testing.assert_array_equal(extras["state.h"], before["h"][0])
+
+
+def test_an_earlier_step_can_be_returned_to() -> None:
+    policy = runner(lambda **given: NumpyGaussianRNNActor(**given, cell_size=4, state_interval=2))
+    policy.reset()
+    policy.decide(SEEN, True, True)
+    before = policy.carried
+    (first, extras), (_, other) = (policy.decide(SEEN, True, True) for _ in range(2))
+    policy.carried = before
+    again, repeated = policy.decide(SEEN, True, True)
+    np.testing.assert_array_equal(again, first)
+    assert extras is not None
+    assert other is not None
+    assert repeated is not None
+    assert not repeated["state.h"].any()
+    assert not extras["state.h"].any()
+    assert other["state.h"].any()

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from tests.actor.rollout.test_runner import ACT, OBS, SEEN, Counting, Plain
+from tmrl_core.actor import NumpyGaussianRNNActor
 from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.errors import ConfigError, WeightsError
 
@@ -107,3 +109,35 @@ def test_a_stored_policy_acts_immediately(tmp_path: Path) -> None:
 def test_an_actor_with_an_internal_state_is_refused() -> None:
     with pytest.raises(ConfigError, match="Plain overrides begin_episode"):
         SharedPolicy(Plain, OBS, ACT)
+
+
+def test_sessions_of_a_recurrent_policy_do_not_mix_and_new_weights_keep_their_states() -> None:
+    def make(**given: Any) -> Any:
+        return NumpyGaussianRNNActor(**given, cell_size=4, state_interval=2, seed=1)
+
+    rng = np.random.default_rng(0)
+    seen = rng.standard_normal((2, 6, 2)).astype(np.float32)
+    weights = [NumpyGaussianRNNActor(OBS, ACT, cell_size=4).to_blob() for _ in range(2)]
+    alone = []
+    for observations in seen:
+        runner = PolicyRunner(make, OBS, ACT)
+        runner.reset()
+        for tick, obs in enumerate(observations):
+            if tick in (0, 3):
+                runner.load(*weights[tick // 3])
+            alone.append(runner.decide(obs, True, True))
+    policy = SharedPolicy(make, OBS, ACT)
+    sessions = [policy.runner(), policy.runner()]
+    together: list[Any] = [None] * 12
+    for tick in range(6):
+        if tick in (0, 3):
+            policy.load(*weights[tick // 3])
+            policy.adopt((1, tick + 1))
+        for number, session in enumerate(sessions):
+            policy.refresh(session)
+            if tick == 0:
+                session.reset()
+            together[6 * number + tick] = session.decide(seen[number, tick], True, True)
+    for (action, extras), (expected, more) in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(action, expected)
+        np.testing.assert_equal(extras, more)

@@ -129,15 +129,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
 
 def test_a_run_bootstraps_from_its_next_observation_unless_terminated() -> None:
     agent = make(FEW, gamma=0.5, gae_lambda=1.0)
-    with torch.no_grad():
-        for parameter in agent.model.critic.parameters():
-            parameter.zero_()
-        last: Any = agent.model.critic[-1]
-        last.bias.fill_(8.0)
     zeros = torch.zeros(3)
     ends = torch.tensor([0.0, 1.0, 1.0])
     terminated = torch.tensor([0.0, 0.0, 1.0])
-    advantages, returns = agent._advantages(zeros, zeros + 8.0, torch.zeros(3, 2), terminated, ends)
+    advantages, returns = agent._advantages(zeros, zeros + 8.0, torch.full((2,), 8.0), terminated, ends)
     # Truncated after two steps: 0.25 of the value of where it led; terminated: nothing.
     assert returns.tolist() == [2.0, 4.0, 0.0]
     assert advantages.tolist() == [-6.0, -4.0, -8.0]

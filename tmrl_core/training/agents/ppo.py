@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from tmrl_core.actor.policies.torch.on_policy import (
     CategoricalMLPActor,
     GaussianMLPActor,
     OnPolicyActor,
+    OnPolicyHead,
     orthogonal,
     orthogonal_linear,
 )
@@ -34,7 +35,7 @@ from tmrl_core.training.agents.running_moments import RunningMoments
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.updates.rollback import all_finite
 from tmrl_core.training.updates.skipped_updates import SKIPPED
-from tmrl_core.training.value_types import Batch, Device, Metrics, Space, Tree
+from tmrl_core.training.value_types import Batch, Device, Metrics, Space
 
 REWARD_LIMIT = 10.0
 """Clipping threshold of scaled rewards."""
@@ -76,6 +77,39 @@ class PPOActorCritic(torch.nn.Module):
         return value_B
 
 
+class RoundRows:
+    """The rows of a round, for networks that look at one row at a time.
+
+    Args:
+        model: policy and value function.
+        flat_TD: flattened observations.
+        flat_ED: flattened observations that follow the last row of each run.
+        known_T: result of the policy's `trained_action`.
+    """
+
+    def __init__(self, model: PPOActorCritic, flat_TD: Tensor, flat_ED: Tensor, known_T: Tensor) -> None:
+        self._model, self._flat_TD, self._flat_ED, self._known_T = model, flat_TD, flat_ED, known_T
+
+    def values(self) -> tuple[Tensor, Tensor]:
+        """Return [T] values of all rows and [E] values of the observations that follow the runs."""
+        return self._model.value(self._flat_TD), self._model.value(self._flat_ED)
+
+    def minibatches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield the minibatches of one pass in random order, for `rows_of` and `evaluate`."""
+        order = torch.randperm(len(self._flat_TD), generator=generator).to(self._flat_TD.device)
+        yield from torch.split(order, size)
+
+    def rows_of(self, minibatch: Tensor) -> Tensor:
+        """Return the rows [B] of a minibatch."""
+        return minibatch
+
+    def evaluate(self, minibatch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return, with gradients, [B] log-densities of the actions, entropies of the policy and values."""
+        flat_BD = self._flat_TD[minibatch]
+        log_prob_B, entropy_B = self._model.actor.log_prob_and_entropy(flat_BD, self._known_T[minibatch])
+        return log_prob_B, entropy_B, self._model.value(flat_BD)
+
+
 @takes(PpoSettings)
 class PPOAgent(TrainingAgent):
     """Proximal policy optimization: several epochs of minibatches on each round of lockstep collection.
@@ -104,17 +138,19 @@ class PPOAgent(TrainingAgent):
     wants_extras: ClassVar[bool] = True
     transient: ClassVar[frozenset[str]] = frozenset({"after_update"})
     times_updates = True
+    settings: ClassVar[type[PpoSettings]] = PpoSettings
+    """Settings of the constructor."""
 
     def __init__(
         self,
         observation_space: Space,
         action_space: Space,
         device: Device = None,
-        actor_cls: Callable[..., OnPolicyActor] | None = None,
+        actor_cls: Callable[..., OnPolicyHead] | None = None,
         *given: Setting,
         **named: Setting,
     ) -> None:
-        s = PpoSettings(*given, **named)
+        s = self.settings(*given, **named)
         super().__init__(observation_space, action_space, device if device is not None else "cpu")
         for name, value in (("update_epochs", s.update_epochs), ("minibatch_size", s.minibatch_size)):
             if value < 1:
@@ -148,9 +184,7 @@ class PPOAgent(TrainingAgent):
         kwargs: dict[str, Any] = {} if s.log_std is None else {"log_std": s.log_std}
         if s.normalize_observations:
             kwargs["normalize_observations"] = True
-        self.model = PPOActorCritic(
-            observation_space, action_space, s.hidden_sizes, s.activation, actor_cls, **kwargs
-        ).to(self.device)
+        self.model = self._make_model(s, actor_cls, kwargs).to(self.device)
         self.model.actor.to_device(self.device)
         width = vector_size(self.model.actor.layout)
         self.observations = RunningMoments(width) if s.normalize_observations else None
@@ -160,9 +194,20 @@ class PPOAgent(TrainingAgent):
         self.optimizer = make_optimizer(s.optimizer, list(self.model.parameters()), s.lr, eps=s.adam_eps)
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
-    def get_actor(self) -> OnPolicyActor:
+    def _make_model(self, s: PpoSettings, actor_cls: Callable[..., Any] | None, actor_kwargs: dict[str, Any]) -> Any:
+        """Return the policy, `actor`, and the value function as one module."""
+        return PPOActorCritic(
+            self.observation_space, self.action_space, s.hidden_sizes, s.activation, actor_cls, **actor_kwargs
+        )
+
+    def _rows(self, flat_TD: Tensor, flat_ED: Tensor, known_T: Tensor, extras: dict[str, Tensor]) -> RoundRows:
+        """Return the rows of a round; the arguments are those of `RoundRows`, and the batch's extras."""
+        return RoundRows(self.model, flat_TD, flat_ED, known_T)
+
+    def get_actor(self) -> OnPolicyHead:
         """Return the policy."""
-        return self.model.actor
+        actor: OnPolicyHead = self.model.actor
+        return actor
 
     def train(self, batch: Batch) -> Metrics:
         """Train on one round.
@@ -191,24 +236,26 @@ class PPOAgent(TrainingAgent):
         flat_TD = flatten_batch(self.model.actor.layout, obs)
         reward_T = self._scaled(reward_T, extras[ENDS], extras.get(PLACES))
         old_log_prob_T = extras["logp"].reshape(-1)
-        known = self.model.actor.trained_action(action, extras)
+        known_T = self.model.actor.trained_action(action, extras)
+        at_E = torch.nonzero(extras[ENDS]).squeeze(1)
+        flat_ED = flatten_batch(self.model.actor.layout, map_leaves(lambda leaf: leaf[at_E], next_obs))
+        rows = self._rows(flat_TD, flat_ED, known_T, extras)
         with torch.no_grad():
-            value_T = self.model.value(flat_TD)
-        advantage_T, return_T = self._advantages(reward_T, value_T, next_obs, terminated_T, extras[ENDS])
+            value_T, value_E = rows.values()
+        advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, extras[ENDS])
         self._set_rate()
         sums: dict[str, list[Tensor]] = {}
         updates = skipped = 0
         stopped = False
         for _ in range(self.update_epochs):
-            order = torch.randperm(len(flat_TD), generator=self.generator).to(flat_TD.device)
-            for index_B in torch.split(order, self.minibatch_size):
-                if self.normalize_advantages and len(index_B) < 2:
+            for minibatch in rows.minibatches(self.minibatch_size, self.generator):
+                row_B = rows.rows_of(minibatch)
+                if self.normalize_advantages and len(row_B) < 2:
                     continue  # one advantage has no standard deviation
                 started = time.perf_counter()
                 loss, metrics = self._loss(
-                    flat_TD[index_B], known[index_B], old_log_prob_T[index_B],
-                    advantage_T[index_B], return_T[index_B], value_T[index_B],
-                )  # fmt: skip
+                    rows.evaluate(minibatch), old_log_prob_T[row_B], advantage_T[row_B], return_T[row_B], value_T[row_B]
+                )
                 if self.target_kl is not None and float(metrics["kl"]) > 1.5 * self.target_kl:
                     stopped = True
                     break
@@ -264,27 +311,24 @@ class PPOAgent(TrainingAgent):
             self.model.actor.obs_std.copy_(self.observations.std)
 
     def _advantages(
-        self, reward_T: Tensor, value_T: Tensor, next_obs: Tree, terminated_T: Tensor, ends_T: Tensor
+        self, reward_T: Tensor, value_T: Tensor, value_E: Tensor, terminated_T: Tensor, ends_T: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return [T] advantages and [T] returns; the next value is that of the next row, except where a run ends."""
         next_value_T = torch.cat([value_T[1:], value_T[:1]])
-        at = torch.nonzero(ends_T).squeeze(1)
-        with torch.no_grad():
-            flat_ED = flatten_batch(self.model.actor.layout, map_leaves(lambda leaf: leaf[at], next_obs))
-            next_value_T[at] = self.model.value(flat_ED)
+        next_value_T[ends_T > 0] = value_E
         arrays = (tensor.cpu().numpy() for tensor in (reward_T, value_T, next_value_T, terminated_T, ends_T))
         advantages, returns = generalized_advantages(*arrays, gamma=self.gamma, gae_lambda=self.gae_lambda)
         return torch.from_numpy(advantages).to(value_T.device), torch.from_numpy(returns).to(value_T.device)
 
     def _loss(
-        self, flat_BD: Tensor, known: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, return_B: Tensor,
+        self, evaluated: tuple[Tensor, Tensor, Tensor], old_log_prob_B: Tensor, advantage_B: Tensor, return_B: Tensor,
         old_value_B: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        log_prob_B, entropy_B, value_B = evaluated
         if self.normalize_advantages:
             advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
-        log_prob_B, entropy_B = self.model.actor.log_prob_and_entropy(flat_BD, known)
         loss_actor = clipped_policy_loss(log_prob_B, old_log_prob_B, advantage_B, self.clip_ratio)
-        loss_critic = value_loss(self.model.value(flat_BD), return_B, old_value_B, self.value_clip)
+        loss_critic = value_loss(value_B, return_B, old_value_B, self.value_clip)
         entropy = entropy_B.mean()
         # Twice half the squared error: the coefficient is that of the paper's L^VF.
         loss = loss_actor + 2.0 * self.value_coef * loss_critic - self.entropy_coef * entropy
