@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from gymnasium import spaces
 
 from tmrl_core.envs.replay import SessionBatchEnvironment
-from tmrl_core.errors import ConfigError, SampleRefusedError, StorageFullError
+from tmrl_core.errors import ConfigError, MissingExtraError, SampleRefusedError, StorageFullError
 from tmrl_core.sessions import SessionBatch, SessionPool
 
 
@@ -244,6 +245,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reward_seq": REW[:, 1:]}, "reward_seq has 4 sessions and 5 ticks"),
     ({"reward_seq": changed(REW, (3, 0), np.inf)}, "reward_seq, session 3, tick 0: found inf; only finite"),
     ({"is_alive": np.ones((4, 5))}, "is_alive has 4 sessions and 5 ticks"),
+    ({"is_alive": np.full((4, 6), -1)}, "is_alive, session 0, tick 0: found -1; allowed are 0 and 1"),
     ({"is_alive": np.full((4, 6), 2)}, "is_alive, session 0, tick 0: found 2; allowed are 0 and 1"),
     ({"is_alive": changed(np.ones((4, 6)), (1, 3), 0)}, "is_alive, session 1, tick 4: found 1; it follows a 0"),
     ({"is_alive": changed(np.ones((4, 6)), (1, 0), 0)}, "is_alive, session 1, tick 1: found 1; it follows a 0"),
@@ -340,10 +342,10 @@ def test_max_pool_size_holds_for_an_empty_pool_and_for_no_new_sessions(folder: P
     assert_same(pool.observations, [given[0][2:]])
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_max_pool_size_is_positive(size: int) -> None:
+@pytest.mark.parametrize("size", [0, -1, 2.5, True, "3"])
+def test_max_pool_size_is_a_positive_integer(size: Any) -> None:
     pool = SessionPool()
-    with pytest.raises(SampleRefusedError, match=f"max_pool_size is {size}; allowed are positive integers"):
+    with pytest.raises(SampleRefusedError, match=f"max_pool_size is {size!r}; allowed are positive integers"):
         pool.append_sessions(*sessions(), max_pool_size=size)
 
 
@@ -572,6 +574,7 @@ def test_the_selector_dtype_is_that_of_the_drawn_indices(dtype: Any) -> None:
         ({"max_n_samples": -3}, "max_n_samples is -3"),
         ({"max_n_samples": 2.0}, "max_n_samples is 2.0"),
         ({"max_n_samples": True}, "max_n_samples is True"),
+        ({"max_n_samples": 2, "selector_dtype": "index"}, "selector_dtype is 'index'; allowed are integer dtypes"),
         ({"max_n_samples": 2, "selector_dtype": "float32"}, "selector_dtype is float32; allowed are integer dtypes"),
         ({"max_n_samples": 2, "selector_dtype": "int8"}, "selector_dtype is int8; .* that hold 299, the last index"),
     ],
@@ -624,6 +627,20 @@ def test_selected_and_sampled_sessions_are_environments_of_tensors(folder: Path 
     sampled = pool.sample_session_batch(9)
     assert sampled.num_envs == 4
     assert pool.sample_session_batch(9, replace=True).num_envs == 9
+
+
+def test_environments_without_torch_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = SessionPool()
+    pool.load_sessions(OBS, ACT, REW)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert len(pool.sample(2).rewards) == 2
+    message = r"needs the package 'torch'.*pip install 'tmrl_core\[trainer\]'"
+    with pytest.raises(MissingExtraError, match=message):
+        pool.select_session_batch([0])
+    with pytest.raises(MissingExtraError, match=message):
+        pool.sample_session_batch(2)
+    with pytest.raises(MissingExtraError, match=message):
+        pool.replay()
 
 
 def test_environments_without_memories_have_none() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tmrl_core.errors import ConfigError, SampleRefusedError
+from tmrl_core.errors import ConfigError, MissingExtraError, SampleRefusedError
 from tmrl_core.samples.columns import Array
 from tmrl_core.sessions.runs import Runs
 from tmrl_core.sessions.sequences import ItemFormat, array_of, checked, item_formats, listed
@@ -195,9 +195,9 @@ class SessionPool:
             SampleRefusedError: as in `load_sessions`, or `max_pool_size` is no positive number.
             StorageError: as in `load_sessions`.
         """
-        if max_pool_size is not None and max_pool_size < 1:
+        if not (max_pool_size is None or _is_positive(max_pool_size)):
             raise SampleRefusedError(
-                f"max_pool_size is {max_pool_size}; allowed are positive integers, and None for all"
+                f"max_pool_size is {max_pool_size!r}; allowed are positive integers, and None for all"
             )
         updates = self.get_session_updates(
             observation_sequences,
@@ -411,9 +411,12 @@ class SessionPool:
             SampleRefusedError: the pool is empty, or an argument is invalid.
         """
         content = self._filled()
-        if isinstance(max_n_samples, bool) or not isinstance(max_n_samples, (int, np.integer)) or max_n_samples < 1:
+        if not _is_positive(max_n_samples):
             raise SampleRefusedError(f"max_n_samples is {max_n_samples!r}; allowed are positive integers")
-        dtype = np.dtype(selector_dtype)
+        try:
+            dtype = np.dtype(selector_dtype)
+        except TypeError as exc:
+            raise SampleRefusedError(f"selector_dtype is {selector_dtype!r}; allowed are integer dtypes") from exc
         if dtype.kind not in "iu" or (len(self) - 1).bit_length() > 8 * dtype.itemsize - (dtype.kind == "i"):
             raise SampleRefusedError(
                 f"selector_dtype is {dtype}; allowed are integer dtypes that hold {len(self) - 1}, the last index"
@@ -461,8 +464,17 @@ class SessionPool:
         return self.select_session_batch(np.arange(len(self)))
 
 
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
+
+
 def _environment(batch: SessionBatch) -> SessionBatchEnvironment:
-    from torch import from_numpy
+    try:
+        from torch import from_numpy
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError(
+            "torch", "trainer", "An environment of sessions (select and sample give arrays)"
+        ) from exc
 
     from tmrl_core.envs.replay import SessionBatchEnvironment
 
@@ -517,6 +529,8 @@ def _checked(given: Mapping[str, tuple[str, Any, ItemFormat]], cast_dtypes: bool
             lead = array.shape[:2]
             if lead[0] and not lead[1]:
                 raise SampleRefusedError(f"{name} has 0 ticks; a session has at least one")
+        if key == "is_alive":
+            _check_alive(checked(array, format_, name, lead, cast=False))
         updates[key] = checked(array, format_, name, lead[:1] if once else lead, cast=cast_dtypes)
         if key.startswith("final_") and array.shape[1:] != (shape := updates[key.removeprefix("final_")].shape[2:]):
             raise SampleRefusedError(
@@ -524,7 +538,6 @@ def _checked(given: Mapping[str, tuple[str, Any, ItemFormat]], cast_dtypes: bool
             )
     updates.setdefault("is_alive", np.ones(lead, np.uint8))
     updates.setdefault("terminated", np.ones(lead[:1], np.bool_))
-    _check_alive(updates["is_alive"])
     truncated = np.flatnonzero(updates["terminated"] == 0)
     if len(truncated) and "final_observations.0" not in updates:
         raise SampleRefusedError(
@@ -542,7 +555,7 @@ def _check_alive(alive: Array) -> None:
         if bad.any():
             session, tick = (int(index[0]) for index in np.nonzero(bad))
             raise SampleRefusedError(
-                f"is_alive, session {session}, tick {tick}: found {alive[session, tick]}; {problem}"
+                f"is_alive, session {session}, tick {tick}: found {float(alive[session, tick]):g}; {problem}"
             )
 
 
