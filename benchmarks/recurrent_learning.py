@@ -4,7 +4,9 @@
     python benchmarks/recurrent_learning.py recurrent_sac --without    # without memory only
 
 Each run is one of `algorithms.py`, over TLS. Without memory, the policy is a multi-layer perceptron, and the learner
-samples as many transitions as the sequences of a batch have ticks; all other settings are the same.
+samples as many transitions as the sequences of a batch have ticks; all other settings are the same. *Score* is the
+mean return of further deterministic episodes with the final weights: 500 of the delayed cue, 20 of Pendulum. The exit
+status is 0 if each score is on the right side of its bound.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from pathlib import Path
 from algorithms import run
 from wire_bytes import versions
 
-TASKS = {"r2d2": 500, "recurrent_sac": 20}
-"""Episodes with the final weights, by algorithm."""
+TASKS = {"r2d2": (500, 0.95, 0.3), "recurrent_sac": (20, -300.0, -600.0)}
+"""By algorithm: episodes with the final weights, their lowest mean return with memory, the highest one without."""
 WITHOUT = {
     "r2d2": (
         "actor={cls: 'tmrl_core.actor:QValueMLPActor', kwargs: {hidden_sizes: [32, 32]}}",
@@ -49,19 +51,22 @@ def main() -> int:
     print(versions())
     print("| task | memory | seed | reached | steps | updates | best evaluation | score | all steps | total |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    reached_all = True
     for algorithm in arguments.algorithms or TASKS:
+        episodes, least, most = TASKS[algorithm]
         for kind in arguments.kinds or ("yes", "no"):
             for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                 log = arguments.log / kind if arguments.log is not None else None
                 settings = WITHOUT[algorithm] if kind == "no" else ()
-                found = run(algorithm, seed, 1, TASKS[algorithm], settings, log)
+                found = run(algorithm, seed, 1, episodes, settings, log)
+                reached_all = reached_all and (found.score <= most if kind == "no" else found.score >= least)
                 steps, updates = ("-", "-") if found.reached is None else map(str, found.reached[:2])
                 print(
                     f"| {algorithm} | {kind} | {seed} | {'yes' if found.learned else 'no'} | {steps} | {updates} | "
                     f"{found.best:.2f} | {found.score:.3f} | {found.steps:,} | {found.total_s:.0f} |",
                     flush=True,
                 )
-    return 0
+    return 0 if reached_all else 1
 
 
 if __name__ == "__main__":

@@ -51,13 +51,13 @@ REPLAY = (
     "memory_size storage layout written oldest generator block next_block statistics tails steps priorities version "
     "drawn"
 )
+DQN = (
+    f"{OFF_POLICY} target_interval double epsilon_initial epsilon_final epsilon_updates max_grad_norm updates "
+    "target_network optimizer"
+)
 STATES = {
     "discrete_sac": (1, f"{OFF_POLICY} first_action {ENTROPY}"),
-    "dqn": (
-        1,
-        f"{OFF_POLICY} target_interval double epsilon_initial epsilon_final epsilon_updates max_grad_norm updates "
-        "target_network optimizer",
-    ),
+    "dqn": (1, DQN),
     "frame_stack_replay": (1, f"{REPLAY} frame_stack shape leaves frames"),
     "generic_torch_memory": (1, f"{STATISTICS} data generator first_number transitions previous last_rows"),
     "lockstep": (1, f"{LOOP} rounds_done redistributed"),
@@ -68,10 +68,13 @@ STATES = {
         "entropy_coef max_grad_norm target_kl normalize_advantages rounds model observations returns _last_sums "
         "optimizer generator",
     ),
+    "recurrent_dqn": (1, f"{DQN} burn_in n_step rescale_values"),
+    "recurrent_sac": (1, f"{SAC} burn_in"),
     "redq": (1, f"{SAC} m q_updates_per_policy_update updates"),
     "replay": (1, REPLAY),
     "round": (1, STATISTICS),
     "sac": (1, SAC),
+    "sequence_replay": (1, f"{REPLAY} sequence"),
     "samples_per_insert": (1, "made band seen"),
     "td3": (
         1,
@@ -166,6 +169,8 @@ def test_a_state_has_the_attribute_names_of_its_version() -> None:
     for training in (
         *(make(agent_cls) for agent_cls in (SacAgent, public.REDQSACAgent, public.TD3Agent)),
         *(make(agent_cls, actions=choices) for agent_cls in (public.DQNAgent, public.DiscreteSacAgent)),
+        make(public.RecurrentSacAgent, public.SequenceMemory),
+        make(public.RecurrentDQNAgent, public.SequenceMemory, actions=choices),
         make(memory_cls=public.FrameStackMemory),
         make(memory_cls=GenericTorchMemory, loop=public.TorchTrainingOffline),
         make_lockstep(),

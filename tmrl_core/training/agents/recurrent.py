@@ -1,4 +1,4 @@
-"""What agents on sequences share: their batches, burn-in, targets over several ticks, and priorities.
+"""Common parts of agents on sequences: their batches, burn-in, targets over several ticks, and priorities.
 
 Shape suffixes: B sequences, T ticks of a sequence, N = B * T ticks of all, K critics. A sequence of T ticks has T + 1
 observations. Padded ticks hold copies of the first observation and action instead of what the memory has there, and

@@ -42,6 +42,7 @@ class SacAgent(OffPolicyAgent):
     type_version = 1
 
     action_spaces: ClassVar[frozenset[str]] = frozenset({"box"})
+    transient: ClassVar[frozenset[str]] = frozenset({"reward_scale"})
 
     def __init__(
         self,
