@@ -21,6 +21,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/actor/rollout/test_recurrent_pipeline.py::test_a_worker_without_torch_sends_the_states_that_sequences_begin_with",
         "tests/benchmarks/test_gateway.py::test_a_short_run_gives_all_figures",
         "tests/cli/test_main.py",
+        "tests/cli/test_sessions.py::test_a_recording_goes_to_a_dataset_and_back",  # h5py: uname
         "tests/compat/config/test_config_constants.py::test_importing_reads_no_configuration",
         "tests/compatibility",
         "tests/config/test_loading.py::test_importing_reads_nothing",

@@ -20,6 +20,7 @@ from tmrl_core.actor import NumpySquashedGaussianMLPActor
 from tmrl_core.cli.credentials import parser as credentials_parser
 from tmrl_core.cli.doctor import parser as doctor_parser
 from tmrl_core.cli.main import all_overrides, parser
+from tmrl_core.cli.sessions import parser as sessions_parser
 from tmrl_core.config import Config, load
 from tmrl_core.config.error_messages import keys_of
 
@@ -52,6 +53,8 @@ def test_its_commands_are_accepted(page: Path) -> None:
             credentials_parser().parse_args([word for word in words if word != "--credentials"])
         elif "--doctor" in words:
             doctor_parser().parse_args([word for word in words if word != "--doctor"])
+        elif "--sessions" in words:
+            sessions_parser().parse_args([word for word in words if word != "--sessions"])
         else:
             load(ROOT / "config" / "pendulum_sac.yaml", all_overrides(parser().parse_args(words)), {})
 

@@ -176,6 +176,10 @@ def test_exports() -> None:
 HELPED = (
     [],
     ["--doctor"],
+    ["--sessions"],
+    ["--sessions", "list"],
+    ["--sessions", "export"],
+    ["--sessions", "import"],
     ["--credentials"],
     *(
         ["--credentials", name]

@@ -62,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from tmrl_core.cli.doctor import run_doctor
 
             return run_doctor(given)
+        if "--sessions" in given:
+            from tmrl_core.cli.sessions import run_sessions
+
+            return run_sessions(given)
         return run(parsed(given), own_process=arguments is None)
     except TmrlError as exc:
         print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
@@ -155,6 +159,11 @@ def parser() -> argparse.ArgumentParser:
         "--doctor",
         action="store_true",
         help="check the path from this machine to the Server; see `--doctor --help`",
+    )
+    role.add_argument(
+        "--sessions",
+        metavar="COMMAND",
+        help="show recorded sessions, and exchange them with Minari and LeRobot; see `--sessions --help`",
     )
     made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
     made.add_argument("--new", action="store_true", help="a new run: another run.name if there is a run of this name")
