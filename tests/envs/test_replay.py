@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from tmrl_core.envs import BaseEnvironment, SessionBatchEnvironment
 from tmrl_core.envs.replay import as_numpy, as_tensor
@@ -280,6 +281,17 @@ def test_a_truncated_session_is_truncated_and_shows_its_final_observation() -> N
     assert terminated.tolist() == [False, True, False]
     assert truncated.tolist() == [True, False, True]
     assert same(observations, FINAL)
+
+
+def test_wrappers_of_gymnasium_take_it() -> None:
+    env = RecordEpisodeStatistics(replay(is_alive=ALIVE))
+    env.reset(seed=1)
+    returns = np.zeros(B)
+    for _ in range(T):
+        _, _, _, _, infos = env.step(env.action_space.sample())
+        if "episode" in infos:
+            returns = np.where(infos["_episode"] & (returns == 0), infos["episode"]["r"], returns)
+    assert np.allclose(returns, (REWARDS * ALIVE).sum(axis=1))
 
 
 def test_a_mask_resets_some_sessions() -> None:

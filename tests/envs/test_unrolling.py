@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from tmrl_core import actor as policies
 from tmrl_core.envs import BaseEnvironment, SessionBatchEnvironment, Sessions, get_sessions
+from tmrl_core.errors import MissingExtraError
 
 B, T, N = 3, 6, 4
 RNG = np.random.default_rng(0)
@@ -257,6 +259,12 @@ def test_without_recorded_actions_those_of_the_actor_are_used() -> None:
     assert torch.equal(greedy.actions[0], outputs["logits"].argmax(dim=-1))
 
 
+def test_without_recorded_actions_those_of_the_actor_may_have_any_shape() -> None:
+    found = get_sessions(recorded(actions=None), Memoryless(), T)
+    assert found.actions[0].shape == (B, T, 2)
+    assert same(found.observations[0], OBSERVATIONS)
+
+
 @pytest.mark.parametrize("optimize", [False, True])
 def test_several_observations_and_actions(optimize: bool) -> None:
     class Two(Memoryless):
@@ -469,6 +477,7 @@ def test_a_live_environment_is_unrolled() -> None:
     found = get_sessions(Target(), Constant(), 4, batch_size=3)
     # Sessions begin at (0, 1), (2, 3) and (4, 5), and move by (1, 1).
     assert found.is_alive.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 0, 0, 0]]
+    assert found.is_alive.dtype == torch.uint8
     assert found.observations[0][0].tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
     assert found.observations[0][1].tolist() == [[2, 3], [3, 4], [4, 5], [5, 6]]
     assert found.observations[0][2].tolist() == [[4, 5], [5, 6], [5, 6], [5, 6]]
@@ -479,6 +488,18 @@ def test_a_live_environment_is_unrolled() -> None:
     assert found.log_probs is not None
     assert found.log_probs.shape == (3, 4)
     assert get_sessions(Target(), Constant(), 2).rewards.shape == (1, 2)
+
+
+def test_the_identity_environment_stays_where_it_is() -> None:
+    class Identity(BaseEnvironment):
+        def get_action_results(self, last_states: list[Tensor], actions: list[Tensor], **kwargs: Any) -> Any:
+            return last_states, last_states
+
+    found = get_sessions(Identity((5,), (5,), (), "int64"), Recurrent(), 3, batch_size=2)
+    assert torch.equal(found.environment_states[0], torch.zeros(2, 3, 5, dtype=torch.int64))
+    assert torch.equal(found.observations[0], torch.zeros(2, 3, 5))
+    assert found.rewards.tolist() == [[0.0] * 3] * 2
+    assert found.is_alive.tolist() == [[1] * 3] * 2
 
 
 def test_gradients_flow_through_a_live_environment() -> None:
@@ -583,6 +604,38 @@ def test_continuous_actions_of_a_vector_environment() -> None:
     other = get_sessions(env, Swing(), 4, seed=3)
     assert torch.equal(one.observations[0], other.observations[0])
     env.close()
+
+
+# --- errors of environments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "message"),
+    [
+        (
+            "get_rewards",
+            torch.zeros(3, 1),
+            r"get_rewards of Broken returned the shape \(3, 1\); expected \(3,\): one value",
+        ),
+        ("get_is_alive", torch.ones(()), r"get_is_alive of Broken returned the shape \(\); expected \(3,\)"),
+        (
+            "get_initial_results",
+            ([torch.zeros(3, 2)], [torch.zeros(3, 2)]),
+            "found 1 tensors as states; the environment",
+        ),
+    ],
+)
+def test_results_that_would_broadcast_are_refused(method: str, result: Any, message: str) -> None:
+    broken = type("Broken", (Target,), {method: lambda *_: result})()
+    with pytest.raises(ValueError, match=message):
+        get_sessions(broken, Constant(), 2, batch_size=3)
+
+
+def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, actor = recorded(), Recurrent()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtraError, match=r"get_sessions needs the package 'torch'.*tmrl_core\[trainer\]"):
+        get_sessions(env, actor, T)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

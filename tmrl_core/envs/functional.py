@@ -182,6 +182,18 @@ class BaseEnvironment:
 
         return torch.ones(len(states[0]), dtype=torch.uint8, device=states[0].device)
 
+    def checked_initial_results(self, batch_size: int) -> Results:
+        """Return the result of `get_initial_results` in the declared dtypes.
+
+        Raises:
+            ValueError: as in `checked_action_results`.
+        """
+        states, observations = self.get_initial_results(batch_size)
+        return (
+            _checked("state", states, self.state_shapes, self.state_dtypes, batch_size),
+            _checked("observation", observations, self.observation_shapes, self.observation_dtypes, batch_size),
+        )
+
     def checked_action_results(self, last_states: list[Tensor], actions: list[Tensor], **kwargs: Any) -> Results:
         """Return the result of `get_action_results` for inputs and with outputs of the declared shapes and dtypes.
 
@@ -375,7 +387,7 @@ class FunctionalEnv(FuncEnv[FunctionalState, Any, Any, Any, Any, Any, Mapping[st
 
     def initial(self, rng: Any = None, params: Mapping[str, Any] | None = None) -> FunctionalState:
         """Return the state at the beginning."""
-        return FunctionalState(*self.environment.get_initial_results(self.batch_size))
+        return FunctionalState(*self.environment.checked_initial_results(self.batch_size))
 
     def transition(
         self, state: FunctionalState, action: Any, rng: Any = None, params: Mapping[str, Any] | None = None

@@ -161,6 +161,10 @@ class ReplayEnvironment(BaseEnvironment, VectorEnv[Any, Any, np.ndarray]):
         ticks = last_states[0] + 1
         return [ticks], [as_tensor(each) for each in self.observations_at(as_numpy(ticks))]
 
+    def checked_action_results(self, last_states: list[Tensor], actions: list[Tensor], **kwargs: Any) -> Results:
+        """As `get_action_results`: actions that are ignored may have any shape and dtype."""
+        return self.get_action_results(last_states, actions)
+
     def get_recorded_actions(self, states: list[Tensor]) -> list[Tensor]:
         """Return the recorded actions of the tick in `states`: past the end of a session, the last ones."""
         return [as_tensor(self.at(each, as_numpy(states[0]))) for each in self.actions]

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tmrl_core.envs.functional import BaseEnvironment
 from tmrl_core.envs.replay import ReplayEnvironment, as_numpy, as_tensor
+from tmrl_core.errors import MissingExtraError
 from tmrl_core.samples.columns import map_leaves
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ def get_sessions(
     Gradients flow through the actor, and through environments that are written in torch. They do not flow through
     integer tensors, environments of Gymnasium, and actions that `step` of the actor returns without gradients.
 
+    Arrays become tensors on torch's default device, so `with torch.device("cuda")` runs an actor on a GPU.
+
     Args:
         environment: a replay, a pool of recorded sessions, all of which are replayed, a live `BaseEnvironment`, or a
             vector environment of Gymnasium, which is reset.
@@ -130,32 +133,38 @@ def get_sessions(
 
     Raises:
         ValueError: length is below 1, the batch size is not that of the environment, the preceding memories do not fit
-            the actor's state, or `optimize_experience_replay` is set for something that is no replay.
+            the actor's state, results of the environment do not fit its declaration, or `optimize_experience_replay` is
+            set for something that is no replay.
+        MissingExtraError: torch is not installed.
     """
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as exc:
+        raise MissingExtraError("torch", "trainer", "get_sessions") from exc
     if length < 1:
         raise ValueError(f"length is {length}; allowed: integers of at least 1.")
     if isinstance(environment, Recording):
         environment = environment.replay()
-    world: World = (
-        FunctionalWorld(environment, batch_size)
+    stepper: Stepper = (
+        FunctionalStepper(environment, batch_size)
         if isinstance(environment, BaseEnvironment)
-        else VectorWorld(environment, batch_size, seed)
+        else VectorStepper(environment, batch_size, seed)
     )
-    if optimize_experience_replay and world.replay is None:
+    if optimize_experience_replay and stepper.replay is None:
         raise ValueError(
             f"optimize_experience_replay is set for {type(environment).__name__}, which is no replay. Pass recorded "
             "sessions (SessionBatchEnvironment, SessionPoolEnvironment), or leave it False."
         )
-    first_B = _first_state(actor, world)
-    if optimize_experience_replay and world.replay is not None and world.replay.actions:
-        ticks = _read(world.replay, length)
-        outputs_BT, actor_states = _unroll(actor, world.pack(ticks.observations), first_B, length)
+    first_B = _first_state(actor, stepper)
+    if optimize_experience_replay and stepper.replay is not None and stepper.replay.actions:
+        ticks = _read(stepper.replay, length)
+        outputs_BT, actor_states = _unroll(actor, stepper.pack(ticks.observations), first_B, length)
     else:
-        ticks, outputs_BT, actor_states = _step(world, actor, first_B, length, deterministic)
+        ticks, outputs_BT, actor_states = _step(stepper, actor, first_B, length, deterministic)
     actions: Any = ticks.actions[0] if len(ticks.actions) == 1 else tuple(ticks.actions)
     values = outputs_BT.get("q", outputs_BT.get("value"))
     if critic is not None:
-        values = critic(world.pack(ticks.observations), actions)
+        values = critic(stepper.pack(ticks.observations), actions)
     return Sessions(*ticks, actor_states, values, _log_prob(actor, outputs_BT, actions))
 
 
@@ -169,7 +178,7 @@ class Ticks(NamedTuple):
     is_alive: Tensor
 
 
-class World(Protocol):
+class Stepper(Protocol):
     """An environment at one tick of all sessions."""
 
     batch: int
@@ -188,22 +197,22 @@ class World(Protocol):
         """Return a list of observations as the actor is given them."""
 
 
-class FunctionalWorld:
+class FunctionalStepper:
     """A `BaseEnvironment`, live or a replay."""
 
     def __init__(self, environment: BaseEnvironment, batch_size: int | None) -> None:
         self._environment = environment
         self.replay = environment if isinstance(environment, ReplayEnvironment) else None
         self.batch = _batch(batch_size, 1 if self.replay is None else self.replay.num_envs, self.replay is None)
-        self.states, self.observations = environment.get_initial_results(self.batch)
-        self.is_alive = environment.get_is_alive(self.states)
+        self.states, self.observations = environment.checked_initial_results(self.batch)
+        self.is_alive = self._alive()
 
     def step(self, actions: list[Tensor]) -> Tensor:
         """Go one tick on; sessions of a live environment that have ended stay as they are."""
         import torch
 
         states, observations = self._environment.checked_action_results(self.states, actions)
-        rewards = self._environment.get_rewards(self.states, actions, states)
+        rewards = self._one_each("get_rewards", self._environment.get_rewards(self.states, actions, states))
         if self.replay is None:
             alive = self.is_alive.bool()
             rewards = torch.where(alive, rewards, 0)
@@ -215,15 +224,27 @@ class FunctionalWorld:
                 for each in ((states, self.states), (observations, self.observations))
             )
         self.states, self.observations = states, observations
-        self.is_alive = self.is_alive * self._environment.get_is_alive(states)
+        self.is_alive = self.is_alive * self._alive()
         return rewards
+
+    def _alive(self) -> Tensor:
+        return self._one_each("get_is_alive", self._environment.get_is_alive(self.states)).byte()
+
+    def _one_each(self, name: str, values: Tensor) -> Tensor:
+        """Refuse tensors that are not [B]: [B, 1] would broadcast silently."""
+        if tuple(values.shape) != (self.batch,):
+            raise ValueError(
+                f"{name} of {type(self._environment).__name__} returned the shape {tuple(values.shape)}; expected "
+                f"{(self.batch,)}: one value for each session."
+            )
+        return values
 
     def pack(self, observations: list[Tensor]) -> Any:
         """Return the only observation, or a tuple."""
         return observations[0] if len(observations) == 1 else tuple(observations)
 
 
-class VectorWorld:
+class VectorStepper:
     """A vector environment of Gymnasium. Its states are unknown; the tick stands for them."""
 
     replay = None
@@ -248,7 +269,7 @@ class VectorWorld:
             self._environment.reset(options={"reset_mask": self._done_B})
         tree, rewards, terminated_B, truncated_B, infos = self._environment.step(self._actions(actions))
         self._done_B = np.logical_or(terminated_B, truncated_B)
-        alive_B = self.is_alive.numpy() == 1
+        alive_B = as_numpy(self.is_alive) == 1
         observations = _leaves(tree)
         if self._mode is AutoresetMode.SAME_STEP:
             for session in np.flatnonzero(alive_B & self._done_B):
@@ -257,9 +278,9 @@ class VectorWorld:
         for new, old in zip(observations, self.observations, strict=True):
             new[~alive_B] = old[~alive_B]
         self.observations = observations
-        self.is_alive = torch.from_numpy((alive_B & ~self._done_B).astype(np.uint8))
+        self.is_alive = torch.as_tensor((alive_B & ~self._done_B).astype(np.uint8))
         self.states = [self.states[0] + 1]
-        return torch.from_numpy(np.where(alive_B, rewards, 0).astype(np.float32))
+        return torch.as_tensor(np.where(alive_B, rewards, 0).astype(np.float32))
 
     def pack(self, observations: list[Tensor]) -> Any:
         """Return the observations nested as the observation space."""
@@ -287,10 +308,10 @@ def _leaves(tree: Any) -> list[Tensor]:
     return leaves
 
 
-def _first_state(actor: SessionActor, world: World) -> State:
+def _first_state(actor: SessionActor, stepper: Stepper) -> State:
     """Return the memories that precede the sessions as a state of the actor, or its initial state."""
-    state_B = actor.initial_state(world.batch)
-    memories = None if world.replay is None else world.replay.preceding_agent_memories
+    state_B = actor.initial_state(stepper.batch)
+    memories = None if stepper.replay is None else stepper.replay.preceding_agent_memories
     if memories is None or not state_B:
         return state_B
     if [int(np.prod(each.shape[1:])) for each in memories] != [int(np.prod(v.shape[1:])) for v in state_B.values()]:
@@ -340,7 +361,7 @@ def _tick_of(obs_BT: Any, tick: int) -> Any:
 
 
 def _step(
-    world: World, actor: SessionActor, state_B: State, length: int, deterministic: bool
+    stepper: Stepper, actor: SessionActor, state_B: State, length: int, deterministic: bool
 ) -> tuple[Ticks, Mapping[str, Tensor], dict[str, Tensor]]:
     """Go through the sessions tick by tick."""
     import torch
@@ -350,23 +371,23 @@ def _step(
     outputs, states = [], []
     for _ in range(length):
         states.append(state_B)
-        before = world.states, world.observations, world.is_alive
-        if world.replay is not None and world.replay.actions:
-            actions = world.replay.get_recorded_actions(world.states)
-            obs_B1 = world.pack([each[:, None] for each in world.observations])
+        before = stepper.states, stepper.observations, stepper.is_alive
+        if stepper.replay is not None and stepper.replay.actions:
+            actions = stepper.replay.get_recorded_actions(stepper.states)
+            obs_B1 = stepper.pack([each[:, None] for each in stepper.observations])
             outputs_B1, state_B = actor.unroll(obs_B1, state_B)
             outputs.append(outputs_B1)
         else:
-            action_B, state_B = actor.step(world.pack(world.observations), state_B, deterministic)
+            action_B, state_B = actor.step(stepper.pack(stepper.observations), state_B, deterministic)
             actions = [
                 torch.as_tensor(each) for each in (action_B if isinstance(action_B, list | tuple) else [action_B])
             ]
-        rewards = world.step(actions)
+        rewards = stepper.step(actions)
         ticks.append(Ticks(before[0], before[1], actions, rewards, before[2]))
     states_T, obs_T, actions_T, rewards_T, alive_T = zip(*ticks, strict=True)
     lists = [[torch.stack(each, dim=1) for each in zip(*part, strict=True)] for part in (states_T, obs_T, actions_T)]
     found = Ticks(lists[0], lists[1], lists[2], torch.stack(rewards_T, dim=1), torch.stack(alive_T, dim=1))
-    outputs_BT = _concatenated(outputs) if outputs else actor.unroll(world.pack(found.observations), first_B)[0]
+    outputs_BT = _concatenated(outputs) if outputs else actor.unroll(stepper.pack(found.observations), first_B)[0]
     return found, outputs_BT, _stacked(states, state_B)
 
 

@@ -65,6 +65,10 @@ class SessionPoolEnvironment(SessionPool, BaseEnvironment, VectorEnv[Any, Any, n
         """As `SessionBatchEnvironment`."""
         return self._replay.get_action_results(last_states, actions, **kwargs)
 
+    def checked_action_results(self, last_states: list[Tensor], actions: list[Tensor], **kwargs: Any) -> Results:
+        """As `SessionBatchEnvironment`."""
+        return self._replay.checked_action_results(last_states, actions, **kwargs)
+
     def get_recorded_actions(self, states: list[Tensor]) -> list[Tensor]:
         """As `SessionBatchEnvironment`."""
         return self._replay.get_recorded_actions(states)
