@@ -3,14 +3,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.training.agents.test_recurrent import GAMMA, T, make_batch, make_dqn
+from tmrl_core.envs import DelayedCue
 from tmrl_core.errors import ConfigError
+from tmrl_core.samples import Chunk, Segment
 from tmrl_core.training.agents.losses import chosen_value, double_value, huber_loss, td_target
 from tmrl_core.training.agents.recurrent import rescaled, unrescaled
 from tmrl_core.training.agents.recurrent_dqn import RecurrentDQNAgent
+from tmrl_core.training.memories.sequences import SequenceMemory
 
 
 def slowly(agent: RecurrentDQNAgent, batch: list[Any], ticks: list[int]) -> torch.Tensor:
@@ -72,6 +76,47 @@ def test_the_target_network_follows_at_its_interval() -> None:
 
 def _parameters(agent: RecurrentDQNAgent) -> tuple[Any, Any]:
     return agent.target_network.parameters(), agent.model.actor.parameters()
+
+
+def test_it_learns_to_remember() -> None:
+    env = DelayedCue(length=4)
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
+    memory = SequenceMemory(memory_size=200, batch_size=32, length=4, stride=4, seed=0)
+    for episode in range(100):
+        played = [env.reset()[0]]
+        actions = [0, *rng.integers(2, size=4).tolist()]
+        rewards = [0.0]
+        for action in actions[1:]:
+            obs, reward, *_ = env.step(action)
+            played.append(obs)
+            rewards.append(reward)
+        last = np.arange(5) == 4
+        memory.append_chunk(
+            Chunk(
+                rows=5,
+                action=np.array(actions),
+                action_present=np.arange(5) > 0,
+                observation=np.array(played),
+                reward=np.array(rewards),
+                terminated=last,
+                truncated=last & False,
+                segments=(Segment(5, episode, 0, 1, 1),),
+            )
+        )
+    torch.manual_seed(0)
+    agent = RecurrentDQNAgent(
+        env.observation_space, env.action_space, "cpu", hidden_sizes=(16,), cell_size=16, burn_in=0, lr=5e-3,
+        polyak=0.95, target_interval=1,
+    )  # fmt: skip
+    for _ in range(150):
+        agent.train(memory.sample())
+    actor = agent.get_actor()
+    for cue in (0, 1):
+        state = actor.initial_state(1)
+        for obs in (cue + 1, 0, 0, 3):
+            action, state, _ = actor.act_batch(np.array([obs]), state, rng, True)
+        assert action == [cue]
 
 
 def test_a_target_over_no_tick_is_refused() -> None:

@@ -4,6 +4,8 @@ import copy
 import math
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -76,3 +78,26 @@ def test_actions_are_scaled_for_the_critics() -> None:
     action = torch.tensor([[2.0, -2.0], [0.0, 1.0]])
     expected = critics.head(torch.cat([features, action / 2], -1).expand(2, -1, -1)).squeeze(-1)
     torch.testing.assert_close(critics(features, action), expected)
+
+
+def test_it_learns_to_remember() -> None:
+    """The first of three observations is the action wanted at the third."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    agent = RecurrentSacAgent(
+        space, space, "cpu", hidden_sizes=(16,), cell_size=16, burn_in=0, lr_actor=3e-3, lr_critic=1e-2,
+        polyak=0.95, learn_entropy_coef=False,
+    )  # fmt: skip
+    extras = {"ticks": torch.full((64,), 3.0), "first_tick": torch.zeros(64)}
+    terminated = torch.tensor([0.0, 0.0, 1.0]).expand(64, 3)
+    for _ in range(300):
+        cue = torch.randint(2, (64, 1), generator=generator) * 2.0 - 1.0
+        action = torch.rand(64, 3, 1, generator=generator) * 2.0 - 1.0
+        reward = -4.0 * (action[:, :, 0] - 0.5 * cue).square() * terminated
+        agent.train((cue, action, reward, torch.zeros(64, 3, 1), terminated, torch.zeros(64, 3), extras))
+    obs = torch.tensor([[[1.0], [0.0], [0.0]], [[-1.0], [0.0], [0.0]]])
+    outputs, _ = agent.model.actor.unroll(obs, agent.model.actor.initial_state(2))
+    found = agent.model.actor.squashed(outputs, test=True)[0][:, 2, 0]
+    assert found[0] > 0.25
+    assert found[1] < -0.25
