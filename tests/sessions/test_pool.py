@@ -13,9 +13,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from tests.sessions.made_sessions import make_session
 from tmrl_core.envs.replay import SessionBatchEnvironment
 from tmrl_core.errors import ConfigError, MissingExtraError, SampleRefusedError, StorageFullError
-from tmrl_core.sessions import SessionBatch, SessionPool
+from tmrl_core.sessions import SessionBatch, SessionPool, padded_sequences
 
 
 @pytest.fixture(params=["ram", "mapped"])
@@ -655,3 +656,33 @@ def test_the_same_seed_draws_the_same_environments() -> None:
         pool.load_sessions(OBS, ACT, REW)
     one, two = pools[0].sample_session_batch(3), pools[1].sample(3)
     np.testing.assert_array_equal(one.observations[0], two.observations[0])
+
+
+# -- recorded sessions -------------------------------------------------------------------------------------------------
+
+
+def test_recorded_sessions_fill_a_pool(folder: Path | None) -> None:
+    kinds, box = spaces.Discrete(3), spaces.Box(-1, 1, (2, 2), np.float32)
+    of = spaces.Dict(kind=kinds, box=box), kinds
+    recorded = [make_session(of, 4, 1, terminated=True), make_session(of, 2, 2, truncated=True)]
+    pool = SessionPool([kinds, box], kinds, 0, folder=folder)
+    pool.load_sessions(**padded_sequences(recorded))
+    pool.append_sessions(**padded_sequences([make_session(of, 5, 3)]), max_pool_size=2)
+    batch = pool.select([0])
+    observations: Any = recorded[1].observations
+    assert_same([batch.is_alive], [alive([2], 5)])
+    assert batch.terminated.tolist() == [False]
+    for found, name in zip(batch.observations, ("kind", "box"), strict=True):
+        np.testing.assert_array_equal(found[0, :2], observations[name][:2])
+    for found, name in zip(batch.final_observations or [], ("kind", "box"), strict=True):
+        np.testing.assert_array_equal(found[0], observations[name][2])
+    np.testing.assert_array_equal(batch.actions[0][0, :2], recorded[1].actions)
+    np.testing.assert_array_equal(batch.rewards[0, :2], recorded[1].rewards.astype(np.float32))
+
+
+def test_recorded_sessions_that_differ_are_named() -> None:
+    two, three = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(-1, 1, (3,), np.float32)
+    with pytest.raises(SampleRefusedError, match="session 1 differs from the first one in its actions"):
+        padded_sequences([make_session((two, two), 3, 1), make_session((two, three), 3, 2)])
+    with pytest.raises(SampleRefusedError, match="there are no sessions"):
+        padded_sequences([])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tmrl_core.sessions.minari import write_minari as write_minari
     from tmrl_core.sessions.pool import SessionBatch as SessionBatch
     from tmrl_core.sessions.pool import SessionPool as SessionPool
+    from tmrl_core.sessions.pool import padded_sequences as padded_sequences
     from tmrl_core.sessions.session import Session as Session
     from tmrl_core.sessions.session import sessions_of as sessions_of
 
@@ -25,7 +26,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "session": "Session sessions_of",
         "lerobot": "read_lerobot write_lerobot",
         "minari": "read_minari write_minari",
-        "pool": "SessionBatch SessionPool",
+        "pool": "SessionBatch SessionPool padded_sequences",
         "files": "SessionWriter read_sessions read_spaces",
     },
 )

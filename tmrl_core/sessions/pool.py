@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tmrl_core.errors import ConfigError, MissingExtraError, SampleRefusedError
-from tmrl_core.samples.columns import Array
+from tmrl_core.samples.columns import Array, leaves
 from tmrl_core.sessions.runs import Runs
 from tmrl_core.sessions.sequences import ItemFormat, array_of, checked, item_formats, listed
+from tmrl_core.sessions.session import Session
 
 if TYPE_CHECKING:
     import gymnasium
@@ -466,6 +467,47 @@ class SessionPool:
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
+
+
+def padded_sequences(sessions: Iterable[Session]) -> dict[str, Any]:
+    """Return recorded sessions as the keyword arguments of `SessionPool.load_sessions` and `append_sessions`.
+
+    The parts of Dict and Tuple observations and actions are sequences of their own, in their order. Sessions are padded
+    with zeros to the length of the longest.
+
+    Args:
+        sessions: at least one, all with the same structure.
+
+    Raises:
+        SampleRefusedError: there is none, or they differ in structure; the message names the first that differs.
+    """
+    given = list(sessions)
+    if not given:
+        raise SampleRefusedError("there are no sessions; a recording has at least one")
+    lengths = np.array([len(session) for session in given])
+    alive = np.arange(lengths.max()) < lengths[:, None]
+
+    def padded(rows: Sequence[Sequence[Any]], name: str) -> list[Array]:
+        """Return each column of all sessions as one array."""
+        found = [np.zeros((*alive.shape, *np.shape(column)[1:]), np.asarray(column).dtype) for column in rows[0]]
+        for number, (columns, length) in enumerate(zip(rows, lengths, strict=True)):
+            shapes = [(np.shape(column)[1:], np.asarray(column).dtype) for column in columns]
+            if shapes != [(array.shape[2:], array.dtype) for array in found]:
+                raise SampleRefusedError(f"session {number} differs from the first one in its {name}: {shapes}")
+            for array, column in zip(found, columns, strict=True):
+                array[number, :length] = column[:length]
+        return found
+
+    observations = [list(leaves(session.observations)) for session in given]
+    found = padded(observations, "observations")
+    return {
+        "observation_sequences": found,
+        "action_sequences": padded([list(leaves(session.actions)) for session in given], "actions"),
+        "reward_seq": padded([[session.rewards] for session in given], "rewards")[0],
+        "is_alive": alive.astype(np.uint8),
+        "terminated": np.array([session.terminated for session in given]),
+        "final_observations": [np.stack([columns[at][-1] for columns in observations]) for at in range(len(found))],
+    }
 
 
 def _environment(batch: SessionBatch) -> SessionBatchEnvironment:
