@@ -210,10 +210,16 @@ def test_a_copy_that_cannot_be_written_does_not_stop_the_worker(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     worker = make(files=PolicyFiles(tmp_path / "file" / "policy"))
-    link.publish(0.5)
+    for value in (0.4, 0.5):
+        link.publish(value)
+        assert worker.update_actor_weights() == 1
+        assert worker.actor.value == value
+    assert caplog.text.count("could not be kept") == 1
+    (tmp_path / "file").unlink()
+    link.publish(0.6)
     assert worker.update_actor_weights() == 1
-    assert worker.actor.value == 0.5
-    assert "could not be kept" in caplog.text
+    assert (tmp_path / "file" / "policy").exists()
+    assert caplog.text.count("could not be kept") == 1
 
 
 def test_send_takes_all_samples_and_keeps_the_statistics(make: Any, link: Any) -> None:

@@ -123,6 +123,8 @@ class Uplink:
         self._refusal = ""
         """Reason of the latest refusal of a policy, so that the same reason is logged once."""
         self._finish_logged = False
+        self._keep_failed = False
+        """True: the latest policy could not be kept, which is logged once until one can be."""
         self._load_kept_policy(needs_policy)
 
     # --- the end of the run -------------------------------------------------------------------------------------------
@@ -316,8 +318,11 @@ class Uplink:
         try:
             copy = self._files.keep(blob.data)
         except OSError as exc:
-            logger.warning("the policy could not be kept in %s: %s", self._files.path, exc)
+            if not self._keep_failed:
+                logger.warning("the policy could not be kept in %s: %s", self._files.path, exc)
+            self._keep_failed = True
             return
+        self._keep_failed = False
         if copy is not None:
             logger.info("the policy was saved as %s", copy)
 
