@@ -127,7 +127,10 @@ class Learner(ABC):
                 Save(self.algorithm, self.steps, context.session_id, {"learner": captured.tree}, captured.arrays)
             )
         except OSError as exc:
-            context.log_failure(f"session {context.session_id} cannot be saved in {context.saves.folder}: {exc}")
+            context.log_failure(
+                f"session {context.session_id} cannot be saved in {context.saves.folder}: {exc}. It goes on, and is "
+                f"saved again after {context.settings.save_every_steps} steps."
+            )
 
     def save_if_due(self) -> None:
         """Save every `save_every_steps` steps of the session."""
