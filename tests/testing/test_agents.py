@@ -13,6 +13,7 @@ from tests.training.test_contracts import Agent as OwnAgent
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.testing.agents import AgentSuite
 from tmrl_core.testing.random_samples import random_chunk
+from tmrl_core.training.agents.behavior_cloning import BehaviorCloningAgent
 from tmrl_core.training.agents.ddpg import DDPGAgent
 from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
 from tmrl_core.training.agents.dqn import DQNAgent
@@ -27,7 +28,7 @@ from tmrl_core.training.memories.sequences import SequenceMemory
 
 
 class TestContinuousAgents(AgentSuite):
-    @pytest.fixture(autouse=True, params=[DDPGAgent, REDQSACAgent, SacAgent, TD3Agent])
+    @pytest.fixture(autouse=True, params=[BehaviorCloningAgent, DDPGAgent, REDQSACAgent, SacAgent, TD3Agent])
     def choose(self, request: pytest.FixtureRequest) -> None:
         self.cls = request.param
 

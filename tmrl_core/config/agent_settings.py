@@ -179,6 +179,24 @@ class RecurrentDqnSettings(DqnSettings, _RecurrentTarget):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
+class BehaviorCloningSettings:
+    """Settings of behaviour cloning."""
+
+    networks: ClassVar[str] = "model_cls"
+
+    lr: Annotated[float, _LEARNING_RATE + "policy"] = 1e-3
+    _: KW_ONLY
+    hidden_sizes: Annotated[Sequence[int] | None, "width of each hidden layer; None: that of `model_cls`"] = None
+    activation: Annotated[object, "class or name of the activation; None: `model_cls`'s default"] = None
+    model_kwargs: Annotated[dict[str, Any] | None, "further keyword arguments of `model_cls`"] = None
+    max_grad_norm: Annotated[float | None, _ABOVE_0, "gradient-norm clipping threshold; None: no clipping"] = None
+    optimizer: Annotated[str, _OPTIMIZERS] = "adam"
+    l2: Annotated[float | None, _DECAY] = None
+    compile: Annotated[bool | str, "compile each update into one graph; auto: after 20,000 updates"] = "auto"
+    precision: Annotated[str, "float32, or bfloat16 for the networks' matrix products"] = "float32"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class PpoSettings:
     """Settings of proximal policy optimization."""
 
@@ -223,7 +241,7 @@ class RecurrentPpoSettings(PpoSettings):
     state_interval: Annotated[int, "ticks between two stored states: the longest sequence that gradients cross"] = 20
 
 
-SETTINGS: dict[str, type[OffPolicySettings | PpoSettings]] = {
+SETTINGS: dict[str, type[OffPolicySettings | BehaviorCloningSettings | PpoSettings]] = {
     "SacAgent": SacSettings,
     "SpinupSacAgent": SacSettings,
     "REDQSACAgent": RedqSettings,
@@ -233,6 +251,7 @@ SETTINGS: dict[str, type[OffPolicySettings | PpoSettings]] = {
     "DiscreteSacAgent": DiscreteSacSettings,
     "RecurrentDQNAgent": RecurrentDqnSettings,
     "RecurrentSacAgent": RecurrentSacSettings,
+    "BehaviorCloningAgent": BehaviorCloningSettings,
     "PPOAgent": PpoSettings,
     "RecurrentPPOAgent": RecurrentPpoSettings,
 }

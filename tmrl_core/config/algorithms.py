@@ -17,7 +17,7 @@ from tmrl_core.config.error_messages import near
 from tmrl_core.config.sections import Config
 
 if TYPE_CHECKING:
-    from tmrl_core.config.agent_settings import OffPolicySettings, PpoSettings
+    from tmrl_core.config.agent_settings import BehaviorCloningSettings, OffPolicySettings, PpoSettings
 
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
 ON_POLICY = frozenset({"lockstep"})
@@ -43,7 +43,7 @@ class Algorithm(msgspec.Struct, frozen=True):
     memories: frozenset[str]
 
     @property
-    def settings(self) -> type[OffPolicySettings | PpoSettings]:
+    def settings(self) -> type[OffPolicySettings | BehaviorCloningSettings | PpoSettings]:
         """Settings of its constructor."""
         # Imported here, because the import takes longer than that of all sections and few checks need it.
         from tmrl_core.config.agent_settings import SETTINGS
@@ -86,6 +86,14 @@ ALGORITHMS = (
         OFF_POLICY,
         frozenset({"SquashedGaussianRNNActor"}),
         _SEQUENCES,
+    ),
+    Algorithm(
+        "BehaviorCloningAgent",
+        "agents.behavior_cloning",
+        _BOX | _DISCRETE,
+        OFF_POLICY,
+        _GAUSSIAN | _CATEGORICAL,
+        REPLAY,
     ),
     Algorithm(
         "PPOAgent",

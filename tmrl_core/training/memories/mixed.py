@@ -5,8 +5,8 @@ Source: Ball et al., RLPD, arXiv:2302.02948, section 4.1 (symmetric sampling).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import torch
 
@@ -15,7 +15,7 @@ from tmrl_core.samples import Buffer
 from tmrl_core.training.contracts import Offsets, Refusals, TrainingMemory
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
-from tmrl_core.training.value_types import Batch, Device, Indices, State
+from tmrl_core.training.value_types import Batch, Device, Indices, State, Tree
 
 
 class MixedMemory(TrainingMemory):
@@ -142,7 +142,7 @@ class MixedMemory(TrainingMemory):
         """Offsets and counters of the live memory's last `commit`."""
         return self.live.recorded
 
-    def commit(self, offsets: Offsets | None = None, **values: Any) -> None:
+    def commit(self, offsets: Offsets | None = None, **values: Tree) -> None:
         """Write new live samples with the offsets of their streams and the run's counters."""
         self.live.commit(offsets, **values)
 
@@ -161,7 +161,7 @@ def _joined(live: Batch, recorded: Batch) -> Batch:
     joined = tuple(map(_cat, live[:6], recorded[:6]))
     if len(live) == 6 and len(recorded) == 6:
         return joined
-    extras: list[Mapping[str, Any]] = [batch[6] if len(batch) > 6 else {} for batch in (live, recorded)]
+    extras: list[State] = [batch[6] if len(batch) > 6 else {} for batch in (live, recorded)]
     rows = (len(live[2]), len(recorded[2]))
     names = [*extras[0], *(name for name in extras[1] if name not in extras[0])]
     # Sessions of an expert lack what only the trained policy stores: zeros, as in a memory of both kinds.
@@ -175,7 +175,7 @@ def _joined(live: Batch, recorded: Batch) -> Batch:
     return (*joined, {name: _cat(*both) for name, both in parts.items()})
 
 
-def _cat(live: Any, recorded: Any) -> Any:
+def _cat(live: Tree, recorded: Tree) -> Tree:
     if isinstance(live, tuple):
         return tuple(map(_cat, live, recorded))
     if isinstance(live, dict):
@@ -183,7 +183,7 @@ def _cat(live: Any, recorded: Any) -> Any:
     return torch.cat([live, recorded])
 
 
-def _zeros(tree: Any, rows: int) -> Any:
+def _zeros(tree: Tree, rows: int) -> Tree:
     if isinstance(tree, tuple):
         return tuple(_zeros(value, rows) for value in tree)
     if isinstance(tree, dict):

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from tmrl_core.training import BehaviorCloningAgent
+
+OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
+BOX = gym.spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32))
+DISCRETE = gym.spaces.Discrete(3, start=4)
+
+
+def batch(action: torch.Tensor, obs: torch.Tensor, **extras: Any) -> Any:
+    zeros = torch.zeros(len(obs))
+    return (obs, action, zeros, obs, zeros, zeros, *([extras] if extras else []))
+
+
+def test_the_loss_of_a_box_is_the_squared_error_of_scaled_actions() -> None:
+    agent = BehaviorCloningAgent(OBSERVATIONS, BOX, "cpu", hidden_sizes=(8,))
+    obs = torch.rand(5, 3)
+    wanted = torch.tensor(np.stack([BOX.sample() for _ in range(5)]))
+    played = np.stack([agent.get_actor().act_(one.numpy(), test=True) for one in obs])
+    expected = np.mean(((played - wanted.numpy()) / [2, 5]) ** 2)
+    np.testing.assert_allclose(float(agent.train(batch(wanted, obs))["loss_actor"]), expected, rtol=1e-5)
+
+
+def test_the_loss_of_discrete_actions_is_the_cross_entropy() -> None:
+    agent = BehaviorCloningAgent(OBSERVATIONS, DISCRETE, "cpu", hidden_sizes=(8,))
+    obs, wanted = torch.rand(5, 3), torch.tensor([4, 5, 6, 5, 4])
+    with torch.no_grad():
+        log_probs = agent.model.actor.log_probs(obs)
+    expected = -log_probs[torch.arange(5), wanted - 4].mean()
+    torch.testing.assert_close(agent.train(batch(wanted, obs))["loss_actor"], expected)
+
+
+def test_it_learns_a_policy() -> None:
+    torch.manual_seed(0)
+    continuous = BehaviorCloningAgent(OBSERVATIONS, BOX, "cpu", lr=1e-2, hidden_sizes=(32,), compile=False)
+    discrete = BehaviorCloningAgent(OBSERVATIONS, DISCRETE, "cpu", lr=1e-2, hidden_sizes=(32,), compile=False)
+    for _ in range(300):
+        obs = torch.rand(64, 3) * 2 - 1
+        continuous.train(batch(torch.stack([obs[:, 0] * 2, obs[:, 1] * 5 + 5], 1), obs))
+        discrete.train(batch(4 + obs.argmax(dim=1), obs))
+    for _ in range(20):
+        one = OBSERVATIONS.sample()
+        np.testing.assert_allclose(continuous.get_actor().act_(one, test=True), [one[0] * 2, one[1] * 5 + 5], atol=0.8)
+    right = [discrete.get_actor().act_(one, test=True) == 4 + one.argmax() for one in obs.numpy()]
+    assert np.mean(right) > 0.9
+
+
+def test_actions_at_the_bounds_give_finite_losses() -> None:
+    agent = BehaviorCloningAgent(OBSERVATIONS, BOX, "cpu", hidden_sizes=(8,))
+    obs = torch.rand(2, 3)
+    assert torch.isfinite(agent.train(batch(torch.tensor([[-2.0, 0.0], [2.0, 10.0]]), obs))["loss_actor"])
+
+
+def test_importance_weights_scale_rows_and_errors_are_reported() -> None:
+    agent = BehaviorCloningAgent(OBSERVATIONS, BOX, "cpu", hidden_sizes=(8,))
+    obs, wanted = torch.rand(4, 3), torch.rand(4, 2)
+    before = {name: value.clone() for name, value in agent.model.state_dict().items()}
+    loss = agent.train(batch(wanted, obs, weights=torch.zeros(4)))["loss_actor"]
+    assert float(loss) == 0
+    assert all(torch.equal(before[name], value) for name, value in agent.model.state_dict().items())
+    assert agent.td_error_B is not None
+    assert agent.td_error_B.shape == (4,)
+    assert (agent.td_error_B > 0).all()
+
+
+def test_workers_act_at_random_until_the_first_update() -> None:
+    agent = BehaviorCloningAgent(OBSERVATIONS, BOX, "cpu", hidden_sizes=(8,))
+    assert agent.get_actor().exploration() == {"random": 1.0}
+    agent.train(batch(torch.rand(4, 2), torch.rand(4, 3)))
+    assert agent.get_actor().exploration() == {"random": 0.0}

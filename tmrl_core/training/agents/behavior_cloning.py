@@ -1,0 +1,120 @@
+"""Behaviour cloning: a policy learns to choose the actions of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.torch.mlp import flatten_batch
+from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
+from tmrl_core.config.agent_settings import BehaviorCloningSettings
+from tmrl_core.config.algorithms import action_space_kind
+from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
+from tmrl_core.training.agents.optimizers import make_optimizer, minimise
+from tmrl_core.training.batches import Transitions
+from tmrl_core.training.value_types import Policy, Settings, Space
+
+
+class PolicyModel(nn.Module):
+    """A policy without critics: `SquashedGaussianMLPActor` for a Box, `CategoricalMLPActor` for Discrete.
+
+    A custom model needs `actor`, an ActorModule that computes as one of these two does.
+
+    Args:
+        observation_space: of the environment.
+        action_space: a Box of floats with finite bounds, or Discrete.
+        kwargs: of the policy.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space, **kwargs: Setting) -> None:
+        super().__init__()
+        discrete = action_space_kind(action_space) == "discrete"
+        policy: Callable[..., nn.Module] = CategoricalMLPActor if discrete else SquashedGaussianMLPActor
+        self.actor = policy(observation_space, action_space, **kwargs)
+
+
+@takes(BehaviorCloningSettings)
+class BehaviorCloningAgent(OffPolicyAgent):
+    """Behaviour cloning: supervised learning of the actions in the samples; rewards are not used.
+
+    For a Box: mean squared error of the most likely action, with each element scaled to [-1, 1]. The likelihood of a
+    squashed Gaussian would be infinite for actions at the bounds, which experts often choose. The spread of the policy
+    is not trained, so play it with `--test`. For Discrete: cross-entropy.
+
+    Args:
+        observation_space: of the environment.
+        action_space: a Box of floats with finite bounds, or Discrete.
+        device: device of the networks; None: cuda if available.
+        model_cls: makes the policy, see `PolicyModel`.
+
+    Raises:
+        ConfigError: the optimizer's name is unknown, or a space is unsupported.
+    """
+
+    type_id = "behavior_cloning"
+    type_version = 1
+
+    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})
+
+    def __init__(
+        self,
+        observation_space: Space,
+        action_space: Space,
+        device: torch.device | str | None = None,
+        model_cls: Callable[..., nn.Module] = PolicyModel,
+        *given: Setting,
+        **named: Setting,
+    ) -> None:
+        s = BehaviorCloningSettings(*given, **named)
+        arguments: Settings = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
+        super().__init__(observation_space, action_space, device, model_cls, arguments, gamma=0.0, polyak=0.0)
+        self.compute_with(s.compile, s.precision)
+        self.discrete = action_space_kind(action_space) == "discrete"
+        self.max_grad_norm = s.max_grad_norm
+        self.first_action = discrete_actions("BehaviorCloningAgent", action_space).start if self.discrete else 0
+        self.optimizer = make_optimizer(s.optimizer, self.model.actor.parameters(), s.lr, l2=s.l2)
+
+    def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return nothing: there are no target networks."""
+        return []
+
+    def get_actor(self) -> Policy:
+        """Return the policy that is trained; it explores with random actions until the first update."""
+        actor = self.model.actor
+        if "random" in actor.exploration():
+            actor.set_exploration({"random": 0.0 if self.updates_asked else 1.0})
+        return actor
+
+    def update_kind(self) -> Hashable:
+        """Return the same kind for every update."""
+        return ""
+
+    def update(self, transitions: Transitions) -> dict[str, Tensor]:
+        """Update the policy."""
+        t = transitions
+        loss_B = self._cross_entropy(t) if self.discrete else self._squared_error(t)
+        loss = (loss_B if t.weight_B is None else loss_B * t.weight_B).mean()
+        metrics = minimise(self.optimizer, loss, self.max_grad_norm)
+        if t.weight_B is not None:
+            self.td_error_B = loss_B.detach()
+        return {"loss_actor": loss.detach(), **metrics}
+
+    def _squared_error(self, t: Transitions) -> Tensor:
+        """Return [B] the mean over the elements of an action."""
+        actor = self.model.actor
+        found, _ = actor(t.obs, test=True, compute_logprob=False)
+        error_BA: Tensor = (found - t.action).flatten(1) * (2.0 / (actor.high - actor.low))
+        return torch.mean(error_BA.square(), dim=1)
+
+    def _cross_entropy(self, t: Transitions) -> Tensor:
+        """Return [B] the negative log-probability of the actions, in nats."""
+        actor = self.model.actor
+        log_prob_BN: Tensor = actor.log_probs(flatten_batch(actor.layout, t.obs))
+        index_B = t.action.reshape(-1).to(torch.int64) - self.first_action
+        return -log_prob_BN.gather(1, index_B[:, None]).squeeze(1)
