@@ -49,6 +49,7 @@ class ReplayEnvironment(BaseEnvironment, VectorEnv[Any, Any, np.ndarray]):
         preceding_agent_memories: memories of the actor before tick 0, [B, ...], a list; or None.
         terminated: [B], 0 for sessions that were truncated; or None, all were terminated.
         final_observations: observations after the last action, [B, ...], a list; or None.
+        recorded_ticks: T, number of ticks that were recorded.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012  # as Gymnasium declares it
