@@ -188,7 +188,8 @@ class QValueRNNActor(EpsilonGreedyChoice, QValueHead, TorchRecurrentActor):
 
     Args:
         action_space: Discrete.
-        dueling, epsilon: as for `QValueMLPActor`.
+        dueling: as for `QValueMLPActor`.
+        epsilon: likewise.
 
     Raises:
         ConfigError: a space or a setting that this policy cannot take.
@@ -249,7 +250,8 @@ class GaussianRNNActor(GaussianChoice, GaussianHead, TorchRecurrentActor):
 
     Args:
         action_space: a Box of floats; infinite bounds clip nothing.
-        log_std, normalize_observations: as for `GaussianMLPActor`.
+        log_std: as for `GaussianMLPActor`.
+        normalize_observations: likewise.
 
     Raises:
         ConfigError: a space or a setting that this policy cannot take.
