@@ -18,7 +18,7 @@ from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, stored_dtype
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
-from tmrl_core.training.memories.trees import flatten, template
+from tmrl_core.training.memories.trees import flatten, leaves_of, template
 from tmrl_core.training.value_types import State, Tree
 
 
@@ -138,8 +138,8 @@ class RoundMemory(TrainingMemory):
             raise ValueError("the round holds no transition")
         rows = [np.flatnonzero(segment.follows) for segment in segments]
         chunks = [segment.chunk for segment in segments]
-        observations = [_columns(chunk.observation) for chunk in chunks]
-        before = [_columns((segment.before or segment.chunk.slice(0, 1)).observation) for segment in segments]
+        observations = [leaves_of(chunk.observation) for chunk in chunks]
+        before = [leaves_of((segment.before or segment.chunk.slice(0, 1)).observation) for segment in segments]
         previous = [
             [np.concatenate([first, rest[:-1]]) for first, rest in zip(left, right, strict=True)]
             for left, right in zip(before, observations, strict=True)
@@ -166,7 +166,7 @@ class RoundMemory(TrainingMemory):
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
     def _tree(self, name: str, trees: Sequence[Tree], rows: Sequence[Array]) -> Any:
-        return self._arranged(name, template(trees[0]), [_columns(tree) for tree in trees], rows)
+        return self._arranged(name, template(trees[0]), [leaves_of(tree) for tree in trees], rows)
 
     def _arranged(self, name: str, shape: Tree, columns: Sequence[Sequence[Array]], rows: Sequence[Array]) -> Any:
         """Return a tree of tensors: the wanted rows of all segments' columns."""
@@ -186,10 +186,6 @@ def _trees(chunk: Chunk) -> State:
     if not chunk.action_present.any():
         return {"observation": chunk.observation}
     return {"observation": chunk.observation, "action": chunk.action, "extras": chunk.extras}
-
-
-def _columns(tree: Tree) -> list[Array]:
-    return [column for _, column in flatten(tree)]
 
 
 def _spec_of(tree: Tree, name: str) -> TreeSpec:

@@ -18,7 +18,7 @@ from tmrl_core.training.memories.layout import Leaf, TreeSpec
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transition_builder import TransitionBuilder, other_folder
 from tmrl_core.training.memories.transitions import Tail, TransitionColumns
-from tmrl_core.training.memories.trees import flatten
+from tmrl_core.training.memories.trees import leaves_of
 from tmrl_core.training.value_types import State
 
 
@@ -108,7 +108,7 @@ class FrameStackBuilder(TransitionBuilder):
             int(chunk.segments[0].episode),
             int(chunk.segments[0].first_step),
         )
-        leaves = [leaf for _, leaf in flatten(chunk.observation)]
+        leaves = leaves_of(chunk.observation)
         for i, store in self._stores.items():
             self._floors[i] = store.floor()
             before = tail.observation[i][-1] if tail is not None and continues else None

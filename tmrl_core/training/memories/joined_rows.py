@@ -10,7 +10,7 @@ from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.layout import Array, TreeSpec
 from tmrl_core.training.memories.memory import last_row_of, rows_that_follow
 from tmrl_core.training.memories.transitions import NO_EXTRAS, ChunkExtras, Tail, joined_leaves
-from tmrl_core.training.memories.trees import flatten
+from tmrl_core.training.memories.trees import leaves_of
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class JoinedRows:
             specs: specifications of the chunk's observation and action; None for the action if no row has one.
             extras: extras of the chunk's samples.
         """
-        observation = [leaf for _, leaf in flatten(chunk.observation)]
+        observation = leaves_of(chunk.observation)
         action_spec = specs[1]
-        action = [leaf for _, leaf in flatten(chunk.action)] if action_spec is not None else []
+        action = leaves_of(chunk.action) if action_spec is not None else []
         reward, version = np.asarray(chunk.reward, np.float64), chunk.version
         held = 0
         if tail is not None:

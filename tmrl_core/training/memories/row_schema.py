@@ -16,7 +16,7 @@ from tmrl_core.training.memories.layout import Array, RowLayout, TreeSpec, extra
 from tmrl_core.training.memories.n_steps import DISCOUNT
 from tmrl_core.training.memories.prioritized import INDICES, WEIGHTS
 from tmrl_core.training.memories.rows import Rows
-from tmrl_core.training.memories.trees import flatten
+from tmrl_core.training.memories.trees import leaves_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class RowSchema:
                 except SampleRefusedError:
                     self._warn(name, "is not made of numeric arrays")
                 else:
-                    columns[name] = [leaf for _, leaf in flatten(tree)]
+                    columns[name] = leaves_of(tree)
         if layout is None:
             return specs, columns
         for name, spec in held.items():

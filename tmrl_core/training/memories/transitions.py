@@ -14,7 +14,7 @@ import numpy as np
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.layout import Array, TreeSpec, tree_spec
 from tmrl_core.training.memories.memory import LastRow, last_row_of
-from tmrl_core.training.memories.trees import flatten, rebuild
+from tmrl_core.training.memories.trees import leaves_of, rebuild
 from tmrl_core.training.value_types import Tree
 
 ChunkExtras = Mapping[str, list[Array]]
@@ -79,7 +79,7 @@ class Tail(LastRow):
         """
         observation = tree if single_row else tree["observation"]
         spec = tree_spec(observation, "the observation", downcast_float64)
-        leaves = [leaf for _, leaf in flatten(observation)]
+        leaves = leaves_of(observation)
         if single_row:
             return cls(episode, step, spec, leaves)
         action = tree["action"]
@@ -90,7 +90,7 @@ class Tail(LastRow):
             spec,
             leaves,
             tree_spec(action, "the action", downcast_float64) if present else None,
-            [leaf for _, leaf in flatten(action)] if present else [],
+            leaves_of(action) if present else [],
             tree["reward"],
             tree["version"],
             {name: list(leaves) for name, leaves in tree.get("extras", {}).items()},
@@ -153,7 +153,7 @@ def join_pairs(
         previous = slice(max(first - 1, 0), last)
     else:
         previous = (new_rows[1:] if from_tail else new_rows) - 1
-    observation = [leaf for _, leaf in flatten(chunk.observation)]
+    observation = leaves_of(chunk.observation)
     if from_tail:
         assert tail is not None
         prev_obs = [[before, taken(leaf, previous)] for before, leaf in zip(tail.observation, observation, strict=True)]
@@ -168,7 +168,7 @@ def join_pairs(
     return TransitionColumns(
         count,
         prev_obs,
-        [taken(leaf, rows) for _, leaf in flatten(chunk.action)],
+        [taken(leaf, rows) for leaf in leaves_of(chunk.action)],
         taken(chunk.reward, rows),
         [taken(leaf, rows) for leaf in observation],
         taken(chunk.terminated, rows),
@@ -185,7 +185,7 @@ def tail_of_pairs(chunk: Chunk, spec: TreeSpec) -> Tail | None:
     if chunk.terminated[-1] or chunk.truncated[-1]:
         return None
     last = last_row_of(chunk)
-    return Tail(last.episode, last.step, spec, [np.array(leaf[-1:]) for _, leaf in flatten(chunk.observation)])
+    return Tail(last.episode, last.step, spec, [np.array(leaf[-1:]) for leaf in leaves_of(chunk.observation)])
 
 
 def taken(values: Array, rows: slice | Array) -> Array:

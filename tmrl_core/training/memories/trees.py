@@ -26,6 +26,11 @@ def flatten(tree: Tree, path: str = "") -> list[tuple[str, Tree]]:
     return [(path, tree)]
 
 
+def leaves_of(tree: Tree) -> list[Tree]:
+    """Return the leaves of nested tuples and dicts, in the order of `flatten`."""
+    return [leaf for _, leaf in flatten(tree)]
+
+
 def template(tree: Tree) -> Tree:
     """Return `tree` without its leaves, for `rebuild`. JSON-able: tuples become ["tuple", ...]."""
     if isinstance(tree, dict):
