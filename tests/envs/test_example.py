@@ -136,7 +136,7 @@ assert {name: spec for name, spec in gymnasium.registry.items() if name in befor
 print(sorted(set(gymnasium.registry) - set(before)))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout.strip() == "['Example-v0', 'ShepherdEnv-v0', 'example-v0']"
+    assert ended.stdout.strip() == "['Example-v0', 'ShepherdEnv-v0', 'delayed-cue-v0', 'example-v0']"
 
 
 def expected_return(legacy: bool) -> float:
