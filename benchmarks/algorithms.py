@@ -42,6 +42,7 @@ CONFIGS = {
     "redq": "pendulum_redq",
     "r2d2": "delayed_cue_r2d2",
     "recurrent_sac": "pendulum_hidden_velocity_rsac",
+    "recurrent_ppo": "delayed_cue_ppo",
 }
 AS_REDQ = (
     "actor.kwargs.hidden_sizes=[256, 256]",

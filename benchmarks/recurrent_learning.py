@@ -1,12 +1,12 @@
 """Tasks that need memory, with a recurrent learner and with the same one without memory.
 
-    python benchmarks/recurrent_learning.py                            # both tasks, three seeds
+    python benchmarks/recurrent_learning.py                            # all tasks, three seeds
     python benchmarks/recurrent_learning.py recurrent_sac --without    # without memory only
 
-Each run is one of `algorithms.py`, over TLS. Without memory, the policy is a multi-layer perceptron, and the learner
-samples as many transitions as the sequences of a batch have ticks; all other settings are the same. *Score* is the
-mean return of further deterministic episodes with the final weights: 500 of the delayed cue, 20 of Pendulum. The exit
-status is 0 if each score is on the right side of its bound.
+Each run is one of `algorithms.py`, over TLS. Without memory, the policy is a multi-layer perceptron, and an off-policy
+learner samples as many transitions as the sequences of a batch have ticks; all other settings are the same. *Score* is
+the mean return of further deterministic episodes with the final weights: 500 of the delayed cue, 20 of Pendulum. The
+exit status is 0 if each score is on the right side of its bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from algorithms import run
 from wire_bytes import versions
 
-TASKS = {"r2d2": (500, 0.95, 0.3), "recurrent_sac": (20, -300.0, -600.0)}
+TASKS = {"r2d2": (500, 0.95, 0.3), "recurrent_ppo": (500, 0.95, 0.3), "recurrent_sac": (20, -300.0, -600.0)}
 """By algorithm: episodes with the final weights, their lowest mean return with memory, the highest one without."""
 WITHOUT = {
     "r2d2": (
@@ -27,6 +27,10 @@ WITHOUT = {
         "agent.kwargs={gamma: 0.99, lr: 2.0e-3, polyak: 0.98, target_interval: 1, epsilon_final: 0.05, "
         "epsilon_updates: 500}",
         "memory={sampling: prioritized, capacity: 20000, batch_size: 320}",
+    ),
+    "recurrent_ppo": (
+        "actor={cls: 'tmrl_core.actor:CategoricalMLPActor', kwargs: {hidden_sizes: [16, 32]}}",
+        "agent.cls=tmrl_core.training:PPOAgent",
     ),
     "recurrent_sac": (
         "actor={cls: 'tmrl_core.actor:SquashedGaussianMLPActor', kwargs: {hidden_sizes: [64, 64]}}",
@@ -40,7 +44,7 @@ WITHOUT = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=f"of {', '.join(TASKS)}; none: both")
+    parser.add_argument("algorithms", nargs="*", metavar="ALGORITHM", help=f"of {', '.join(TASKS)}; none: all")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     parser.add_argument("--first-seed", type=int, default=0)
     only = parser.add_mutually_exclusive_group()

@@ -16,13 +16,15 @@ import torch
 from gymnasium import spaces
 
 from tmrl_core.actor.module import BatchActor, State
+from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.config import from_values
 from tmrl_core.envs import DelayedCue
 from tmrl_core.networking import RolloutWorker, Server, Trainer
 from tmrl_core.networking.security import credentials
 from tmrl_core.training import TrainingLockstep
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.agents.recurrent_ppo import RecurrentPPOAgent
+from tmrl_core.training.agents.recurrent_ppo import RecurrentPPOAgent, RoundSequences
+from tmrl_core.training.batches import ENDS
 
 OBS = spaces.Box(-100, 100, (2,), np.float32)
 ACT = spaces.Box(-1, 1, (2,), np.float32)
@@ -159,13 +161,16 @@ class Checking(RecurrentPPOAgent):
         super().__init__(*args, **kwargs)
         self.gaps: list[float] = []
 
-    def _rows(self, *args: Any) -> Any:
-        rows = super()._rows(*args)
-        every = torch.arange(len(rows.flat_SLD))
+    def train(self, batch: Any) -> Any:
+        obs, action, _, next_obs, *_, extras = batch
+        layout, after = self.model.actor.layout, next_obs[extras[ENDS] > 0]
+        known = self.model.actor.trained_action(action, extras)
+        rows = self.model.rows(flatten_batch(layout, obs), flatten_batch(layout, after), known, extras)
+        assert isinstance(rows, RoundSequences)
         with torch.no_grad():
-            log_prob_B, _, _ = rows.evaluate(every)
-        self.gaps.append((log_prob_B - args[-1]["logp"]).abs().max().item())
-        return rows
+            log_prob_B, _, _ = rows.evaluate(torch.arange(len(rows.flat_SLD)))
+        self.gaps.append((log_prob_B - extras["logp"]).abs().max().item())
+        return super().train(batch)
 
 
 def test_a_worker_without_torch_sends_the_states_that_sequences_begin_with(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor import choose_actor
+from tmrl_core.actor import CategoricalMLPActor, choose_actor
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.envs import DelayedCue
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.ppo import PPOAgent
-from tmrl_core.training.agents.recurrent_ppo import RecurrentPPOAgent, RoundSequences
+from tmrl_core.training.agents.recurrent_ppo import RecurrentActorCritic, RecurrentPPOAgent, RoundSequences
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.checkpoints.capture import capture
 from tmrl_core.training.checkpoints.restore import restore
@@ -102,7 +102,9 @@ def make(name: str = "CategoricalRNNActor", cell: str = "gru", **kwargs: Any) ->
 def sequences_of(agent: RecurrentPPOAgent, batch: Any) -> RoundSequences:
     obs, action, _, next_obs, *_, extras = batch
     known = agent.model.actor.trained_action(action, extras)
-    return agent._rows(obs, next_obs[extras[ENDS] > 0], known, extras)
+    rows = agent.model.rows(obs, next_obs[extras[ENDS] > 0], known, extras)
+    assert isinstance(rows, RoundSequences)
+    return rows
 
 
 each_policy = pytest.mark.parametrize("name", ACTIONS)
@@ -130,9 +132,10 @@ def test_values_are_those_of_a_loop_over_the_rows(cell: str) -> None:
     batch = Worker(agent, Walk(ACTIONS["CategoricalRNNActor"])).round(40)
     obs, _, _, next_obs, *_, extras = batch
     value_T, value_E = sequences_of(agent, batch).values()
+    assert isinstance(agent.model, RecurrentActorCritic)
     actor, critic = agent.model.actor, agent.model.critic
     expected, after = [], []
-    state = actor.initial_state(1)
+    state: Any = actor.initial_state(1)
     for row in range(40):
         _, state = actor.step(obs[row : row + 1], state)
         expected.append(critic(state["h"]).item())
@@ -229,3 +232,12 @@ def test_samples_without_states_are_refused() -> None:
     del batch[-1]["state.c"]
     with pytest.raises(ConfigError, match=r"actor\.cls: the samples come without state\.c\. Use .*cell: lstm"):
         agent.train(batch)
+
+
+def test_policies_without_memory_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"actor_cls: found a \w+, allowed: CategoricalRNNActor and GaussianRNNActor"):
+        RecurrentPPOAgent(
+            OBSERVATION,
+            ACTIONS["CategoricalRNNActor"],
+            actor_cls=lambda observing, acting, **_: CategoricalMLPActor(observing, acting),  # type: ignore[arg-type]
+        )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -41,7 +42,22 @@ REWARD_LIMIT = 10.0
 """Clipping threshold of scaled rewards."""
 
 
-class PPOActorCritic(torch.nn.Module):
+class OnPolicyModel(torch.nn.Module, ABC):
+    """A stochastic policy, `actor`, and a value function."""
+
+    actor: OnPolicyHead
+
+    @abstractmethod
+    def rows(self, flat_TD: Tensor, flat_ED: Tensor, known_T: Tensor, extras: Mapping[str, Tensor]) -> RoundRows:
+        """Return the rows of a round.
+
+        Args:
+            flat_TD, flat_ED, known_T: as for `RoundRows`.
+            extras: of the batch.
+        """
+
+
+class PPOActorCritic(OnPolicyModel):
     """A stochastic policy and a value function that share no weights.
 
     Args:
@@ -52,6 +68,8 @@ class PPOActorCritic(torch.nn.Module):
     Raises:
         ConfigError: the policy does not support a space.
     """
+
+    actor: OnPolicyActor
 
     def __init__(
         self,
@@ -76,12 +94,16 @@ class PPOActorCritic(torch.nn.Module):
         value_B: Tensor = self.critic(self.actor.normalized(flat_BD)).squeeze(-1)
         return value_B
 
+    def rows(self, flat_TD: Tensor, flat_ED: Tensor, known_T: Tensor, extras: Mapping[str, Tensor]) -> RoundRows:
+        """Return the rows of a round."""
+        return RoundRows(self, flat_TD, flat_ED, known_T)
+
 
 class RoundRows:
     """The rows of a round, for networks that look at one row at a time.
 
     Args:
-        model: policy and value function.
+        model: policy and value function of one row.
         flat_TD: flattened observations.
         flat_ED: flattened observations that follow the last row of each run.
         known_T: result of the policy's `trained_action`.
@@ -181,7 +203,7 @@ class PPOAgent(TrainingAgent):
         self.normalize_advantages = s.normalize_advantages
         self.rounds = 0
         """Number of rounds trained on."""
-        kwargs: dict[str, Any] = {} if s.log_std is None else {"log_std": s.log_std}
+        kwargs: dict[str, float] = {} if s.log_std is None else {"log_std": s.log_std}
         if s.normalize_observations:
             kwargs["normalize_observations"] = True
         self.model = self._make_model(s, actor_cls, kwargs).to(self.device)
@@ -194,20 +216,17 @@ class PPOAgent(TrainingAgent):
         self.optimizer = make_optimizer(s.optimizer, list(self.model.parameters()), s.lr, eps=s.adam_eps)
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
-    def _make_model(self, s: PpoSettings, actor_cls: Callable[..., Any] | None, actor_kwargs: dict[str, Any]) -> Any:
-        """Return the policy, `actor`, and the value function as one module."""
+    def _make_model(
+        self, s: PpoSettings, actor_cls: Callable[..., OnPolicyHead] | None, actor_kwargs: Mapping[str, float]
+    ) -> OnPolicyModel:
+        make = cast("Callable[..., OnPolicyActor] | None", actor_cls)
         return PPOActorCritic(
-            self.observation_space, self.action_space, s.hidden_sizes, s.activation, actor_cls, **actor_kwargs
+            self.observation_space, self.action_space, s.hidden_sizes, s.activation, make, **actor_kwargs
         )
-
-    def _rows(self, flat_TD: Tensor, flat_ED: Tensor, known_T: Tensor, extras: dict[str, Tensor]) -> RoundRows:
-        """Return the rows of a round; the arguments are those of `RoundRows`, and the batch's extras."""
-        return RoundRows(self.model, flat_TD, flat_ED, known_T)
 
     def get_actor(self) -> OnPolicyHead:
         """Return the policy."""
-        actor: OnPolicyHead = self.model.actor
-        return actor
+        return self.model.actor
 
     def train(self, batch: Batch) -> Metrics:
         """Train on one round.
@@ -239,7 +258,7 @@ class PPOAgent(TrainingAgent):
         known_T = self.model.actor.trained_action(action, extras)
         at_E = torch.nonzero(extras[ENDS]).squeeze(1)
         flat_ED = flatten_batch(self.model.actor.layout, map_leaves(lambda leaf: leaf[at_E], next_obs))
-        rows = self._rows(flat_TD, flat_ED, known_T, extras)
+        rows = self.model.rows(flat_TD, flat_ED, known_T, extras)
         with torch.no_grad():
             value_T, value_E = rows.values()
         advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, extras[ENDS])

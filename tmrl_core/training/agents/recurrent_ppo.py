@@ -7,7 +7,7 @@ H features, B rows of a minibatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.module import STATE_COLUMN
 from tmrl_core.actor.policies.torch.mlp import hidden_layers
-from tmrl_core.actor.policies.torch.on_policy import orthogonal, orthogonal_linear
+from tmrl_core.actor.policies.torch.on_policy import OnPolicyHead, orthogonal, orthogonal_linear
 from tmrl_core.actor.policies.torch.recurrent import CategoricalRNNActor, GaussianRNNActor, unroll_layer
 from tmrl_core.config.agent_settings import PpoSettings, RecurrentPpoSettings
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.declared import Setting, takes
-from tmrl_core.training.agents.ppo import PPOAgent, RoundRows
+from tmrl_core.training.agents.ppo import OnPolicyModel, PPOAgent, RoundRows
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.value_types import Device, Space
 
 RecurrentOnPolicyActor = CategoricalRNNActor | GaussianRNNActor
 
 
-class RecurrentActorCritic(nn.Module):
+class RecurrentActorCritic(OnPolicyModel):
     """A recurrent policy, and a value function of the features that its recurrent layer puts out.
 
     A value function with a recurrent layer of its own would need its states, and workers know those of the policy only.
@@ -38,11 +38,17 @@ class RecurrentActorCritic(nn.Module):
         settings: of the agent.
     """
 
+    actor: RecurrentOnPolicyActor
+
     def __init__(self, actor: RecurrentOnPolicyActor, settings: RecurrentPpoSettings) -> None:
         super().__init__()
-        self.actor: RecurrentOnPolicyActor = actor
+        self.actor = actor
         layers, width = hidden_layers(actor.cell_size, settings.hidden_sizes, settings.activation, orthogonal_linear)
         self.critic = nn.Sequential(*layers, orthogonal(nn.Linear(width, 1), 1.0))
+
+    def rows(self, flat_TD: Tensor, flat_ED: Tensor, known_T: Tensor, extras: Mapping[str, Tensor]) -> RoundSequences:
+        """Return the rows of a round as sequences."""
+        return RoundSequences(self, flat_TD, flat_ED, known_T, extras)
 
 
 class RoundSequences(RoundRows):
@@ -167,15 +173,22 @@ class RecurrentPPOAgent(PPOAgent):
     ) -> None:
         super().__init__(observation_space, action_space, device, actor_cls, *given, **named)
 
-    def _make_model(self, s: PpoSettings, actor_cls: Callable[..., Any] | None, actor_kwargs: dict[str, Any]) -> Any:
+    def _make_model(
+        self,
+        s: PpoSettings,
+        actor_cls: Callable[..., OnPolicyHead] | None,
+        actor_kwargs: Mapping[str, float],
+    ) -> RecurrentActorCritic:
         assert isinstance(s, RecurrentPpoSettings)
-        if actor_cls is None:
-            actor_cls = CategoricalRNNActor if isinstance(self.action_space, spaces.Discrete) else GaussianRNNActor
-        actor = actor_cls(
+        discrete = isinstance(self.action_space, spaces.Discrete)
+        make: Callable[..., OnPolicyHead] = actor_cls or (CategoricalRNNActor if discrete else GaussianRNNActor)
+        actor = make(
             self.observation_space, self.action_space, hidden_sizes=s.hidden_sizes, activation=s.activation,
             cell=s.cell, cell_size=s.cell_size, state_interval=s.state_interval, **actor_kwargs,
         )  # fmt: skip
+        if not isinstance(actor, CategoricalRNNActor | GaussianRNNActor):
+            raise ConfigError(
+                f"agent.kwargs.actor_cls: found a {type(actor).__name__}, allowed: CategoricalRNNActor and "
+                "GaussianRNNActor of tmrl_core.actor, and classes that derive from them"
+            )
         return RecurrentActorCritic(actor, s)
-
-    def _rows(self, flat_TD: Tensor, flat_ED: Tensor, known_T: Tensor, extras: dict[str, Tensor]) -> RoundSequences:
-        return RoundSequences(self.model, flat_TD, flat_ED, known_T, extras)

@@ -49,7 +49,8 @@ def unroll_layer(
     Returns:
         [B, T, units] outputs, and the state after the last tick.
     """
-    before = {name: torch.as_tensor(state, device=x_BTH.device)[None] for name, state in state_B.items()}
+    # Contiguous, which cuDNN needs.
+    before = {name: torch.as_tensor(state, device=x_BTH.device)[None].contiguous() for name, state in state_B.items()}
     if isinstance(layer, nn.GRU):
         outputs_BTH, h = layer(x_BTH, before["h"])
         return outputs_BTH, {"h": h[0]}
