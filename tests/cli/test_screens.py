@@ -85,10 +85,10 @@ def test_a_worker_shows_its_link_its_episodes_and_its_queue(tmp_path: Path) -> N
         assert isinstance(made.link, WorkerLink)
         assert made.link.wait_connected(20.0)
         clock[0] += 5.0
-        display.look()
+        display.refresh()
         made.collect_train_episode()
         clock[0] += 5.0
-        display.look()
+        display.refresh()
         line = display.line()
         assert line.startswith("0:10 | link server.example.org port 55555 for 0:05 | episodes 1 | steps 201 (")
         assert re.search(r"\| return -\S+ in 200 steps \| policy none yet \| queued 0 samples, 0 B \|", line)
@@ -109,7 +109,7 @@ def test_without_a_terminal_lines_are_logged_during_the_run_and_at_its_end(tmp_p
     made = config(tmp_path)
     with Recorder([JsonLinesSink(made.metrics_path)]) as recorder:
         display = TrainerDisplay(made)
-        with Screen(display, line_every_s=0.0, look_every_s=0.01):
+        with Screen(display, line_every_s=0.0, refresh_s=0.01):
             recorder.event("phase", step=0, phase="collecting")
             lines.wait(lambda said: any("collecting" in line for line in said))
             recorder.event("end", step=7, phase="done")
@@ -122,7 +122,7 @@ def test_a_trainer_shows_the_duration_of_a_lost_link(tmp_path: Path) -> None:
     display = TrainerDisplay(config(tmp_path), lambda: connected[0], lambda: clock[0])
     for second, now, shown in ((1.0, True, False), (2.0, False, True), (22.0, False, True), (23.0, True, False)):
         clock[0], connected[0] = second, now
-        display.look()
+        display.refresh()
         assert ("no link to the Server at" in display.line()) is shown
         text = f"no link to the Server at 127.0.0.1 port 0 for {clock_text(second - 2)}"
         assert (text in " ".join(drawn(display.panel()))) is shown
@@ -130,12 +130,12 @@ def test_a_trainer_shows_the_duration_of_a_lost_link(tmp_path: Path) -> None:
 
 def test_a_display_that_fails_ends_no_role(lines: Lines) -> None:
     class Broken:
-        def look(self) -> None:
+        def refresh(self) -> None:
             raise RuntimeError("broken")
 
-        line = panel = look
+        line = panel = refresh
 
-    with Screen(Broken(), look_every_s=0.01):  # type: ignore[arg-type]
+    with Screen(Broken(), refresh_s=0.01):  # type: ignore[arg-type]
         lines.wait(lambda said: bool(said))
     assert lines.said == ["the display has failed; the role continues without it"]
 
@@ -146,12 +146,12 @@ def test_a_server_logs_a_line_each_minute_and_when_a_peer_joins(tmp_path: Path, 
         shown = ServerLines(server, lambda: clock[0])
         for second in (1.0, 59.0, 60.0, 61.0):
             clock[0] = second
-            shown.look()
+            shown.refresh()
         assert lines.said == ["0 workers, no trainer; 0 samples relayed (0/s)"]
         with worker(config(tmp_path), server_port=server.port) as made:
             assert isinstance(made.link, WorkerLink)
             assert made.link.wait_connected(20.0)
             for second in (62.0, 66.0):
                 clock[0] = second
-                shown.look()
+                shown.refresh()
     assert lines.said[1:] == ["1 worker, no trainer; 0 samples relayed (0/s)"]

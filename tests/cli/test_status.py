@@ -71,9 +71,9 @@ def test_status_over_tls_shows_workers_and_this_observer(server: Server, keys: P
         assert worker.wait_connected(DEADLINE_S)
         until(lambda: bool(server.relay.streams))
         with ObserverLink(settings(keys, server.port)) as link:
-            first = link.look()
+            first = link.fetch_status()
             assert link.rest(0.25)
-            second = link.look()
+            second = link.fetch_status()
         assert first is not None
         assert second is not None
         assert {peer.role for peer in first.peers} == {"worker", "observer"}
@@ -94,12 +94,12 @@ def test_a_trainers_bundle_may_request_the_status_and_a_wrong_token_is_named(
 ) -> None:
     bundle = credentials.bundle(keys, "trainer", "hpc", tmp_path / "t.bundle")
     with ObserverLink(settings(bundle, server.port)) as link:
-        assert link.look() is not None
+        assert link.fetch_status() is not None
     with (
         ObserverLink(settings(keys, server.port, token="wrong")) as link,
         pytest.raises(RefusedError, match="TMRL_CORE_TOKEN"),
     ):
-        link.look()
+        link.fetch_status()
 
 
 def test_the_certificates_name_is_shown_with_the_peers_label(
@@ -111,7 +111,7 @@ def test_the_certificates_name_is_shown_with_the_peers_label(
     try:
         assert worker.wait_connected(DEADLINE_S)
         with ObserverLink(settings(keys, server.port)) as link:
-            seen = link.look()
+            seen = link.fetch_status()
     finally:
         worker.close(drain=False)
     assert seen is not None
@@ -129,12 +129,12 @@ def test_it_connects_again_after_the_server_was_restarted(keys: Path) -> None:
     server = Server(config=config(keys))
     port = server.port
     with ObserverLink(settings(keys, port)) as link:
-        assert link.look() is not None
+        assert link.fetch_status() is not None
         server.close()
         with pytest.raises(NetworkError):
-            link.look()
+            link.fetch_status()
         with Server(config=config(keys, port)):
-            assert link.look() is not None
+            assert link.fetch_status() is not None
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -366,10 +366,10 @@ def looks(talk: Talk) -> None:
     observer = ObserverState(run="run", name="pid 1", peer=b"o" * 16)
     link = ObserverConnection(observer, **TIMES)
     talk.open(link)
-    link.look()
+    link.request_status()
     talk.run()
     talk.wait(1.0)
-    link.look()
+    link.request_status()
     talk.run()
     assert observer.answers == 2
     assert observer.status is not None

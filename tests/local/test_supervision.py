@@ -110,11 +110,11 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     listener = Listener()
     for _ in range(supervision.RESTARTS):
         ended(worker)
-        assert processes.look(listener)  # says that it ended, and why
-        assert processes.look(listener)  # starts it again
+        assert processes.poll(listener)  # says that it ended, and why
+        assert processes.poll(listener)  # starts it again
     ended(worker)
     with pytest.raises(TmrlError, match=r"(?s)^worker-1 ended with exit status 1.*divmod expected 2"):
-        processes.look(listener)
+        processes.poll(listener)
     assert worker.restarts == supervision.RESTARTS
     assert len(listener.said) == supervision.RESTARTS
     assert all("exit status 1 and is restarted: TypeError: divmod expected 2" in line for line in listener.said)
@@ -132,8 +132,8 @@ def test_old_restarts_do_not_count(processes: Processes, monkeypatch: pytest.Mon
     worker.start()
     ended(worker)
     listener = Listener()
-    assert processes.look(listener)
-    assert processes.look(listener)
+    assert processes.poll(listener)
+    assert processes.poll(listener)
     assert (worker.restarts, len(listener.said)) == (1, 1)
 
 
@@ -146,7 +146,7 @@ def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pro
     ended(worker)
     # The whole then ends as that worker would have ended by itself: with the exit status of a wrong configuration.
     with pytest.raises(ConfigError, match=r"(?s)^worker-1 ended with exit status 2.*worker\.nmae"):
-        processes.look(Listener())
+        processes.poll(Listener())
 
 
 def test_a_failing_trainer_ends_the_run_with_its_last_messages(processes: Processes) -> None:
@@ -154,7 +154,7 @@ def test_a_failing_trainer_ends_the_run_with_its_last_messages(processes: Proces
     processes.trainer.start()
     ended(processes.trainer)
     with pytest.raises(ConfigError, match="the trainer ended with exit status"):
-        processes.look(Listener())
+        processes.poll(Listener())
 
 
 def test_all_end_in_order_workers_first(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_the_error_of_a_thread_is_raised_and_not_logged(caplog: pytest.LogCaptur
     for error in (TmrlError("one of ours"), ZeroDivisionError("unexpected")):
         group = failing(error)
         with pytest.raises(type(error), match=str(error)):
-            group.look(Listener())
+            group.poll(Listener())
         group.end(Listener())
     assert caplog.text == ""
 
@@ -216,19 +216,19 @@ def test_a_worker_that_fails_during_shutdown_is_logged(caplog: pytest.LogCapture
 
 def test_a_full_disk_is_reported_on_the_terminal(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener()
-    processes._look_at_disk(listener)
+    processes._check_disk(listener)
     assert listener.said == []
     # Looked at again only after a while.
     monkeypatch.setattr(supervision, "MIN_FREE_BYTES", 1 << 62)
-    processes._look_at_disk(listener)
+    processes._check_disk(listener)
     assert listener.said == []
     monkeypatch.setattr(supervision, "DISK_S", 0.0)
     processes._disk_due = 0.0
-    processes._look_at_disk(listener)
+    processes._check_disk(listener)
     assert [line.startswith("No space is left on the disk of runs") for line in listener.said] == [True]
     processes._disk_due = 0.0
     monkeypatch.setattr(processes, "_logs", Path("gone"))
-    processes._look_at_disk(listener)
+    processes._check_disk(listener)
     assert "cannot be checked" in listener.said[-1]
 
 

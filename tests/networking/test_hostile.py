@@ -700,7 +700,7 @@ def test_the_largest_claimed_numbers_do_not_overflow(place: Place, keys: Path) -
     place.trainer.acknowledge(place.trainer.receive())
     assert place.trainer.counts.gap_samples == place.trainer.counts.gap_messages == MAX_COUNT
     with ObserverLink(place.settings, run="run", timeout_s=DEADLINE_S) as link:
-        status = link.look()
+        status = link.fetch_status()
     assert status is not None
     assert status.dropped_messages == MAX_COUNT
     place.goes_on()

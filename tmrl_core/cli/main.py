@@ -368,7 +368,7 @@ def server(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
             print(json.dumps({"port": made.port}), flush=True)
         lines = ServerLines(made)
         while not shutdown.wait(0.5):
-            lines.look()
+            lines.refresh()
             if made.wait(0):
                 break
     return 0

@@ -28,14 +28,14 @@ SERVER_LINE_S = 60.0
 """Seconds between two lines of a Server without joining or leaving peers."""
 CHANGE_LINE_S = 5.0
 """Minimum time between two lines of a Server with joining or leaving peers."""
-_LOOK_S = 1.0
+_REFRESH_S = 1.0
 _RATE_WINDOW_S = 10.0
 
 
 class Display(Protocol):
     """Content of a screen. Only one thread uses it."""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Update the display's data."""
 
     def line(self) -> str:
@@ -51,13 +51,13 @@ class Screen:
     Args:
         display: the display to show.
         line_every_s: seconds between two lines in the log if standard error is not a terminal.
-        look_every_s: seconds between two updates.
+        refresh_s: seconds between two updates.
     """
 
-    def __init__(self, display: Display, *, line_every_s: float = LINE_S, look_every_s: float = _LOOK_S) -> None:
+    def __init__(self, display: Display, *, line_every_s: float = LINE_S, refresh_s: float = _REFRESH_S) -> None:
         self._display = display
         self._line_every_s = line_every_s
-        self._look_every_s = look_every_s
+        self._refresh_s = refresh_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tmrl-screen", daemon=True)
 
@@ -77,12 +77,12 @@ class Screen:
                 if terminal:
                     show()
                 next_s = time.monotonic() + (0.0 if terminal else self._line_every_s)
-                while not self._ended.wait(self._look_every_s):
-                    self._display.look()
+                while not self._ended.wait(self._refresh_s):
+                    self._display.refresh()
                     if terminal or time.monotonic() >= next_s:
                         next_s = time.monotonic() + self._line_every_s
                         show()
-                self._display.look()
+                self._display.refresh()
                 show()
         except Exception:  # a failure of the screen must not end the run
             logger.exception("the display has failed; the role continues without it")
@@ -143,7 +143,7 @@ class TrainerDisplay:
         self._clock = clock
         self._down_since: float | None = None
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Take new records."""
         with contextlib.suppress(OSError):
             self._progress.update(self._reader.read())
@@ -188,7 +188,7 @@ class WorkerDisplay:
         self._connected = False
         self._window: deque[tuple[float, int]] = deque([(self._started, worker.steps_collected)])
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Record the changes since the last update."""
         now = self._clock()
         if self._worker.policy_version != self._version:
@@ -291,7 +291,7 @@ class ServerLines:
         self._said = (0, False, 0)
         """Return workers, trainer and relayed samples as one line."""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Log a line if one is due."""
         relay, now = self._server.relay, self._clock()
         workers, trainer, samples = len(relay.workers), relay.trainer is not None, relay.flow.relayed_samples

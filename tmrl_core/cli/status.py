@@ -49,10 +49,10 @@ def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     requested: Callable[[], bool] = lambda: shutdown.requested  # noqa: E731 - read again at each call
     show = Shown(sys.stdout.isatty(), as_json=options.json, watched=options.watch is not None)
     with ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s) as link:
-        earlier = link.look(requested)
+        earlier = link.fetch_status(requested)
         if earlier is None or not link.rest(min(RATE_S, options.watch or RATE_S), requested):
             return 0
-        while (later := link.look(requested)) is not None:
+        while (later := link.fetch_status(requested)) is not None:
             show(later, rates(earlier, later), f"{settings.host} port {settings.port}")
             earlier = later
             if options.watch is None or not link.rest(options.watch, requested):

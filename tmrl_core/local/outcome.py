@@ -43,12 +43,12 @@ class Outcome:
         self.elapsed_s = 0.0
         self.lack = ""
         """Wait reason of the trainer; empty while it trains."""
-        self._told = False
+        self._has_phase = False
 
     def take(self, records: Iterable[MetricRecord]) -> None:
         """Add new records, oldest first."""
         for record in records:
-            self._told = True
+            self._has_phase = True
             if record.step > self.updates:
                 self.lack = ""
             self.updates = max(self.updates, record.step)
@@ -70,7 +70,7 @@ class Outcome:
 
     def sentence(self) -> str:
         """Summarize the result of learning, or the reason for its absence."""
-        if not self._told:  # a trainer that trains writes a record of its phase first
+        if not self._has_phase:  # a trainer that trains writes a record of its phase first
             return FINISHED_BEFORE
         effort = f"{self.samples:,} environment steps, {self.updates:,} updates, {duration_text(self.elapsed_s)}"
         evaluated = "no evaluation was finished" if self.evaluates else NO_EVALUATION

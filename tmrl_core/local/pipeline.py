@@ -19,7 +19,7 @@ from tmrl_core.config.run_folder import check_run_folder, free_run_name
 from tmrl_core.config.sections import gateway_url
 from tmrl_core.errors import ConfigError
 from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
-from tmrl_core.local.supervision import LOOK_S, Group, Processes, Threads
+from tmrl_core.local.supervision import POLL_S, Group, Processes, Threads
 from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.shutdown import ShutdownSignal
 
@@ -233,7 +233,7 @@ class View:
 
 def watch(group: Group, view: View, shutdown: ShutdownSignal) -> None:
     """Wait until training has ended or a stop is requested."""
-    while not shutdown.wait(LOOK_S):
+    while not shutdown.wait(POLL_S):
         view.refresh()
-        if not group.look(view):
+        if not group.poll(view):
             return

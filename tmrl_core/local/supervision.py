@@ -26,7 +26,7 @@ from tmrl_core.storage import open_own
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Seconds between two checks of the children and the records."""
 SERVER_START_S = 60.0
 DISK_S = 30.0
@@ -81,7 +81,7 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def look(self, view: Watcher) -> bool:
+    def poll(self, view: Watcher) -> bool:
         """Handle ended roles; False: training has ended.
 
         Raises:
@@ -240,7 +240,7 @@ class Processes(Group):
         deadline = time.monotonic() + SERVER_START_S
         while True:
             try:
-                line = lines.get(timeout=LOOK_S)
+                line = lines.get(timeout=POLL_S)
             except queue.Empty:
                 view.refresh()
                 if time.monotonic() > deadline:
@@ -251,13 +251,13 @@ class Processes(Group):
                 raise self.server.failure(NetworkError)
             return int(json.loads(line)["port"])
 
-    def look(self, view: Watcher) -> bool:
+    def poll(self, view: Watcher) -> bool:
         """Restart crashed workers, the gateway and the Server a few times; False: training has ended."""
         if self.trainer.status is not None:
             if self.trainer.status != 0:
                 raise self.trainer.failure()
             return False
-        self._look_at_disk(view)
+        self._check_disk(view)
         for child in (self.server, *self.gateways, *self.workers):
             self._care(child, view)
         if not self.gateways and all(worker.status == 0 for worker in self.workers) and view.starving:
@@ -265,7 +265,7 @@ class Processes(Group):
             return False
         return True
 
-    def _look_at_disk(self, view: Watcher) -> None:
+    def _check_disk(self, view: Watcher) -> None:
         """Report a full disk, because the roles' own messages about it go into files on that disk."""
         now = time.monotonic()
         if now < self._disk_due:
@@ -315,7 +315,7 @@ class Processes(Group):
         deadline = time.monotonic() + wait_s
         while any(child.running for child in children) and time.monotonic() < deadline:
             view.refresh()
-            time.sleep(LOOK_S / 4)
+            time.sleep(POLL_S / 4)
         for child in children:
             if child.running:
                 view.say(f"{child.title} did not end within {wait_s:g} s and is killed")
@@ -381,14 +381,14 @@ class Threads(Group):
             try:
                 call()
             except BaseException as exc:
-                # `look` raises it, and its caller reports it; an unexpected error has its traceback.
+                # `poll` raises it, and its caller reports it; an unexpected error has its traceback.
                 logger.debug("the %s failed", name, exc_info=True)
                 self._failed.put((name, exc))
 
         self._threads[name] = threading.Thread(target=body, name=name, daemon=True)
         self._threads[name].start()
 
-    def look(self, view: Watcher) -> bool:
+    def poll(self, view: Watcher) -> bool:
         """Check for failures. No role is restarted here, so that a failure is visible."""
         trainer_has_ended = not self._threads["trainer"].is_alive()  # checked first: the queue then contains the reason
         with contextlib.suppress(queue.Empty):
@@ -428,7 +428,7 @@ class Threads(Group):
         deadline = time.monotonic() + wait_s
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
             view.refresh()
-            thread.join(LOOK_S)
+            thread.join(POLL_S)
 
 
 def run_and_close(worker: Any, config: Config) -> None:

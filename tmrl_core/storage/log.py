@@ -226,10 +226,10 @@ class RecordLog:
             file = self._begin()
         payload_offset, end = file.append(note, buffers)
         if self._sync == "os" and end - self._flushed_bytes >= FLUSHED_AT_ONCE:
-            self._flush_beside(file, end)
+            self._flush_in_background(file, end)
         return Place(self._numbers[-1], payload_offset, end)
 
-    def _flush_beside(self, file: SegmentFile, end: int) -> None:
+    def _flush_in_background(self, file: SegmentFile, end: int) -> None:
         if self._flushing is not None and self._flushing.is_alive():
             return
 

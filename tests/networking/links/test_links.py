@@ -366,7 +366,7 @@ def test_a_worker_of_another_run_logs_that_once(place: Place, caplog: pytest.Log
     place.stack.callback(trainer.close)
     assert trainer.wait_connected(DEADLINE_S)
     worker = place.worker()
-    until(lambda: bool(worker._halts_said), worker)
+    until(lambda: bool(worker._logged_halts), worker)
     (said,) = [record for record in caplog.records if "run.name" in record.getMessage()]
     assert said.levelno == logging.WARNING
     assert "'other'" in said.getMessage()

@@ -433,7 +433,7 @@ def trainer() -> TrainerConnection:
 
 def observer() -> ObserverConnection:
     connection = ObserverConnection(ObserverState(run="", name="o", peer=b"o" * 16), silent_s=10, heartbeat_s=3)
-    connection.look()
+    connection.request_status()
     return connection
 
 

@@ -96,7 +96,7 @@ class Wires:
     def look(self) -> ServerStatus:
         self.now += FRESH_S
         connection, state = self.observer()
-        connection.look()
+        connection.request_status()
         self.run()
         assert state.status is not None
         connection.close()
@@ -233,7 +233,7 @@ def test_an_observer_occupies_no_place_and_is_not_announced() -> None:
     before = trainer.notice
     observers = [wires.observer() for _ in range(3)]
     for connection, _ in observers:
-        connection.look()
+        connection.request_status()
     wires.run()
     assert all(state.answers == 1 for _, state in observers)
     assert (len(wires.relay.workers), trainer.notice) == (1, before)
@@ -326,11 +326,11 @@ def test_a_missing_page_is_refused(wires: Wires) -> None:
 def test_simultaneous_requests_share_one_snapshot(wires: Wires) -> None:
     observers = [wires.observer() for _ in range(5)]
     for connection, _ in observers:
-        connection.look()
+        connection.request_status()
     wires.run()
     assert len({state.status.clock_s for _, state in observers if state.status is not None}) == 1
     wires.now += FRESH_S
-    observers[0][0].look()
+    observers[0][0].request_status()
     wires.run()
     later = observers[0][1].status
     assert later is not None
@@ -351,7 +351,7 @@ def test_an_observer_rejects_an_invalid_status(pages: list[StatusPage]) -> None:
     state = ObserverState(run="", name="eye", peer=b"o" * 16)
     observer = ObserverConnection(state, silent_s=10, heartbeat_s=3)
     observer.connected(Identity("server"), 0.0)
-    observer.look()
+    observer.request_status()
     said: list[Control] = [Welcome(1, 0, 1, 1, 1, 3.0), *pages]
     for message in said:
         data = bytes(control_frame(message))

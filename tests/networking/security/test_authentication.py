@@ -43,7 +43,7 @@ from tmrl_core.networking.transports import tls
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tls, "_LOOK_AGAIN_S", 0.02)
+    monkeypatch.setattr(tls, "_POLL_S", 0.02)
     monkeypatch.setattr(admission, "MAX_DELAY_S", 0.001)
     credentials.create(tmp_path / "keys", ["localhost"])
     return tmp_path / "keys"
@@ -190,7 +190,7 @@ def test_the_status_shows_the_certificate_with_a_workers_label(place: Place) -> 
         enter_as.greet(peer=name.encode().ljust(16), name="robot8", token="")
         assert isinstance(enter_as.hear(Welcome), Welcome)
     with ObserverLink(place.settings, run="run", timeout_s=DEADLINE_S) as link:
-        status = link.look()
+        status = link.fetch_status()
     assert status is not None
     of_that_name = [peer for peer in status.peers if peer.name == "robot8"]
     assert sorted(peer.certificate for peer in of_that_name) == ["robot7", "robot8"]

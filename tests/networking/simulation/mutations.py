@@ -114,7 +114,7 @@ def no_budget() -> Iterator[None]:
         if stream.active and message.epoch == stream.epoch and need > 0:
             stream.limit += need
             self.reserved_bytes += need
-            self._tell_limit(stream)
+            self._send_credit(stream)
 
     with patch.object(Flow, "want", generous):
         yield

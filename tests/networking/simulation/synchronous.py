@@ -224,7 +224,7 @@ class Training:
         """`TrainerLink.close`: what is still to be said goes out first."""
         trainer, network = self.trainer, self.scenario.network
         connection = trainer.end.connection if trainer.end is not None and trainer.end.up else None
-        said = not isinstance(connection, TrainerConnection) or connection.all_said
+        said = not isinstance(connection, TrainerConnection) or connection.all_sent
         if said or network.now - self._closing_since > 5.0:
             trainer.close()
         else:

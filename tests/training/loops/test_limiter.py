@@ -32,8 +32,8 @@ def test_either_side_is_held_to_the_band(eager: str, ratio: float) -> None:
 
 def test_no_sampling_before_min_size() -> None:
     limiter = RateLimiter(8.0, min_size=50, batch_size=4)
-    assert limiter.lack(49, 0).startswith("0 transitions sampled of 49 samples is above 8 for each (trainer.")
-    assert limiter.lack(50, 0) == ""
+    assert limiter.shortfall(49, 0).startswith("0 transitions sampled of 49 samples is above 8 for each (trainer.")
+    assert limiter.shortfall(50, 0) == ""
 
 
 def test_a_changed_band_starts_in_its_middle() -> None:
@@ -48,8 +48,8 @@ def test_updates_per_sample_are_limited_in_addition_to_the_band() -> None:
     limiter = RateLimiter(8.0, min_size=50, batch_size=4, max_updates_per_sample=0.5)
     assert limiter.can_sample(100, 50), "one more update passes"
     assert not limiter.can_sample(100, 51)
-    assert limiter.lack(100, 50) == ""
-    assert limiter.lack(100, 51) == (
+    assert limiter.shortfall(100, 50) == ""
+    assert limiter.shortfall(100, 51) == (
         "51 updates / 100 samples received is above trainer.max_training_steps_per_env_step = 0.5"
     )
 
@@ -83,7 +83,7 @@ def test_a_changed_band_continues_after_a_checkpoint() -> None:
 def test_changed_settings_apply_after_the_checkpoint() -> None:
     limiter = RateLimiter(1.0, min_size=10, error_buffer=20)
     samples, updates = run(limiter, 0, 0, 4000, "sample")
-    limiter.lack(samples, updates)
+    limiter.shortfall(samples, updates)
     again = RateLimiter(100.0, min_size=10)
     again.load_state_dict(limiter.state_dict())
     assert again.can_insert(samples, updates), "what was not drawn before is not made up for"

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tmrl_core.errors import StorageError
-from tmrl_core.training.loops.storage_failures import SAY_EVERY_S, Unwritten
+from tmrl_core.training.loops.storage_failures import LOG_INTERVAL_S, Unwritten
 
 
 def test_a_storage_failure_is_logged_at_intervals_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -16,7 +16,7 @@ def test_a_storage_failure_is_logged_at_intervals_and_when_it_ends(caplog: pytes
     unwritten = Unwritten(lambda: now[0])
     unwritten.over()
     assert unwritten.why == ""
-    for wait, lines in ((0.0, 1), (SAY_EVERY_S - 1.0, 1), (1.0, 2)):
+    for wait, lines in ((0.0, 1), (LOG_INTERVAL_S - 1.0, 1), (1.0, 2)):
         now[0] += wait
         unwritten.note(StorageError("the disk is full."))
         assert [record.levelname for record in caplog.records] == ["ERROR"] * lines

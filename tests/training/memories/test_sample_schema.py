@@ -218,7 +218,7 @@ def test_samples_of_another_environment_do_not_set_the_format(make_rows: Rows) -
     interface.put(buffer(*wrong))
     training.update_buffer(interface)
     assert (training.total_samples, len(training.memory), training.memory.layout) == (0, 0, None)
-    assert "all 9 samples that have arrived were refused: the observation of samples" in training._lack()
+    assert "all 9 samples that have arrived were refused: the observation of samples" in training._shortfall()
     interface.put(buffer(make_rows(1, 0, 0, 6)))
     training.run_epoch(interface)
     assert (training.total_samples, len(training.memory)) == (6, 5)

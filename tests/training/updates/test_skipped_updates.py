@@ -141,7 +141,7 @@ def test_results_on_a_device_are_read_later(tmp_path: Path) -> None:
     for update, flag in enumerate(flags):
         assert bad.note(update, {SKIPPED: flag}, tuple(batch()), Fixed()) == 0
     assert not any(flag.read for flag in flags)
-    assert bad.look() == 2
+    assert bad.read_deferred() == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update_1.json", "update_2.json"]
 
 

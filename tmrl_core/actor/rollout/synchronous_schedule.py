@@ -179,7 +179,7 @@ class SynchronousSchedule:
             self._uplink.send()
             if watch is None:
                 watch = StarvationWatch(self._collector.loop.longest_episode_s)
-                self._say_wait()
+                self._log_wait()
             if self._collector.evaluate_if_due():
                 continue
             models = self._uplink.update_policy(verbose=self._verbose)
@@ -190,7 +190,7 @@ class SynchronousSchedule:
                     self._await_turn(link)
                 continue
             if watch.starving(link.progress, link.versions_published, queued):
-                raise StarvedError(self._who_waits_for_whom())
+                raise StarvedError(self._describe_wait())
             # The trainer's turn begins here, when it has all samples of this worker.
             if not self._turns:
                 link.say_waits("" if queued or models else self._waits())
@@ -220,7 +220,7 @@ class SynchronousSchedule:
         turn = link.progress.turn
         return turn == self._uplink.latest_version != (0, 0) and not self._collector.evaluate_if_due()
 
-    def _say_wait(self) -> None:
+    def _log_wait(self) -> None:
         if self._verbose:
             logger.info(
                 "worker %s waits for a model: (%d steps + 1) / (1 + %d models received) is above %g",
@@ -236,7 +236,7 @@ class SynchronousSchedule:
             f"worker.max_steps_per_update = {self._limit.ratio:g}"
         )
 
-    def _who_waits_for_whom(self) -> str:
+    def _describe_wait(self) -> str:
         link = self._uplink.link
         progress = link.progress if link is not None else None
         trainer = f"with {progress.samples} samples and {progress.updates} updates: {progress.lack}" if progress else ""

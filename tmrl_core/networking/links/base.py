@@ -53,7 +53,7 @@ class Link:
         self._failure: TmrlError | None = None
         self._welcomes = 0
         self._poked = False
-        self._poke_lock = threading.Lock()
+        self._wake_lock = threading.Lock()
         self._notify_scheduled = False
         self._notified = 0.0
         self._waiting: list[Callable[[], bool]] = []
@@ -142,9 +142,9 @@ class Link:
             if self.closed or any(condition() for condition in self._waiting):
                 self._changed.notify_all()
 
-    def _poke(self) -> None:
+    def _wake_thread(self) -> None:
         """Make `_serve` run in the I/O thread soon."""
-        with self._poke_lock:
+        with self._wake_lock:
             if self._poked:
                 return
             self._poked = True
@@ -179,10 +179,10 @@ class Link:
             else:
                 self._loop.call_later(_IDLE_TICK_S, self._serve_and_rest)
             return
-        with self._poke_lock:
+        with self._wake_lock:
             self._poked = False
         if self._has_work():  # submitted between the last check and the flag
-            self._poke()
+            self._wake_thread()
 
     def _wake_driver(self) -> None:
         if self._connection is not None:
@@ -235,7 +235,7 @@ class Link:
                 if token is not None:
                     self._state.token = token
                 driver = await transport.dial(settings.host, settings.port, connection, settings.connect_timeout_s)
-                self._poke()
+                self._wake_thread()
                 begun = asyncio.get_running_loop().time()
                 ends: set[asyncio.Future[Any]] = {driver.ended, stop}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

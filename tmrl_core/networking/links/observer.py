@@ -37,15 +37,15 @@ class ObserverLink:
         self._driver: Driver | None = None
         self._loop = new_event_loop()
 
-    def look(self, ending: Callable[[], bool] = lambda: False) -> ServerStatus | None:
+    def fetch_status(self, ending: Callable[[], bool] = lambda: False) -> ServerStatus | None:
         """Return the Server's current status, connecting first if there is no link; None: `ending` returned True.
 
         Raises:
             NetworkError: there is no Server, it refuses, the link broke, or no answer came in time.
         """
-        return self._loop.run_until_complete(self._look(ending))
+        return self._loop.run_until_complete(self._fetch_status(ending))
 
-    async def _look(self, ending: Callable[[], bool]) -> ServerStatus | None:
+    async def _fetch_status(self, ending: Callable[[], bool]) -> ServerStatus | None:
         settings = self.settings
         where = f"the Server at {settings.host} port {settings.port}"
         deadline = time.monotonic() + self._timeout_s
@@ -59,7 +59,7 @@ class ObserverLink:
         answers = self._state.answers
         changed = asyncio.Event()
         self._state.on_change = changed.set
-        connection.look()
+        connection.request_status()
         while self._state.answers == answers:
             if connection.closing:
                 raise explain_refusal(connection.reason or NetworkError(f"{where} has closed the connection"))

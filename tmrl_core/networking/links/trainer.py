@@ -101,12 +101,12 @@ class TrainerLink(Link):
         """Acknowledge messages that the memory has committed."""
         for one in received:
             self._trainer.acknowledge(one)
-        self._poke()
+        self._wake_thread()
 
     def refuse(self, received: Received, reason: str) -> None:
         """Acknowledge a message that the memory cannot store as refused; the worker receives the reason."""
         self._trainer.acknowledge(received, refused=reason)
-        self._poke()
+        self._wake_thread()
 
     def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
         """Return the offsets that the streams of these messages will have once they are committed.
@@ -227,14 +227,14 @@ class TrainerLink(Link):
     def close(self, timeout_s: float = 5.0) -> None:
         """Send pending acknowledgements, weights and directives, then close the link."""
         deadline = time.monotonic() + timeout_s
-        while not self.closed and self.connected and not self._all_said() and time.monotonic() < deadline:
+        while not self.closed and self.connected and not self._all_sent() and time.monotonic() < deadline:
             self._call(self._wake_driver)
-            self._wait(self._all_said, 0.02)
+            self._wait(self._all_sent, 0.02)
         self._stop_thread()
 
-    def _all_said(self) -> bool:
+    def _all_sent(self) -> bool:
         connection = self._connection
-        return not isinstance(connection, TrainerConnection) or connection.all_said
+        return not isinstance(connection, TrainerConnection) or connection.all_sent
 
     def _make_connection(self) -> Connection:
         settings = self.settings

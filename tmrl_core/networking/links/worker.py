@@ -119,10 +119,10 @@ class WorkerLink(Link):
         """Number of next items that are encoded separately, because one of them cannot be encoded."""
         self._policy: tuple[Version, bytes | memoryview] | None = None
         self._versions_published = 0
-        self._refusals_said: set[str] = set()
+        self._logged_refusals: set[str] = set()
         self._taken: bool | None = None
         """Last logged state. True: a trainer takes samples. None: nothing was logged yet."""
-        self._halts_said: set[str] = set()
+        self._logged_halts: set[str] = set()
         self._compression: Literal["auto", "zstd", "none"] = settings.compression
         if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
             self._compression = "none"  # on a loopback link, copying is faster than compressing
@@ -160,7 +160,7 @@ class WorkerLink(Link):
             with self._changed:
                 self._handed.append(item)
                 self._handed_bytes += size
-            self._poke()  # after every call, because the next call may wait for these samples
+            self._wake_thread()  # after every call, because the next call may wait for these samples
 
     def _has_room(self, size: int) -> bool:
         waiting = self._handed_bytes + self._sender.held_bytes
@@ -253,23 +253,23 @@ class WorkerLink(Link):
                 self._versions_published = self._worker.versions_published
         while self._sender.refusals:
             number, reason = self._sender.refusals.popleft()
-            if reason not in self._refusals_said and len(self._refusals_said) < _REFUSALS_SAID:
-                self._refusals_said.add(reason)
+            if reason not in self._logged_refusals and len(self._logged_refusals) < _REFUSALS_SAID:
+                self._logged_refusals.add(reason)
                 logger.warning(
                     "the trainer refused message %d of this worker: %s (said once; samples_refused counts on)",
                     number,
                     plain(reason),
                 )
         if self._has_work():
-            self._poke()
+            self._wake_thread()
         super()._notify()
         if self.connected:
             taken = self._taken
-            self._say_who_takes()
+            self._log_receiver()
             if self._taken is not taken:
                 self._on_change()  # threads that wait have already checked this
 
-    def _say_who_takes(self) -> None:
+    def _log_receiver(self) -> None:
         """Log when this worker's samples lose their receiver and when they have one again."""
         worker = self._worker
         if self._sender.active:
@@ -277,11 +277,11 @@ class WorkerLink(Link):
             if self._taken is False and not worker.ending:
                 logger.info("a trainer of run %r takes samples", worker.run)
             self._taken = True
-            self._halts_said.clear()
+            self._logged_halts.clear()
         elif worker.halted and worker.halt_reason:
-            if worker.halt_reason not in self._halts_said and len(self._halts_said) < _REFUSALS_SAID:
+            if worker.halt_reason not in self._logged_halts and len(self._logged_halts) < _REFUSALS_SAID:
                 logger.warning("%s", worker.halt_reason)
-                self._halts_said.add(worker.halt_reason)
+                self._logged_halts.add(worker.halt_reason)
             self._taken = False
         elif worker.halted and self._taken is not False and not worker.ending:
             logger.info("no trainer of run %r is connected: samples wait here until one connects", worker.run)

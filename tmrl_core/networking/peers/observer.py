@@ -40,7 +40,7 @@ class ObserverConnection(Connection):
         self._pages: list[bytes] = []
         self._size = 0
 
-    def look(self) -> None:
+    def request_status(self) -> None:
         """Request a snapshot, once the Server has welcomed this link; one request at a time."""
         if not self._asking:
             self._asking = True

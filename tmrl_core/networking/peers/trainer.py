@@ -403,7 +403,7 @@ class TrainerConnection(Connection):
         return frame
 
     @property
-    def all_said(self) -> bool:
+    def all_sent(self) -> bool:
         """Return True if all messages of the trainer were sent and the latest policy has arrived."""
         state = self.trainer
         version = (state.holding, state.policy[0]) if state.policy is not None else self._sent_version

@@ -185,7 +185,7 @@ class StreamSender:
         else:
             self._next_floor = min(self._next_floor, victim.floor) if self._next_floor is not None else victim.floor
         self.messages_dropped += 1
-        self._let_go(victim)
+        self._release(victim)
 
     def _unqueue(self) -> _Message:
         message = self._queue.popleft()
@@ -199,7 +199,7 @@ class StreamSender:
         self._queue.appendleft(message)
         self.unsent_bytes += message.body_bytes
 
-    def _let_go(self, message: _Message) -> None:
+    def _release(self, message: _Message) -> None:
         self.held_bytes -= message.body_bytes
         self.held_samples -= message.samples
         self.held_messages -= 1
@@ -292,11 +292,11 @@ class StreamSender:
             )
         refused = dict(ack.refused)
         while self._sent and self._sent[0].number < ack.next:
-            self._let_go(self._sent[0])
+            self._release(self._sent[0])
             self._count(self._sent[0].number, self._sent.popleft().samples, refused)
         while self._queue and self._queue[0].number < ack.next:
             message = self._unqueue()
-            self._let_go(message)
+            self._release(message)
             self._count(message.number, message.samples, refused)
         while self._gone and self._gone[0].number < ack.next:
             self._count(*self._gone.popleft(), refused)
@@ -540,15 +540,15 @@ class StreamReceiver:
         upto = self.offset.next_number
         if upto <= self._acked:
             return None
-        told: list[Refusal] = []
+        sent: list[Refusal] = []
         size = 0
         while self._refused:
             number, reason = self._refused[0]
             size += len(reason.encode()) + _REFUSAL_BYTES
-            if told and size > _ACK_BYTES:
+            if sent and size > _ACK_BYTES:
                 upto = number  # without its reason, the message would count as committed
                 break
-            told.append(self._refused.popleft())
-        self._refused_lately.extend(told)
+            sent.append(self._refused.popleft())
+        self._refused_lately.extend(sent)
         self._acked = upto
-        return Ack(channel, upto, tuple(told))
+        return Ack(channel, upto, tuple(sent))

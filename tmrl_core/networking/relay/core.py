@@ -328,7 +328,7 @@ class Relay:
             StreamOpened(stream.trainer_channel, stream.id, stream.name, stream.signature, live=worker is not None)
         )
         if stream.waits:
-            self._tell_waits(stream)
+            self._send_wait_reason(stream)
 
     def _halt(self, worker: RelayConnection, stream: RelayStream) -> None:
         trainer = self.trainer
@@ -477,9 +477,9 @@ class Relay:
         """Record a worker's wait reason, a last value for the trainer."""
         stream = connection.stream(message.channel)
         stream.waits = plain(message.text)
-        self._tell_waits(stream)
+        self._send_wait_reason(stream)
 
-    def _tell_waits(self, stream: RelayStream) -> None:
+    def _send_wait_reason(self, stream: RelayStream) -> None:
         if self.trainer is not None and stream.trainer_channel:
             self.trainer.put(("waits", stream.trainer_channel), Waits(stream.trainer_channel, stream.waits))
 

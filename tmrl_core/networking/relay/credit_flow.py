@@ -89,7 +89,7 @@ class Flow:
         room = self._settings.budget_bytes // 2 - len(self._relay.streams) * self._settings.standing_bytes
         stream.standing = self._settings.standing_bytes if room >= 0 else 0
         free = self._settings.budget_bytes - self.reserved_bytes
-        stream.limit = stream.told_limit = min(stream.standing, max(0, free))
+        stream.limit = stream.sent_limit = min(stream.standing, max(0, free))
         self.reserved_bytes += stream.limit
 
     def detach(self, stream: RelayStream) -> None:
@@ -120,7 +120,7 @@ class Flow:
             self._sending = None
         stream.partial = []
         self.reserved_bytes -= stream.reserved
-        stream.limit = stream.forwarded = stream.received = stream.told_limit = stream.wanted = 0
+        stream.limit = stream.forwarded = stream.received = stream.sent_limit = stream.wanted = 0
         stream.standing = 0
         stream.active = False
         self._wants.pop(stream.id, None)
@@ -219,12 +219,14 @@ class Flow:
                     return  # later streams wait too, so that a large request is not overtaken forever
                 stream.limit += need
                 self.reserved_bytes += need
-            self._tell_limit(stream)  # the standing credit may already cover the request without the worker's knowledge
+            self._send_credit(
+                stream
+            )  # the standing credit may already cover the request without the worker's knowledge
             del self._wants[stream.id]
 
-    def _tell_limit(self, stream: RelayStream) -> None:
-        if stream.worker is not None and stream.limit > stream.told_limit:
-            stream.told_limit = stream.limit
+    def _send_credit(self, stream: RelayStream) -> None:
+        if stream.worker is not None and stream.limit > stream.sent_limit:
+            stream.sent_limit = stream.limit
             stream.worker.put(("credit", stream.channel), Credit(stream.channel, stream.epoch, stream.limit))
 
     def forwarded(self, stream: RelayStream, size: int) -> None:
@@ -240,8 +242,8 @@ class Flow:
             if lacking > 0 and free >= lacking:
                 stream.limit += lacking
                 self.reserved_bytes += lacking
-                if stream.limit - stream.told_limit >= stream.standing // 2:
-                    self._tell_limit(stream)
+                if stream.limit - stream.sent_limit >= stream.standing // 2:
+                    self._send_credit(stream)
         self.grant()
 
     # --- to the trainer ---

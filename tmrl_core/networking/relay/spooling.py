@@ -46,7 +46,7 @@ class SpoolHandoff:
         self.relay = relay
         self.spool = spool
         self._line = RateLimitedLog(say, "that were about the spool too")
-        self._said: dict[bytes, int] = {}
+        self._released_samples: dict[bytes, int] = {}
         if spool is not None:
             spool.on_stored = self._stored
             spool.on_failed = self._failed
@@ -204,9 +204,9 @@ class SpoolHandoff:
         """Record that a trainer has acknowledged all messages of a stream below `next_number`."""
         if self.spool is None or stream.id not in self.spool.streams:
             return
-        samples = self._said.get(stream.id, 0) + self.spool.drop(stream.id, next_number)
+        samples = self._released_samples.get(stream.id, 0) + self.spool.drop(stream.id, next_number)
         if stream.id in self.spool.streams:
-            self._said[stream.id] = samples
+            self._released_samples[stream.id] = samples
         else:
-            self._said.pop(stream.id, None)
+            self._released_samples.pop(stream.id, None)
             self.say(f"spool: {samples:,} samples of worker {stream.name}, run {stream.run!r}, have been acknowledged")

@@ -27,7 +27,7 @@ class RelayStream:
         self.received = 0
         self.forwarded = 0
         self.limit = 0
-        self.told_limit = 0
+        self.sent_limit = 0
         self.wanted = 0
         self.ended = False
         self.waits = ""

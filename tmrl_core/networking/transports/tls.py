@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 262_144
 _HIGH_WATER_BYTES = 65_536
 _UNSENT_BYTES = 131_072
-_LOOK_AGAIN_S = 1.0
+_POLL_S = 1.0
 """Interval at which a Server checks its credentials for changes."""
 _GREETING_BYTES = 65_536
 """Maximum bytes from a peer before its admission; a handshake with a certificate and a `Hello` take a tenth."""
@@ -104,9 +104,9 @@ class TlsTransport(Transport):
             driver.ended.add_done_callback(lambda _: listener.drivers.discard(driver))
             return driver
 
-        def look_again() -> None:
-            self._look_again(listener.drivers)
-            listener.timer = loop.call_later(_LOOK_AGAIN_S, look_again)
+        def poll_credentials() -> None:
+            self._poll_credentials(listener.drivers)
+            listener.timer = loop.call_later(_POLL_S, poll_credentials)
 
         try:
             # Windows' SO_REUSEADDR lets two servers share a port, so it stays off there.
@@ -117,10 +117,10 @@ class TlsTransport(Transport):
             raise NetworkError(
                 f"cannot listen on {host or '*'} port {port}: {exc.strerror or exc}. {_what_to_do(exc)}"
             ) from exc
-        listener.timer = loop.call_later(_LOOK_AGAIN_S, look_again)
+        listener.timer = loop.call_later(_POLL_S, poll_credentials)
         return listener
 
-    def _look_again(self, drivers: Iterable[_TlsDriver]) -> None:
+    def _poll_credentials(self, drivers: Iterable[_TlsDriver]) -> None:
         """Reload changed credentials, and close links that would no longer be admitted."""
         access = self.access
         if not isinstance(access, ServerAccess) or not access.refresh():
@@ -294,7 +294,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
                 return
         if self._tls is None:
             if len(self._first) < 3 and self._is_tls(nbytes):
-                self._told_tls()
+                self._on_tls_ready()
             else:
                 self.connection.received(nbytes, self.loop.time())
         else:
@@ -356,7 +356,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         first = self._first
         return len(first) >= 3 and first[0] in (_ALERT, _HANDSHAKE_RECORD) and first[1] == 3 and 1 <= first[2] <= 4
 
-    def _told_tls(self) -> None:
+    def _on_tls_ready(self) -> None:
         if self._server_side:
             self.connection.refuse(
                 "misuse",

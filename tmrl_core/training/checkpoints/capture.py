@@ -82,10 +82,10 @@ class Captured:
     skipped: dict[str, str] = field(default_factory=dict)
     rows: dict[str, MemoryRows] = field(default_factory=dict)
 
-    def warn(self, told: set[str]) -> None:
+    def warn(self, logged: set[str]) -> None:
         """Log a warning about skipped values whose paths are not in `logged` yet; add the paths to `logged`."""
-        new = [f"{path} ({reason})" for path, reason in self.skipped.items() if path not in told]
-        told.update(self.skipped)
+        new = [f"{path} ({reason})" for path, reason in self.skipped.items() if path not in logged]
+        logged.update(self.skipped)
         if new:
             logger.warning(
                 "checkpoints cannot hold %s: on resume, that comes from the constructor. Give it state_dict() and "

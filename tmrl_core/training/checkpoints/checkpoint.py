@@ -125,7 +125,7 @@ def restore_checkpoint(training: object, folder: Path, rows_folder: Path, *, dro
     return manifest
 
 
-def let_go(training: object) -> None:
+def release_memory(training: object) -> None:
     """Release the memory folder of an unused training object, because only one object can lock the folder."""
     memory = attributes_of(training).get("memory")
     if isinstance(memory, TrainingMemory):

@@ -230,7 +230,7 @@ class RunCheckpoints:
         self._written_at = self._clock()
         if loaded is None:
             made = made or self._make()
-            _say_what_is_kept(made)
+            _log_kept_memory(made)
             self._first = True
             if path is not None and self._dump is None and not as_loop(made).own_format:
                 self._the_store().check_writable()
@@ -303,7 +303,7 @@ def _is_empty(training: LoopLike) -> bool:
     return training.epoch == 0 and training.total_samples == 0
 
 
-def _say_what_is_kept(training: LoopLike) -> None:
+def _log_kept_memory(training: LoopLike) -> None:
     memory = as_loop(training).training_memory
     if memory is not None and memory.recorded is not None:
         logger.info(

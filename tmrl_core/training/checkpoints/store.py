@@ -24,8 +24,8 @@ from tmrl_core.training.checkpoints.capture import Captured, capture
 from tmrl_core.training.checkpoints.checkpoint import (
     delivery_note,
     flush_memory,
-    let_go,
     manifest_of,
+    release_memory,
     restore_checkpoint,
     write_checkpoint,
 )
@@ -82,7 +82,7 @@ class CheckpointStore:
         """Files of rows, by the memory's path."""
         self._thread: threading.Thread | None = None
         self._defect: BaseException | None = None
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         """Paths of skipped values that a warning has already named."""
 
     def counters(self) -> list[int]:
@@ -121,7 +121,7 @@ class CheckpointStore:
         if self._defect is not None:
             raise CheckpointError("an earlier checkpoint could not be written") from self._defect
         captured = capture(training)
-        captured.warn(self._told)
+        captured.warn(self._logged)
         flush_memory(training)
         if self._counter is None:
             self._counter = max(self.counters(), default=0)
@@ -280,7 +280,7 @@ class CheckpointStore:
                 manifest = restore_checkpoint(training, folder, self.rows_folder, drop_damaged=drop_damaged)
             except CheckpointError as exc:
                 reasons.append((counter, exc))
-                let_go(training)
+                release_memory(training)
                 continue
             # No rows are added to damaged files: the next checkpoint writes all rows again.
             self._rows.clear()

@@ -63,7 +63,7 @@ class RateLimiter:
         self._configured = (samples_per_insert, error_buffer)
         self._band = self._checked(samples_per_insert, error_buffer, 0, 0)
         self._seen = (0, 0)
-        """Samples received and transitions sampled at the last call of `lack`."""
+        """Samples received and transitions sampled at the last call of `shortfall`."""
 
     def _checked(
         self, samples_per_insert: float | None, error_buffer: float | None, stored: int, sampled: int
@@ -121,7 +121,7 @@ class RateLimiter:
             return True
         return band.below.allows(samples - band.stored - self.min_size, updates * self.batch_size - band.sampled)
 
-    def lack(self, samples: int, updates: int) -> str:
+    def shortfall(self, samples: int, updates: int) -> str:
         """Describe the limit that holds training; empty: it may continue."""
         band, sampled = self._band, updates * self.batch_size
         self._seen = (samples, sampled)

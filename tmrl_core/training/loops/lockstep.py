@@ -30,7 +30,7 @@ from tmrl_core.training.value_types import State
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Maximum wait in seconds between two checks of the connected workers."""
 
 
@@ -97,7 +97,7 @@ class TrainingLockstep(TrainingOffline):
         """Streams of stalled workers that have sent nothing since."""
         self._begun = False
         """True: a round was collected in this process."""
-        self._lacks = ""
+        self._round_shortfall = ""
         self._seeded: set[bytes] = set()
         super().__init__(
             env_cls,
@@ -112,7 +112,12 @@ class TrainingLockstep(TrainingOffline):
         if self._agent.times_updates:
             self._agent.after_update = lambda seconds: self._threads.note(1, seconds)
 
-    transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {"_begun", "suspended", "_seeded", "_lacks"}
+    transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {
+        "_begun",
+        "suspended",
+        "_seeded",
+        "_round_shortfall",
+    }
 
     @property
     def versions_before(self) -> int:
@@ -161,12 +166,12 @@ class TrainingLockstep(TrainingOffline):
                 for stream, what in round_.poll(workers if self._begun else (), self.clock(), interface.says_done):
                     interface.collect(what, stream)
                 self._report_shortfall(interface, round_, len(workers))
-                interface.wait(min(LOOK_S, self.sleep_between_buffer_retrieval_attempts))
+                interface.wait(min(POLL_S, self.sleep_between_buffer_retrieval_attempts))
             self._cancel(interface, round_)
             memory.round = None
             return False
         finally:
-            self._lacks = self._waits_for = ""
+            self._round_shortfall = self._waits_for = ""
             self._count(round_)
 
     def _begin_round(self, version: Version) -> Round:
@@ -218,11 +223,11 @@ class TrainingLockstep(TrainingOffline):
             f"{'' if self._begun else f', trainer.lockstep.min_workers is {self.min_workers}'}"
         )
         if lack != self._waits_for:
-            self._lacks = self._waits_for = lack
+            self._round_shortfall = self._waits_for = lack
             interface.report(self._progress())
 
-    def _lacking(self) -> str:
-        return self._lacks
+    def _describe_shortfall(self) -> str:
+        return self._round_shortfall
 
     # --- training -----------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 REASON_LENGTH = 300
 """Maximum number of characters of a refusal's reason."""
 
-TURN_LOOK_S = 0.01
+TURN_POLL_S = 0.01
 """Seconds between two checks for the trainer's turn."""
 
 
@@ -375,7 +375,7 @@ class TrainingOffline(TrainingLoop):
             if self.total_updates % self.update_buffer_interval == 0:
                 # Appended rows may overwrite sampled ones.
                 indices = self._memory.indices_of(batch)
-                self._look_for_samples(interface)
+                self._poll_samples(interface)
             self._update([batch, *self._further(batches)], indices)
             if self.total_updates % self.update_model_interval == 0:
                 self._publish(interface)
@@ -383,7 +383,7 @@ class TrainingOffline(TrainingLoop):
                 interface.give_turn()
             if not self._hold_ratio(interface):
                 break
-        self.updates_skipped += self._bad.look()
+        self.updates_skipped += self._bad.read_deferred()
         return self.step >= self.steps
 
     def _further(self, batches: Iterator[Batch]) -> list[Batch]:
@@ -412,7 +412,7 @@ class TrainingOffline(TrainingLoop):
         before = time.perf_counter()
         if len(batches) == 1:
             made = [self._agent.train(batches[0])]
-            self._tell_memory(batches[0])
+            self._update_priorities(batches[0])
         else:
             made = self._agent.train_steps(batches)
         training_s = time.perf_counter() - before
@@ -428,13 +428,13 @@ class TrainingOffline(TrainingLoop):
             )
             self.statistics.add(metrics)
 
-    def _tell_memory(self, batch: Batch) -> None:
+    def _update_priorities(self, batch: Batch) -> None:
         """Pass the TD errors to a memory with prioritized sampling."""
         td_error_B = self._agent.td_error_B
         if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
             self._memory.update_priorities(batch[6]["indices"], td_error_B)
 
-    def _look_for_samples(self, interface: TrainingInterface) -> None:
+    def _poll_samples(self, interface: TrainingInterface) -> None:
         """Insert arrived samples, unless training is so far behind that they have to wait."""
         if self.limiter.can_insert(self.total_samples, self.total_updates):
             self.update_buffer(interface)
@@ -455,7 +455,7 @@ class TrainingOffline(TrainingLoop):
         self._take(deliveries, interface.version[1])
         self.commit(interface)
         if self._waits_for:
-            self._waits_for = self._lack()
+            self._waits_for = self._shortfall()
         interface.report(self._progress())
 
     def _take(self, deliveries: Sequence[Delivery], counter: int) -> None:
@@ -500,13 +500,13 @@ class TrainingOffline(TrainingLoop):
         self._unwritten.over()
         return True
 
-    def _lack(self) -> str:
+    def _shortfall(self) -> str:
         """Describe the limit that holds training; empty: training may continue."""
-        lack = self._lacking()
+        lack = self._describe_shortfall()
         why = self._unwritten.why
         return f"{lack}, and the replay memory cannot be written: {why}" if lack and why else lack
 
-    def _lacking(self) -> str:
+    def _describe_shortfall(self) -> str:
         if self.offline is not None:
             return ""
         if self.total_samples == 0:
@@ -523,11 +523,11 @@ class TrainingOffline(TrainingLoop):
                 f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks (where workers wait "
                 "for updates meanwhile, raise that or trainer.update_model_interval)"
             )
-        return self.limiter.lack(self.total_samples, self.total_updates)
+        return self.limiter.shortfall(self.total_samples, self.total_updates)
 
     def _hold_ratio(self, interface: TrainingInterface) -> bool:
         """Wait until training may continue. False: `interface.stopping`."""
-        if not self._lack() and (not self._yields or interface.has_turn()):
+        if not self._shortfall() and (not self._yields or interface.has_turn()):
             self._yields = False
             return not interface.stopping
         started = time.perf_counter()
@@ -546,7 +546,7 @@ class TrainingOffline(TrainingLoop):
             # Checked before the insertion, when all samples sent before this status have arrived.
             has_turn = interface.has_turn()
             self.update_buffer(interface)
-            lack = self._lack()
+            lack = self._shortfall()
             if not lack and has_turn:
                 self._yields = False
                 return True
@@ -555,7 +555,7 @@ class TrainingOffline(TrainingLoop):
                 logger.debug("waiting: %s", lack)
                 self._waits_for = lack
                 interface.report(self._progress())
-            interface.wait(self.sleep_between_buffer_retrieval_attempts if lack else TURN_LOOK_S)
+            interface.wait(self.sleep_between_buffer_retrieval_attempts if lack else TURN_POLL_S)
         return False
 
     def _progress(self) -> Progress:

@@ -10,7 +10,7 @@ from tmrl_core.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-SAY_EVERY_S = 30.0
+LOG_INTERVAL_S = 30.0
 """Interval in seconds between two log lines."""
 
 
@@ -26,15 +26,15 @@ class Unwritten:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._said: float | None = None
+        self._logged_s: float | None = None
         self.why = ""
 
     def note(self, exc: StorageError) -> None:
         """Record that samples could not be written."""
         self.why = str(exc)
         now = self._clock()
-        if self._said is None or now - self._said >= SAY_EVERY_S:
-            self._said = now
+        if self._logged_s is None or now - self._logged_s >= LOG_INTERVAL_S:
+            self._logged_s = now
             logger.error(
                 "samples cannot be stored: %s. They are not acknowledged, so their workers keep them. No more are "
                 "inserted until they can be written, which is tried repeatedly. Training continues with the stored "

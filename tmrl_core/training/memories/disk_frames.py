@@ -109,7 +109,7 @@ class DiskFrames(Frames):
         """Return the uncommitted frames."""
         return [staged.data for staged in self._staged]
 
-    def lies(self, number: int, offset: int, count: int) -> int:
+    def register(self, number: int, offset: int, count: int) -> int:
         """Register the next `count` frames at an offset of file `number`. Return the offset after them."""
         if count:
             units = self.stop * (self.frame_bytes // UNIT)

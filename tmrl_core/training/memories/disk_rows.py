@@ -209,10 +209,10 @@ class DiskRows(Rows):
                     put = FramesNote.parse(decoded(rest).get("frames"), len(self.frames), rows).put
                     for held, (first, count) in zip(self.frames, put, strict=True):
                         held.forget_before(first + count)
-                self._let_go(first_row + rows, f"{reader.path} is damaged after byte {start}")
+                self._drop_before(first_row + rows, f"{reader.path} is damaged after byte {start}")
                 start = damaged.end
 
-    def _let_go(self, index: int, why: str) -> None:
+    def _drop_before(self, index: int, why: str) -> None:
         """Forget the rows before an index, which can no longer be read."""
         before = len(self)
         self._table.drop_before(index)
@@ -260,7 +260,7 @@ class DiskRows(Rows):
         segment.stop = self.readable
         offset += rows * self._row_bytes
         for held, count in zip(self.frames, frames, strict=True):
-            offset = held.lies(number, offset, count)
+            offset = held.register(number, offset, count)
         segment.frame_stops = [held.stop for held in self.frames]
 
     # --- writing ------------------------------------------------------------------------------------------------------

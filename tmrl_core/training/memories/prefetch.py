@@ -25,7 +25,7 @@ prefetching thread uses a device, as required while a CUDA graph is captured
 (docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA graphs")."""
 
 
-def _beside(prepare: Callable[[], T]) -> T:
+def _prepare_locked(prepare: Callable[[], T]) -> T:
     with BESIDE:
         return prepare()
 
@@ -57,7 +57,7 @@ class Prefetch(Generic[T]):
             self._executor = ThreadPoolExecutor(1, "prefetch")
         while len(self._queue) < self.depth:
             assert self._executor is not None
-            self._queue.append(self._executor.submit(_beside, prepare))
+            self._queue.append(self._executor.submit(_prepare_locked, prepare))
         return taken
 
     def stop(self) -> list[T]:

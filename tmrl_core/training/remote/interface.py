@@ -63,7 +63,7 @@ AWAY_S = 30.0
 """Seconds to wait for a disconnected worker, which may return with the missing samples."""
 TURN_S = 60.0
 """Seconds after which synchronous training continues although the worker has not reported that it waits."""
-REFUSALS_SAID = 100
+MAX_LOGGED_REFUSALS = 100
 """Maximum number of different refusals in the log."""
 JOINS_AT_ONCE = 1_000
 JOINS_PER_S = 1.0
@@ -127,7 +127,7 @@ class RemoteInterface(TrainingInterface):
         self._stop = False
         self._outstanding: list[tuple[Received, Delivery]] = []
         """Received messages that are not acknowledged yet."""
-        self._refusals_said: set[tuple[str, str]] = set()
+        self._logged_refusals: set[tuple[str, str]] = set()
         self._strange: set[bytes] = set()
         """Streams whose latest samples were refused."""
         self._policy: State = {}
@@ -152,7 +152,7 @@ class RemoteInterface(TrainingInterface):
         self._starved_since: float | None = None
         self._here: set[bytes] = set()
         # Time at which each stream was disconnected. Streams of a checkpoint may be older than this process.
-        self._away: dict[bytes, float] = dict.fromkeys(link.offsets, self._started)
+        self._missing_since: dict[bytes, float] = dict.fromkeys(link.offsets, self._started)
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         """Training episodes, of all workers."""
@@ -204,7 +204,7 @@ class RemoteInterface(TrainingInterface):
             delivery.buffer.extend([] if chunk is None else [chunk], records)
         return delivery
 
-    def _say_refused(self, worker: str, reason: str) -> None:
+    def _log_refused(self, worker: str, reason: str) -> None:
         if self._is_new(worker, reason):
             logger.error(
                 "samples refused, of worker %s: %s (said once; the record `refused` counts on)", worker, plain(reason)
@@ -213,9 +213,9 @@ class RemoteInterface(TrainingInterface):
     def _is_new(self, worker: str, text: str) -> bool:
         """Return True if a worker's reason should be logged: once only, because a worker may cause it endlessly."""
         said = (worker, text)
-        if said in self._refusals_said or len(self._refusals_said) >= REFUSALS_SAID:
+        if said in self._logged_refusals or len(self._logged_refusals) >= MAX_LOGGED_REFUSALS:
             return False
-        self._refusals_said.add(said)
+        self._logged_refusals.add(said)
         return True
 
     def commit(self) -> None:
@@ -230,7 +230,7 @@ class RemoteInterface(TrainingInterface):
             self.keep([received for received, _ in done])
         for received, delivery in done:
             if delivery.refusal:
-                self._say_refused(self.link.worker_name(received.stream), delivery.refusal)
+                self._log_refused(self.link.worker_name(received.stream), delivery.refusal)
                 self.link.refuse(received, delivery.refusal)
                 self._strange.add(received.stream)
             else:
@@ -257,18 +257,20 @@ class RemoteInterface(TrainingInterface):
                 return True
         return False
 
-    def _somebody_is_away(self, now: float) -> bool:
+    def _is_worker_missing(self, now: float) -> bool:
         here = {member.stream for member in self.link.members}
-        self._away.update(dict.fromkeys(self._here - here, now))
+        self._missing_since.update(dict.fromkeys(self._here - here, now))
         self._here = here
-        self._away = {
-            stream: since for stream, since in self._away.items() if stream not in here and now - since < AWAY_S
+        self._missing_since = {
+            stream: since
+            for stream, since in self._missing_since.items()
+            if stream not in here and now - since < AWAY_S
         }
-        return bool(self._away)
+        return bool(self._missing_since)
 
     def _check_starvation(self) -> None:
         now = self._clock()
-        away = self._somebody_is_away(now)
+        away = self._is_worker_missing(now)
         waits = self.link.waits
         if away or not (self.progress.lack and waits and all(text for _, text in waits)):
             self._starved_since = None
@@ -414,9 +416,9 @@ class RemoteInterface(TrainingInterface):
         if second is None:
             self.event(names.EVENT_TARGET, "not confirmed, training continues: no second evaluation was finished")
         elif self.reached_target:
-            self.event(names.EVENT_LEARNED, f"a second evaluation confirms it: {self._beside_target(second)}")
+            self.event(names.EVENT_LEARNED, f"a second evaluation confirms it: {self._compare_with_target(second)}")
         else:
-            self.event(names.EVENT_TARGET, f"not confirmed, training continues: {self._beside_target(second)}")
+            self.event(names.EVENT_TARGET, f"not confirmed, training continues: {self._compare_with_target(second)}")
         return self.reached_target
 
     def stop(self) -> None:
@@ -523,10 +525,10 @@ class RemoteInterface(TrainingInterface):
                 self._to_confirm = result
                 self.event(
                     names.EVENT_TARGET,
-                    f"{self._beside_target(result)}; training ends if a second evaluation confirms it",
+                    f"{self._compare_with_target(result)}; training ends if a second evaluation confirms it",
                 )
 
-    def _beside_target(self, result: EvaluationResult) -> str:
+    def _compare_with_target(self, result: EvaluationResult) -> str:
         target = self._target_return
         return f"mean return {return_text(result.mean, target)}, target {return_text(target)}"
 
@@ -595,7 +597,7 @@ class RemoteInterface(TrainingInterface):
         if found:
             reason = f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs"
             self._unfit[member.stream] = reason
-            self._say_refused(member.name, reason)
+            self._log_refused(member.name, reason)
 
     def _record_network(self) -> None:
         counts = self.link.counts

@@ -21,7 +21,7 @@ SKIPPED = "update_skipped"
 """Metric of a skipped update: True, or a true tensor, if the update's batch or results hold NaN or Inf. Absent or
 false: the update was applied."""
 
-LOOK_EVERY = 64
+READ_EVERY = 64
 """Number of updates between two reads of results from the device. Each read makes the processor wait for the device."""
 MAX_HELD_BYTES = 1 << 28
 """Size of the batches stored between two reads that triggers an early read."""
@@ -55,7 +55,7 @@ class BadUpdates:
         self._written = 0
 
     def note(self, update: int, metrics: Metrics, batch: Batch, memory: Indexed, indices: Indices | None = None) -> int:
-        """Read the outcome of an update, or defer it until `look` where reading would wait for the device.
+        """Read the outcome of an update, or defer it until `read_deferred` where reading would wait for the device.
 
         Args:
             update: number of the update.
@@ -79,10 +79,10 @@ class BadUpdates:
         self._unread.append((update, skipped, batch, indices))
         self._held_bytes += _bytes_of(batch)
         at_once = isinstance(skipped, (bool, np.bool_)) or skipped.device.type == "cpu"
-        full = len(self._unread) >= LOOK_EVERY or self._held_bytes > MAX_HELD_BYTES
-        return self.look() if at_once or full else 0
+        full = len(self._unread) >= READ_EVERY or self._held_bytes > MAX_HELD_BYTES
+        return self.read_deferred() if at_once or full else 0
 
-    def look(self) -> int:
+    def read_deferred(self) -> int:
         """Read the deferred outcomes; returns and raises as `note`."""
         found = 0
         unread, self._unread = self._unread, []
@@ -142,17 +142,17 @@ def bad_columns(batch: Batch) -> dict[str, list[int]]:
     """Return the rows with NaN or Inf of each column of a batch that has any."""
     found: dict[str, list[int]] = {}
     for name, value in zip(_FIELDS, batch if isinstance(batch, tuple) else (), strict=False):
-        _look_into(name, value, found)
+        _add_bad_rows(name, value, found)
     return found
 
 
-def _look_into(name: str, value: Tree, found: dict[str, list[int]]) -> None:
+def _add_bad_rows(name: str, value: Tree, found: dict[str, list[int]]) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
-            _look_into(f"{name}.{key}", item, found)
+            _add_bad_rows(f"{name}.{key}", item, found)
     elif isinstance(value, (tuple, list)):
         for number, item in enumerate(value):
-            _look_into(f"{name}.{number}", item, found)
+            _add_bad_rows(f"{name}.{number}", item, found)
     elif is_tensor(value) and value.is_floating_point() and value.ndim:
         # A sum is finite only if its terms are.
         totals = value.flatten(1).sum(1) if value.ndim > 1 else value

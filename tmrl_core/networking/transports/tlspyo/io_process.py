@@ -41,7 +41,7 @@ from tmrl_core.networking.transports.tlspyo.link import MAX_MESSAGE_BYTES, refus
 HUB = "hub"
 _TO_HUB = {HUB: -1}
 _GROUP = re.compile(r"p\.[0-9a-f]{32}")
-_PARENT_LOOK_S = 1.0
+_PARENT_POLL_S = 1.0
 _FLUSH_S = 1.0
 
 serialize = msgspec.msgpack.encode
@@ -52,7 +52,7 @@ def main(settings: dict[str, Any]) -> None:
     """Run one I/O process with the settings that its parent wrote. Never return."""
     logging.getLogger("tlspyo").setLevel(logging.ERROR)  # important events are reported to the parent
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    _look_at_parent(os.getppid())
+    _check_parent(os.getppid())
     (TlspyoRelay(settings) if settings["role"] == "relay" else Peer(settings)).run()
 
 
@@ -61,11 +61,11 @@ def _end_with_stdin() -> None:
     os._exit(0)
 
 
-def _look_at_parent(parent: int) -> None:
+def _check_parent(parent: int) -> None:
     # A forked child of the parent may hold the other end of standard input open, so the parent is checked too.
     if os.getppid() != parent:
         os._exit(0)
-    reactor.callLater(_PARENT_LOOK_S, _look_at_parent, parent)
+    reactor.callLater(_PARENT_POLL_S, _check_parent, parent)
 
 
 class Unacknowledged(dict):  # type: ignore[type-arg]

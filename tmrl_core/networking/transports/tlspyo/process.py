@@ -34,7 +34,7 @@ _BOOT = (
 )
 START_S = 20.0
 """Time limit for the start of a process; on a small machine, importing Twisted alone takes seconds."""
-_TAKEN_LOOK_S = 0.05
+_PORT_POLL_S = 0.05
 _HIGH_WATER_BYTES = 262_144
 _NONCE_LIMIT_BYTES = 1_024
 _VERSIONS = "0.3."
@@ -64,7 +64,7 @@ class IoProcess:
         settings: settings of the process, including `header_size`.
         on_message: called with each message from the process.
         on_lost: called once when the connection to the process is closed, by either side.
-        on_room: called when the process accepts data again after `full` was true.
+        on_writable: called when the process accepts data again after `full` was true.
         read_bytes: maximum number of bytes read from the connection at a time.
     """
 
@@ -74,7 +74,7 @@ class IoProcess:
         *,
         on_message: OnMessage,
         on_lost: Callable[[], None],
-        on_room: Callable[[], None],
+        on_writable: Callable[[], None],
         read_bytes: int,
     ) -> None:
         self.full = False
@@ -82,7 +82,7 @@ class IoProcess:
         self._header_size: int = settings["header_size"]
         self._on_message = on_message
         self._on_lost = on_lost
-        self._on_room = on_room
+        self._on_writable = on_writable
         self._read_bytes = read_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
@@ -182,7 +182,7 @@ class IoProcess:
         """Record whether sent data waits in this process's memory."""
         self.full = full
         if not full and not self._lost:
-            self._on_room()
+            self._on_writable()
 
     def detach(self) -> None:
         """Handle the end of the connection to the child."""
@@ -275,6 +275,6 @@ async def _listen(port: int, key: str, deadline: float) -> socket.socket:
                     f"cannot listen on local port {port}, which tlspyo's I/O process would call: "
                     f"{exc.strerror or exc}. Stop what is there, or set another {key}."
                 ) from exc
-            await asyncio.sleep(_TAKEN_LOOK_S)
+            await asyncio.sleep(_PORT_POLL_S)
         else:
             return sock

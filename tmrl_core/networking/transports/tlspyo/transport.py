@@ -149,10 +149,12 @@ class TlspyoTransport(Transport):
         return settings | {"admission": msgspec.structs.asdict(self._admission)}
 
     def process(
-        self, settings: dict[str, Any], on_message: Any, on_lost: Callable[[], None], on_room: Callable[[], None]
+        self, settings: dict[str, Any], on_message: Any, on_lost: Callable[[], None], on_writable: Callable[[], None]
     ) -> IoProcess:
         """Return an I/O process that is not started yet."""
-        return IoProcess(settings, on_message=on_message, on_lost=on_lost, on_room=on_room, read_bytes=self.read_bytes)
+        return IoProcess(
+            settings, on_message=on_message, on_lost=on_lost, on_writable=on_writable, read_bytes=self.read_bytes
+        )
 
 
 async def _reach(host: str, port: int, timeout_s: float) -> None:
@@ -298,10 +300,10 @@ class _PeerDriver(_LinkDriver):
     async def start(self, settings: dict[str, Any]) -> None:
         """Start the I/O process, which then connects."""
         owner = self._owner
-        self._process = owner.process(settings, self._told, self._process_gone, self.wake)
+        self._process = owner.process(settings, self._on_message, self._process_gone, self.wake)
         await self._process.start(owner.local_port, owner.key_of_local_port, owner.start_s)
 
-    def _told(self, number: int, command: str, content: Any) -> None:
+    def _on_message(self, number: int, command: str, content: Any) -> None:
         if command == "OBJ":
             self.arrived(content)
         elif command == "LOST":
@@ -433,7 +435,9 @@ class TlspyoListener(Listener):
         owner = self.owner
         self._asked = port
         self._listening = self._loop.create_future()
-        process = owner.process(owner.relay_settings(self._host, port), self._told, self._process_gone, self._room)
+        process = owner.process(
+            owner.relay_settings(self._host, port), self._on_message, self._process_gone, self._room
+        )
         await process.start(owner.local_port, owner.key_of_local_port, owner.start_s)
         self._process = process
         try:
@@ -445,7 +449,7 @@ class TlspyoListener(Listener):
             process.kill()
             raise
 
-    def _told(self, number: int, command: str, content: Any) -> None:
+    def _on_message(self, number: int, command: str, content: Any) -> None:
         if command == "OBJ":
             driver = self._drivers.get(number)
             if driver is not None:
