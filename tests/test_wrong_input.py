@@ -78,7 +78,7 @@ SERVER = "server.port=0"
 # (command line, exit status, what is said)
 WRONG: list[tuple[list[str], int, str]] = [
     # options
-    ([], 2, "say what to run: --local, --server"),
+    ([], 2, "name a role to run: --local, --server"),
     (["--frobnicate"], 2, "--frobnicate: no such option; see --help"),
     (["--workr"], 2, "--workr: no such option; did you mean --worker"),
     (["trainer"], 2, "trainer: no such option; did you mean --trainer"),

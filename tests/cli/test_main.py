@@ -102,7 +102,7 @@ def test_a_wrong_configuration_is_one_message_and_exit_status_2(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "say what to run: --local, --server"),
+        ((), "name a role to run: --local, --server"),
         (("--server", "--worker"), "not allowed with"),
         (("--server", "--workers", "2"), "--workers goes with --local, not --server"),
         (("--worker", "--wandb"), "--wandb goes with --trainer or --local"),

@@ -211,7 +211,7 @@ def test_a_run_continues_from_an_old_folder(tmp_path: Path) -> None:
         timeout=110,
         check=False,
     )
-    assert "going on from checkpoint 3 (epoch 1)" in done.stderr
+    assert "resuming from checkpoint 3 (epoch 1)" in done.stderr
     assert "the policy was loaded from" in done.stderr
     assert "160 updates" in done.stdout.splitlines()[-1], done.stdout
     assert len(read_records(run / "metrics.jsonl")) > EXPECTED["run"]["records"]

@@ -96,7 +96,7 @@ def test_samples_of_another_policy_are_refused_and_both_sides_log_the_reason_onc
     worker.close()  # its link's thread has logged all that it will
     said = [line for line in caplog.messages if DIFFERENCE in line]
     assert [line.split(":")[0] for line in said] == [
-        "samples refused, of worker robot7",
+        "samples of worker robot7 are refused",
         "the trainer refused message 0 of this worker",
     ]
     (told,) = [line for line in caplog.messages if "of the policy is refused, the old one stays" in line]
@@ -112,7 +112,7 @@ def test_a_worker_waits_until_a_policy_fits(place: Place, collection: Any, caplo
     thread = threading.Thread(target=run, kwargs={"verbose": False, **collection})
     thread.start()
     try:
-        place.take_until(lambda: "worker robot7 rests until a policy fits" in caplog.text)
+        place.take_until(lambda: "worker robot7 waits until a policy fits" in caplog.text)
         collected = worker.steps_collected
         for _ in range(3):
             place.publish()
@@ -124,7 +124,7 @@ def test_a_worker_waits_until_a_policy_fits(place: Place, collection: Any, caplo
         worker.stop()
         thread.join(20)
     worker.close()
-    assert sum("rests until" in line for line in caplog.messages) == 1
+    assert sum("waits until a policy fits" in line for line in caplog.messages) == 1
     assert "refused by the trainer" in next(line for line in caplog.messages if "robot7 ends:" in line)
 
 

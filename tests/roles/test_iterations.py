@@ -111,7 +111,7 @@ def test_other_workers_collect_the_assignment_of_a_refused_worker(
         trainer.finish()
         assert [row["memory_len"] for row in rows] == [150, 150]
         assert rows[0]["redistributed"] > 0
-        said = [message for message in caplog.messages if message.startswith("samples refused, of worker robot1")]
+        said = [message for message in caplog.messages if message.startswith("samples of worker robot1 are refused")]
         assert len(said) == 1
         assert "float32[2], and the environment declares float32[4]" in said[0]
 

@@ -54,7 +54,7 @@ def test_a_first_worker_with_another_environment_does_not_stop_training(start: S
     honest = start("--worker", "--set", "worker.name=honest", "--set", at)
     out, _ = trainer.communicate(timeout=100)
     assert trainer.returncode == 0, out
-    assert "samples refused, of worker strange: the observation of samples is float32[2]" in out
+    assert "samples of worker strange are refused: the observation of samples is float32[2]" in out
     assert "the environment declares float32[3]" in out
     assert {record.text("worker") for record in records(tmp_path, "evaluation")} == {"honest"}
     assert records(tmp_path, "round")[-1].values["train/n_updates"] == 100

@@ -246,7 +246,7 @@ def fails(observation_space: Any, action_space: Any, device: Any) -> Any:
 @pytest.mark.parametrize(
     ("loop", "words"),
     [
-        ("tmrl_core.training:SacAgent", "no training loop: .*TorchTrainingOffline"),
+        ("tmrl_core.training:SacAgent", "not a training loop: .*TorchTrainingOffline"),
         ("sys:path", "list.*cannot be called"),
     ],
 )

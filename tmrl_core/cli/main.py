@@ -93,7 +93,7 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     if options.role is None and options.gateway:
         options.role, options.gateway = "gateway", False
     if options.role is None:
-        made.error("say what to run: --local, --server, --worker, --trainer, or another role of --help")
+        made.error("name a role to run: --local, --server, --worker, --trainer, or another role of --help")
     return options
 
 

@@ -287,7 +287,7 @@ class _Examiner:
                 self._conversation = Conversation(transport, self.host, self.settings.port, self.timeout_s)
                 self._conversation.dial()
             except TmrlError as exc:
-                raise from_text(str(exc), "Look at the Server's log: it says why.") from exc
+                raise from_text(str(exc), "Check the Server's log for the reason.") from exc
         before = self.wall_clock()
         diagnosis = self._conversation.ask(Probe(self.versions, self.role, token, self.config.run.name))
         self._asked_s = (before, self.wall_clock())

@@ -102,7 +102,7 @@ class Conversation:
                 f"{self._host} does not speak our protocol ({reason})",
                 "Another program listens there, or only one side has network.security null.",
             )
-        return from_text(str(reason), "Look at the Server's log: it says why.")
+        return from_text(str(reason), "Check the Server's log for the reason.")
 
     def end(self) -> None:
         """Close in order."""

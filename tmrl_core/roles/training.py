@@ -250,8 +250,8 @@ def _check_loop(made: partial[Any], reference: str) -> None:
         signature.bind_partial(**made.keywords)
     except TypeError as exc:
         raise ConfigError(
-            f"trainer.loop: {reference!r} is no training loop: {exc}. Take tmrl_core.training:TorchTrainingOffline (in "
-            "lockstep TrainingLockstep), or a class of your own that takes the same arguments."
+            f"trainer.loop: {reference!r} is not a training loop: {exc}. Take tmrl_core.training:TorchTrainingOffline "
+            "(in lockstep TrainingLockstep), or a custom class with the same arguments."
         ) from exc
 
 

@@ -245,9 +245,9 @@ def _check(chunk: Chunk) -> None:
     rows = chunk.rows
     columns = list(leaves(chunk.fields))
     if not isinstance(chunk.reward, np.ndarray):
-        raise CodecError("a chunk whose rewards are no array")
+        raise CodecError("a chunk whose rewards are not an array")
     if not all(isinstance(name, str) for name in chunk.extras):
-        raise CodecError("a chunk with an extra whose name is no text")
+        raise CodecError("a chunk with an extra whose name is not text")
     for column in (*columns, chunk.action_present, chunk.terminated, chunk.truncated):
         if isinstance(column, np.ndarray) and not column.ndim:
             raise CodecError(f"a column that is a single value in a chunk of {rows} rows")
@@ -440,7 +440,7 @@ def _chunk_of(entry: _ChunkEntry, columns: Iterator[Any]) -> Chunk:
         info={row: unpack(info) for row, info in entry.info.items()},
     )
     if not all(isinstance(info, dict) for info in chunk.info.values()):
-        raise CodecError("an info that is no dict")
+        raise CodecError("an info that is not a dict")
     _check(chunk)
     return chunk
 

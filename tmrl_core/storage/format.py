@@ -88,7 +88,7 @@ def parse_head(data: memoryview, where: str) -> tuple[str, Any, int]:
     magic, length, crc = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise StorageError(
-            f"{where} is no file of records: its head is missing or damaged, or it is of another version"
+            f"{where} is not a file of records: its head is missing or damaged, or it is of another version"
         )
     end = _HEAD.size + length
     if length > MAX_HEAD_BYTES:

@@ -194,7 +194,7 @@ class Proxy:
             try:
                 client, _ = await self._loop.sock_accept(self._listener)
             except OSError as exc:  # for example, no file descriptors are left
-                logger.warning("the proxy could not take a connection: %s", exc)
+                logger.warning("the proxy could not accept a connection: %s", exc)
                 await asyncio.sleep(0.1)
                 continue
             self._spawn(self._carry(client), self._loop)
@@ -515,7 +515,7 @@ def main(arguments: Sequence[str] | None = None, stop: threading.Event | None = 
         return 1
     with proxy, contextlib.suppress(KeyboardInterrupt):
         proxy.truncate(options.truncate)
-        logger.info("port %d goes on to %s port %d", proxy.port, *options.to)
+        logger.info("port %d is forwarded to %s port %d", proxy.port, *options.to)
         faults = _Faults(proxy, options, random.Random(options.seed))
         while not stop.wait(faults.wait_s()):
             faults.act()

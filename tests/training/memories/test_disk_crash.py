@@ -233,7 +233,7 @@ def test_an_impossible_row_number_is_the_documented_error(tmp_path: Path, make_r
     data = path.read_bytes()
     assert data.count(rows_note(0, 20, b"")) == 1
     path.write_bytes(mend(data.replace(rows_note(0, 20, b""), rows_note(1 << 61, 20, b""))))
-    with pytest.raises(StorageError, match=r"replay row 2305843009213693952, which no memory comes to"):
+    with pytest.raises(StorageError, match=r"replay row 2305843009213693952, which is too large for a memory"):
         make(tmp_path)
 
 

@@ -121,5 +121,5 @@ def test_a_record_without_rows_counts_as_damage(tmp_path: Path) -> None:
 
 def test_an_impossible_row_number_is_refused() -> None:
     assert parse_rows_note(rows_note(1 << 62, 3)) == (1 << 62, 3, b"")
-    with pytest.raises(StorageError, match="no memory comes to"):
+    with pytest.raises(StorageError, match="too large for a memory"):
         parse_rows_note(rows_note((1 << 62) + 1, 3))

@@ -170,8 +170,8 @@ def test_extras_are_those_of_the_policy(make_rows: Rows) -> None:
     good: dict[str, Any] = {"logp": np.zeros(3, np.float32), "drawn": np.zeros((3, 2))}
     declared.check(dataclasses.replace(chunk, extras=good))
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({}, "bring the extras , and the policy's are drawn, logp"),
-        ({**good, "more": np.zeros(3)}, "bring the extras drawn, logp, more"),
+        ({}, "have the extras , and the policy's are drawn, logp"),
+        ({**good, "more": np.zeros(3)}, "have the extras drawn, logp, more"),
         ({**good, "logp": np.zeros((3, 1))}, r"the extra logp is float64\[1\], and the policy's is float32\[\]"),
         ({**good, "logp": (np.zeros(3),)}, "the extra logp is a tuple of 1"),
     ]

@@ -164,7 +164,7 @@ class Collector:
             uplink.send()
             if unfit and not self._rest_logged:
                 self._rest_logged = True
-                logger.warning("worker %s rests until a policy fits: its samples are refused", self.recorder.name)
+                logger.warning("worker %s waits until a policy fits: its samples are refused", self.recorder.name)
             uplink.link.wait_change(WAIT_S)
             if unfit:
                 uplink.take_policy(verbose=True)
@@ -190,7 +190,7 @@ class Collector:
 
     def _evaluate(self, evaluation: Evaluation) -> None:
         logger.info(
-            "worker %s plays %d episodes of evaluation %d", self.recorder.name, len(evaluation.seeds), evaluation.id
+            "worker %s runs %d episodes of evaluation %d", self.recorder.name, len(evaluation.seeds), evaluation.id
         )
         for index, seed in enumerate(evaluation.seeds):
             env = self.loop.environment.env

@@ -79,7 +79,7 @@ class InfoMetrics:
         if key not in self._warned:
             self._warned.add(key)
             logger.warning(
-                "info[%r] is %.60r of type %s, which is no metric; a finite number is wanted (worker.info_metrics)",
+                "info[%r] is %.60r of type %s, which is not a metric; it must be a finite number (worker.info_metrics)",
                 "/".join(path),
                 value,
                 type(value).__name__,

@@ -346,7 +346,7 @@ def _policy_of(update: PolicyUpdate) -> Blob:
     """Return the only policy of an update, of any name."""
     if len(update.policies) != 1:
         raise WeightsError(
-            f"version {update.version} brings the policies {sorted(update.policies)}; this worker plays one policy."
+            f"version {update.version} contains the policies {sorted(update.policies)}; this worker uses one policy."
         )
     return next(iter(update.policies.values()))
 

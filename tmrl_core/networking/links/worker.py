@@ -256,7 +256,7 @@ class WorkerLink(Link):
             if reason not in self._logged_refusals and len(self._logged_refusals) < _REFUSALS_SAID:
                 self._logged_refusals.add(reason)
                 logger.warning(
-                    "the trainer refused message %d of this worker: %s (said once; samples_refused counts on)",
+                    "the trainer refused message %d of this worker: %s (logged once; samples_refused counts all)",
                     number,
                     plain(reason),
                 )

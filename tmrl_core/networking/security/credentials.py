@@ -385,7 +385,7 @@ def _check_replaceable(folder: Path, overwrite: bool) -> None:
         count = len(read_list(folder / ISSUED_FILE))
         raise CredentialsError(
             f"{folder} holds a CA that has issued bundles ({count} client certificates are listed), and the bundle is "
-            f"of another CA. Without its key nobody could revoke or renew them. {elsewhere}. If this CA is not needed "
+            f"of another CA. Without its key, they cannot be revoked or renewed. {elsewhere}. If this CA is not needed "
             "any more, move its folder away first."
         )
 

@@ -72,7 +72,7 @@ def read_file(file: Path, *, private: bool = False) -> str:
     except OSError as exc:
         raise CredentialsError(f"{file} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError:
-        raise CredentialsError(f"{file} is not text, so it is no key, certificate or token of ours") from None
+        raise CredentialsError(f"{file} is not text, so it is not a key, certificate or token of tmrl_core") from None
 
 
 def read_record(file: Path, kind: type[Record], advice: str, *, private: bool = False) -> Record | None:
@@ -121,7 +121,7 @@ def warn_if_writable(folder: Path) -> None:
         return  # code that reads the folder's files reports the error
     if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or info.st_uid not in (0, os.getuid()):
         logger.warning(
-            "%s can be written by other users of this machine, who could change whom it trusts. Restrict it to "
+            "%s can be written by other users of this machine, who could replace the trusted CA. Restrict it to "
             "yourself (`chmod 700 %s`), or set network.credentials_dir.",
             folder,
             folder,

@@ -262,7 +262,7 @@ class DiskSpool(Spool):
         try:
             self._file(kept.info).append(_NOTE.pack(_END, 0, 0, 0, 0))
         except (StorageError, OSError) as exc:  # without this record, only the end of the worker is unknown
-            logger.warning("that worker %s has ended could not be written: %s", kept.info.name, exc)
+            logger.warning("the end of worker %s could not be recorded: %s", kept.info.name, exc)
         self._close_file(stream)
 
     def _repair(self, stream: bytes, reason: str) -> None:

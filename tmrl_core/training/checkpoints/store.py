@@ -288,7 +288,7 @@ class CheckpointStore:
                 self._rows.update({path: SharedRows(self.rows_folder, entry) for path, entry in manifest.rows.items()})
             for unusable, reason in reasons:
                 logger.warning("checkpoint %d cannot be used: %s", unusable, reason)
-            logger.info("going on from checkpoint %d (epoch %s)", counter, manifest.epoch)
+            logger.info("resuming from checkpoint %d (epoch %s)", counter, manifest.epoch)
             return training
         return None
 

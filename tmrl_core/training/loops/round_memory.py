@@ -198,7 +198,7 @@ def _spec_of(tree: Tree, name: str) -> TreeSpec:
     for path, column in flatten(tree):
         if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":
             raise SampleRefusedError(
-                f"{name}{path} is no array of numbers of one shape, which lockstep training needs; make it one in "
+                f"{name}{path} is not an array of numbers with one shape, which lockstep training needs; convert it in "
                 "worker.obs_preprocessor or the environment."
             )
         leaves.append(Leaf(path, column.dtype, column.shape[1:]))

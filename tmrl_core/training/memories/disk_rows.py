@@ -129,7 +129,7 @@ class DiskRows(Rows):
                 if number == numbers[-1]:
                     raise
                 damaged += 1
-                logger.warning("%s; the rows up to there are let go", exc)
+                logger.warning("%s; the rows up to there are dropped", exc)
         self.lost_rows = min(self.readable - (self._began or 0), self.capacity) - len(self)
         if damaged or self.lost_rows:
             logger.warning(
@@ -149,7 +149,7 @@ class DiskRows(Rows):
         for record in reader.records(check_payloads=False):
             first_row, rows, rest = parse_rows_note(record.note)
             if (first_row + rows) * self._row_units > MAX_FIRST_ROW:
-                raise StorageError(f"{reader.path} speaks of replay row {first_row}, which no memory comes to")
+                raise StorageError(f"{reader.path} names replay row {first_row}, which is too large for a memory")
             if rows and self._format is None:
                 raise StorageError(f"{reader.path} holds {rows} rows, and its head does not describe them")
             changes = decoded(rest) if newest or self.frames else {}
@@ -218,7 +218,7 @@ class DiskRows(Rows):
         self._table.drop_before(index)
         self.oldest = max(self.oldest, index)
         self.lost_rows += before - len(self)
-        logger.warning("%s: the %d transitions up to there are let go", why, before - len(self))
+        logger.warning("%s: the %d transitions up to there are dropped", why, before - len(self))
 
     def _layout_of(self, reader: SegmentReader) -> RowLayout | None:
         if reader.description is None:

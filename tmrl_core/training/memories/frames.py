@@ -202,7 +202,7 @@ class FrameStore:
         except (MemoryError, ValueError) as exc:
             raise ConfigError(
                 f"memory.capacity: {capacity} transitions of frames need {capacity * 8 / 1e9:.1f} GB besides the "
-                "frames, which this machine does not give. Choose a smaller capacity."
+                "frames, which cannot be allocated. Choose a smaller capacity."
             ) from exc
         """For each transition (index modulo capacity), the number below which it needs no frame. The numbers never
         decrease."""

@@ -223,7 +223,7 @@ class RowLayout:
         """
         extras = description.get("extras", [])
         if not isinstance(extras, list) or not all(isinstance(name, str) for name in extras):
-            raise ValueError("extras that are no names")
+            raise ValueError("extras that are not names")
         observation, action = spec_of(description["observation"]), spec_of(description["action"])
         sample_extras = {name: spec_of(value) for name, value in description.get("sample_extras", {}).items()}
         made = cls(observation, action, extras, None, sample_extras, _sequence_of(description.get("sequence")))

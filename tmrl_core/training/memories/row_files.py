@@ -48,10 +48,10 @@ def parse_rows_note(note: bytes) -> tuple[int, int, bytes]:
         StorageError: the metadata is invalid.
     """
     if len(note) < _NOTE.size:
-        raise StorageError(f"a note of {len(note)} bytes speaks of no replay rows")
+        raise StorageError(f"a note of {len(note)} bytes does not describe replay rows")
     first_row, rows = _NOTE.unpack_from(note)
     if first_row > MAX_FIRST_ROW:
-        raise StorageError(f"a note speaks of replay row {first_row}, which no memory comes to")
+        raise StorageError(f"a record names replay row {first_row}, which is too large for a memory")
     return first_row, rows, note[_NOTE.size :]
 
 

@@ -256,7 +256,7 @@ class RamRows(Rows):
             needed = self.capacity * (layout.row_bytes + 16) / 1e9
             raise ConfigError(
                 f"memory.capacity: {self.capacity} transitions of {layout.row_bytes} bytes need {needed:.1f} GB, "
-                "which this machine does not give. Choose a smaller capacity, or memory.storage: disk."
+                "which cannot be allocated. Choose a smaller capacity, or memory.storage: disk."
             ) from exc
         self.groups, self._versions, self.layout = groups, versions, layout
         self._counters = versions[:, 1]

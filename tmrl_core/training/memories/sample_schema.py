@@ -98,7 +98,7 @@ class DeclaredSamples:
     def _check_extras(self, declared: Mapping[str, Tree], extras: Mapping[str, Tree]) -> None:
         if extras.keys() != declared.keys():
             raise SampleRefusedError(
-                f"samples bring the extras {_names(extras)}, and the policy's are {_names(declared)}. Workers and "
+                f"samples have the extras {_names(extras)}, and the policy's are {_names(declared)}. Workers and "
                 "trainer need the same actor.cls."
             )
         for name, one in declared.items():

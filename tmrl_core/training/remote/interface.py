@@ -207,7 +207,9 @@ class RemoteInterface(TrainingInterface):
     def _log_refused(self, worker: str, reason: str) -> None:
         if self._is_new(worker, reason):
             logger.error(
-                "samples refused, of worker %s: %s (said once; the record `refused` counts on)", worker, plain(reason)
+                "samples of worker %s are refused: %s (logged once; the record `refused` counts all)",
+                worker,
+                plain(reason),
             )
 
     def _is_new(self, worker: str, text: str) -> bool:

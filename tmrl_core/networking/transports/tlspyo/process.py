@@ -273,7 +273,7 @@ async def _listen(port: int, key: str, deadline: float) -> socket.socket:
             if exc.errno != errno.EADDRINUSE or loop.time() >= deadline:
                 raise NetworkError(
                     f"cannot listen on local port {port}, which tlspyo's I/O process would call: "
-                    f"{exc.strerror or exc}. Stop what is there, or set another {key}."
+                    f"{exc.strerror or exc}. Stop that process, or set another {key}."
                 ) from exc
             await asyncio.sleep(_PORT_POLL_S)
         else:
