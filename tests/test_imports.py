@@ -164,7 +164,7 @@ from tmrl_core.cli.screens import ServerLines
 config = from_values({"network": {"credentials_dir": sys.argv[1]}, "server": {"port": 0}})
 roles.ensure_credentials(config)
 with roles.make_server(config) as server:
-    ServerLines(server).look()
+    ServerLines(server).refresh()
 print(json.dumps("numpy" in sys.modules))
 """
     assert run(code, str(tmp_path / "credentials")) is False
