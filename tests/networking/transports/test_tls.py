@@ -226,7 +226,7 @@ def test_tls_to_a_plaintext_server_names_the_possible_cause(
     folders: dict[str, Path], stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(stack, folders["good"], security=None)
-    reason = failure(dial(stack, folders["good"], server.port))
+    reason = failure(dial(stack, folders["good"], server.port, security="TLS"))
     assert "is not TLS: another program uses that port, or one side has network.security null" in str(reason)
     until(lambda: server.refusals.count == 1)
     (said,) = warnings(caplog)
