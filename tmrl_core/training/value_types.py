@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium
@@ -21,6 +22,8 @@ State: TypeAlias = dict[str, Any]
 """State of a part for a checkpoint: numbers, strings, bytes, containers, arrays and tensors by name."""
 Settings: TypeAlias = dict[str, Any]
 """Keyword arguments."""
+Maker: TypeAlias = Callable[..., Any]
+"""Class or function that makes a part: a model, a policy."""
 Policy: TypeAlias = Any
 """Actor to publish: an `ActorModule`, or an object with `act` and `to_blob`."""
 Indices: TypeAlias = Any

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,7 +10,7 @@ from tmrl_core.config.agent_settings import DdpgSettings
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.networks import DeterministicActorCritic
 from tmrl_core.training.agents.td3 import TD3Agent
-from tmrl_core.training.value_types import Space
+from tmrl_core.training.value_types import Maker, Space
 
 one_critic = partial(DeterministicActorCritic, n=1)
 """Make a deterministic policy with a single critic."""
@@ -45,7 +43,7 @@ class DDPGAgent(TD3Agent):
         observation_space: Space,
         action_space: Space,
         device: torch.device | str | None = None,
-        model_cls: Callable[..., Any] = one_critic,
+        model_cls: Maker = one_critic,
         *given: Setting,
         **named: Setting,
     ) -> None:

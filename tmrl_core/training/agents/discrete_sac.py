@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from typing import Any, ClassVar
+from collections.abc import Hashable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from tmrl_core.training.agents.networks import CategoricalActorCritic
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Space, Tree
+from tmrl_core.training.value_types import Maker, Space, Tree
 
 
 @takes(DiscreteSacSettings)
@@ -53,7 +53,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         observation_space: Space,
         action_space: Space,
         device: torch.device | str | None = None,
-        model_cls: Callable[..., Any] = CategoricalActorCritic,
+        model_cls: Maker = CategoricalActorCritic,
         *given: Setting,
         **named: Setting,
     ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, ClassVar
+from collections.abc import Hashable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from tmrl_core.training.agents.networks import QNetwork
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Space
+from tmrl_core.training.value_types import Maker, Policy, Space
 
 
 @takes(DqnSettings)
@@ -47,7 +47,7 @@ class DQNAgent(OffPolicyAgent):
         observation_space: Space,
         action_space: Space,
         device: torch.device | str | None = None,
-        model_cls: Callable[..., Any] = QNetwork,
+        model_cls: Maker = QNetwork,
         *given: Setting,
         **named: Setting,
     ) -> None:

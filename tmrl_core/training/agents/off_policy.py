@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from tmrl_core.training.agents.optimizers import minimise, polyak_update
 from tmrl_core.training.batches import Transitions, transitions_of
 from tmrl_core.training.updates.compiled import Compiler
 from tmrl_core.training.updates.rollback import UpdateRollback
-from tmrl_core.training.value_types import Batch, Metrics, Policy, Settings, Space
+from tmrl_core.training.value_types import Batch, Maker, Metrics, Policy, Settings, Space
 
 COMPILE_AFTER = 20_000
 """Updates after which `compile: auto` compiles: they have cost several times what compiling does."""
@@ -52,7 +52,7 @@ class OffPolicyAgent(TrainingAgent):
         observation_space: Space,
         action_space: Space,
         device: torch.device | str | None,
-        model_cls: Callable[..., Any],
+        model_cls: Maker,
         model_kwargs: Settings,
         gamma: float,
         polyak: float,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import fields
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Space
+from tmrl_core.training.value_types import Maker, Space
 
 
 @takes(RedqSettings)
@@ -45,7 +44,7 @@ class REDQSACAgent(SacAgent):
         observation_space: Space,
         action_space: Space,
         device: torch.device | str | None = None,
-        model_cls: Callable[..., Any] = REDQMLPActorCritic,
+        model_cls: Maker = REDQMLPActorCritic,
         *given: Setting,
         **named: Setting,
     ) -> None:

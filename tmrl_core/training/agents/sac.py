@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from typing import Any, ClassVar
+from collections.abc import Hashable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Space, Tree
+from tmrl_core.training.value_types import Maker, Policy, Space, Tree
 
 
 @takes(SacSettings)
@@ -49,7 +49,7 @@ class SacAgent(OffPolicyAgent):
         observation_space: Space,
         action_space: Space,
         device: torch.device | str | None = None,
-        model_cls: Callable[..., Any] = MLPActorCritic,
+        model_cls: Maker = MLPActorCritic,
         *given: Setting,
         **named: Setting,
     ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, ClassVar
+from collections.abc import Hashable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from tmrl_core.training.agents.networks import DeterministicActorCritic, critics
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Space, Tree
+from tmrl_core.training.value_types import Maker, Policy, Space, Tree
 
 
 @takes(Td3Settings)
@@ -51,7 +51,7 @@ class TD3Agent(OffPolicyAgent):
         observation_space: Space,
         action_space: Space,
         device: torch.device | str | None = None,
-        model_cls: Callable[..., Any] = DeterministicActorCritic,
+        model_cls: Maker = DeterministicActorCritic,
         *given: Setting,
         **named: Setting,
     ) -> None:
