@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -466,3 +467,16 @@ def test_numbers_beyond_the_range_of_counters_are_refused(key: str, digits: int)
     section, name = key.split(".")
     with pytest.raises(ConfigError, match=rf"{key}: found .*, allowed: "):
         from_values({section: {name: 10**digits - 1}})
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({"memory": {"recorded": "a", "recorded_share": 1.0}}, "memory.recorded_share: 1 of memory.batch_size = 256"),
+        ({"memory": {"recorded": "a"}, "trainer": {"offline": "b"}}, "memory.recorded: 'a', but with trainer.offline"),
+        ({"memory": {"max_drawn_lag": 3}, "trainer": {"offline": "b"}}, "memory.max_drawn_lag: 3, but with"),
+    ],
+)
+def test_recorded_sessions_contradict_other_settings(values: dict[str, Any], found: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        from_values(values)
