@@ -65,7 +65,7 @@ class OfflineInterface(TrainingInterface):
         return (1, self._counter)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return at once: nothing can arrive."""
+        """Return immediately, because no samples can arrive."""
         return False
 
     def rest(self) -> None:

@@ -87,7 +87,7 @@ class Uplink:
         target: target of the policies.
         files: store of the policy; None: it is not stored.
         drain_timeout_s: maximum wait of `close` for space in the link's queue, in seconds.
-        needs_policy: True: True: a stored policy that does not fit is an error, because no other will arrive.
+        needs_policy: True: a stored policy that does not fit is an error, because no other will arrive.
 
     Raises:
         WeightsError: a stored policy does not fit, and no other will arrive. Also the errors of the actor's `load`.

@@ -175,7 +175,7 @@ class Link:
         if self._serve():
             self._wake_driver()
             if self._is_urgent():
-                self._loop.call_soon(self._serve_and_rest)  # input that has arrived meanwhile is handled in between
+                self._loop.call_soon(self._serve_and_rest)  # input that has arrived is handled in between
             else:
                 self._loop.call_later(_IDLE_TICK_S, self._serve_and_rest)
             return

@@ -140,7 +140,7 @@ class Admission:
         return pending
 
     def admit(self, pending: PendingConnection, now: float) -> None:
-        """Admit an authenticated peer; its connection is not pending any more."""
+        """Admit an authenticated peer; its connection is no longer pending."""
         if not self._remove(pending):
             return
         self._bucket_of(pending.network).give_back()

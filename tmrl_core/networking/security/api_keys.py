@@ -1,8 +1,8 @@
 """API keys of the gateway's clients, and the token of the gateway's owner.
 
-`gateway_keys.json` in the credentials folder (or beside the bundle file) lists the keys: id, agent and SHA-256, never
-the key itself. A key begins with its id, so that a check is one comparison in constant time. The list is replaced in
-one step and read again when it changes. Keys and tokens are 256 random bits, so a plain hash is enough.
+`gateway_keys.json` in the credentials folder (or in the folder of the bundle file) lists the keys: id, agent and
+SHA-256, never the key itself. A key begins with its id, so that a check is one comparison in constant time. The list is
+replaced in one step and read again when it changes. Keys and tokens are 256 random bits, so a plain hash is enough.
 """
 
 from __future__ import annotations

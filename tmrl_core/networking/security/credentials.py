@@ -313,7 +313,7 @@ def install(
 ) -> list[Path]:
     """Unpack a bundle into a credentials folder and return the files written.
 
-    Conflicting credentials of another CA are moved into a folder beside this one, and the move is logged: always if
+    Conflicting credentials of another CA are moved into a folder next to this one, and the move is logged: always if
     that CA has issued nothing, with `overwrite` if they come from a bundle, and never if that CA has issued bundles.
 
     Raises:
@@ -411,7 +411,7 @@ def _check_same_secrets(content: Bundle, folder: Path) -> None:
 
 
 def _move_aside(folder: Path) -> None:
-    """Move the credentials of another CA into a folder beside this one. The caller holds the folder's lock."""
+    """Move the credentials of another CA into a folder next to this one. The caller holds the folder's lock."""
     aside = folder.with_name(f"{folder.name}.old-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
     found = [file for pattern in ("*.pem", "*.key", "*.token") for file in folder.glob(pattern)]
     found += [folder / name for name in (TOKENS_FILE, tlspyo_files.PASSWORD, ISSUED_FILE) if (folder / name).exists()]

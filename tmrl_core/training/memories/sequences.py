@@ -60,7 +60,7 @@ class SequenceBuilder(TransitionBuilder):
         step = chunk.step
         if tail is not None:
             step = np.concatenate([np.arange(tail.step - rows.held, tail.step) + 1, step])
-        # Of each sequence, the row of its first observation, and its number of ticks.
+        # Row of the first observation and number of ticks of each sequence.
         places: list[Array] = []
         kept = None
         for start, end in zip(rows.starts.tolist(), rows.ends.tolist(), strict=True):
