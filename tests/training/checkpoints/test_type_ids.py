@@ -41,7 +41,8 @@ class Mine(SacAgent):
 """
 
 LOOP = (
-    "epoch round step total_updates total_samples samples_stale updates_skipped elapsed_s delivery memory agent limiter"
+    "epoch round step total_updates total_samples samples_stale updates_skipped elapsed_s delivery memory agent "
+    "limiter sessions_loaded"
 )
 ENTROPY = "target_critics log_alpha optimizer_actor optimizer_critic optimizer_alpha"
 OFF_POLICY = "gamma polyak model updates_asked"
