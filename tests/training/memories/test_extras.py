@@ -84,6 +84,26 @@ def test_extras_survive_a_restart(make: Any, make_rows: Any) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_first_rows_have_extras_where_a_reset_alone_completes_them(
+    make: Any, make_rows: Any, restarts: bool
+) -> None:
+    memory = make(n_step=9)
+    memory.append_chunk(with_extras(make_rows(1, 0, 0, 4)))
+    assert memory.layout is None
+    if restarts:
+        state = memory.state_dict()
+        memory.close()
+        memory = make(n_step=9)
+        memory.load_state_dict(state, [])
+    memory.append_chunk(make_rows(1, 1, 0, 1))
+    memory.append_chunk(with_extras(make_rows(1, 1, 1, 12)))
+    first = [memory.get_transition(item) for item in range(len(memory))]
+    assert [int(extras["logp"]) for *_, extras in first] == [-1, -2, -3, -1, -2, -3, -4]
+    assert all(extras["state"]["z"].tolist() == [obs[2] + 1, -obs[2] - 1] for obs, *_, extras in first)
+    memory.close()
+
+
 def test_without_extras_nothing_changes(make_rows: Any) -> None:
     kept, dropped = [ReplayMemory(memory_size=40, seed=1, keep_extras=keep) for keep in (True, False)]
     kept.append_chunk(make_rows(1, 0, 0, 9))

@@ -146,6 +146,15 @@ def test_sequences_overlap_and_the_last_one_is_padded(make_rows: Any) -> None:
     assert [one[2:] for one in held(memory)] == [(0, 4, False, False), (2, 4, False, False), (4, 3, False, True)]
 
 
+def test_the_first_sequence_has_its_state_where_a_reset_alone_completes_it(make_rows: Any) -> None:
+    memory = SequenceMemory(memory_size=100, length=4, stride=2)
+    memory.append_chunk(with_state(make_rows(1, 0, 0, 3)))
+    memory.append_chunk(make_rows(1, 1, 0, 1))
+    memory.append_chunk(with_state(make_rows(1, 1, 1, 4)))
+    assert [one[1:4] for one in held(memory)] == [(0, 0, 2), (1, 0, 4)]
+    assert all("state.h" in memory.get_transition(item)[6] for item in range(len(memory)))
+
+
 def test_a_sequence_inside_the_one_before_it_is_left_out(make_rows: Any) -> None:
     memory = SequenceMemory(memory_size=100, length=4, stride=2)
     memory.append_chunk(make_rows(1, 0, 0, 5))

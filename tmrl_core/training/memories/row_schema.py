@@ -114,12 +114,10 @@ class RowSchema:
                     columns[name] = leaves_of(tree)
         if layout is None:
             return specs, columns
-        for name, spec in held.items():
-            if name not in specs:
-                columns[name] = [np.zeros((chunk.rows, *leaf.shape), leaf.dtype) for leaf in spec.leaves]
-            elif specs[name] != spec:
-                raise differs(f"extra {name}", chunk, specs[name], spec)
-        return held, columns
+        for name, spec in specs.items():
+            if held[name] != spec:
+                raise differs(f"extra {name}", chunk, spec, held[name])
+        return held, columns | zero_extras({name: spec for name, spec in held.items() if name not in specs}, chunk.rows)
 
     def _warn(self, name: str, why: str) -> None:
         if name not in self._warned:
@@ -151,6 +149,11 @@ class RowSchema:
         """Make the layout, unless there is one."""
         if self._rows.layout is None:
             self._rows.allocate(RowLayout(observation, action, extras, self._orders, sample_extras, self._sequence))
+
+
+def zero_extras(specs: Mapping[str, TreeSpec], rows: int) -> dict[str, list[Array]]:
+    """Return the extras of samples that have none: zeros."""
+    return {name: [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in spec.leaves] for name, spec in specs.items()}
 
 
 def differs(what: str, chunk: Chunk, found: TreeSpec, held: TreeSpec) -> SampleRefusedError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import ConfigError
@@ -11,7 +12,7 @@ from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.layout import Array, Column, TreeSpec
 from tmrl_core.training.memories.memory import MAX_STREAMS, rows_that_follow
 from tmrl_core.training.memories.n_steps import join_n_steps
-from tmrl_core.training.memories.row_schema import RowSchema
+from tmrl_core.training.memories.row_schema import RowSchema, zero_extras
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transitions import ChunkExtras, Tail, TransitionColumns, join_pairs, tail_of_pairs
 from tmrl_core.training.value_types import State, Tree
@@ -84,13 +85,17 @@ class TransitionBuilder:
         self.schema.note_orders(chunk, action is not None, specs.keys())
         if tail is not None and not tail.fits(observation, action, extras):
             tail = None
+        if tail is not None and self.rows.layout is None:
+            # A chunk of a reset alone has no extras, but may complete the rows of the tail, which have some.
+            missing = {name: spec for name, spec in tail.extra_specs.items() if name not in specs}
+            specs, extras = {**specs, **missing}, {**extras, **zero_extras(missing, chunk.rows)}
         columns, after = self._join(chunk, tail, observation, action, extras)
         if columns is not None:
             actions = action or (tail.action_spec if tail is not None else None)
             assert actions is not None
             self.schema.allocate(observation, actions, list(columns.extras), specs)
         if after is not None:
-            self.tails[chunk.stream] = after
+            self.tails[chunk.stream] = after if self.rows.layout is not None else replace(after, extra_specs=specs)
             if len(self.tails) > MAX_STREAMS:
                 self.tails.pop(next(iter(self.tails)))
         return columns

@@ -35,6 +35,7 @@ class Tail(LastRow):
         reward: [held].
         version: [held, 2].
         extras: the samples' extras: for each name, leaves [held, *shape].
+        extra_specs: specs of them, while the memory has no layout.
     """
 
     spec: TreeSpec
@@ -44,6 +45,7 @@ class Tail(LastRow):
     reward: Array | None = None
     version: Array | None = None
     extras: dict[str, list[Array]] = field(default_factory=dict)
+    extra_specs: Mapping[str, TreeSpec] = field(default_factory=dict)
 
     def fits(self, observation: TreeSpec, action: TreeSpec | None, extras: ChunkExtras = NO_EXTRAS) -> bool:
         """Return True if a chunk of these specs and extras may join the tail."""
@@ -65,8 +67,11 @@ class Tail(LastRow):
             return observation
         action = () if self.action_spec is None else rebuild(self.action_spec.shape, list(self.action))
         found = {"observation": observation, "action": action, "reward": self.reward, "version": self.version}
+        specs = self.extra_specs
         if self.extras:
-            found["extras"] = {name: tuple(leaves) for name, leaves in self.extras.items()}
+            found["extras"] = {name: tuple(leaves) for name, leaves in self.extras.items() if name not in specs}
+        if specs:
+            found["extra_trees"] = {name: rebuild(spec.shape, list(self.extras[name])) for name, spec in specs.items()}
         return found
 
     @classmethod
@@ -82,7 +87,7 @@ class Tail(LastRow):
         leaves = leaves_of(observation)
         if single_row:
             return cls(episode, step, spec, leaves)
-        action = tree["action"]
+        action, trees = tree["action"], tree.get("extra_trees", {})
         present = not isinstance(action, tuple) or len(action) > 0
         return cls(
             episode,
@@ -93,7 +98,9 @@ class Tail(LastRow):
             leaves_of(action) if present else [],
             tree["reward"],
             tree["version"],
-            {name: list(leaves) for name, leaves in tree.get("extras", {}).items()},
+            {name: list(leaves) for name, leaves in tree.get("extras", {}).items()}
+            | {name: leaves_of(extra) for name, extra in trees.items()},
+            {name: tree_spec(extra, f"the extra {name}", downcast_float64) for name, extra in trees.items()},
         )
 
 
