@@ -124,7 +124,7 @@ def test_a_memory_that_began_without_extras_continues_without(
     memory.append_chunk(with_extras(make_rows(2, 0, 9, 2)))
     assert (len(memory), len(memory.sample())) == (18, 6)
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        f"the extra {name} of the samples is unknown to the samples that the memory already holds"
+        f"the extra {name!r} of the samples is unknown to the policy, or to the samples that the memory already holds"
         for name in ("logp", "state")
     ]
     memory.close()
@@ -152,8 +152,8 @@ def test_extras_that_cannot_be_stored_are_left_out_with_a_warning(
     memory.append_chunk(replace(chunk, extras=extras))
     assert set(memory.sample()[6]) == {"logp"}
     assert [record.message for record in caplog.records] == [
-        "the extra discount of the samples has the name of an extra of the memory: it is not stored",
-        "the extra note of the samples is not made of numeric arrays: it is not stored",
+        "the extra 'discount' of the samples has the name of an extra of the memory: it is not stored",
+        "the extra 'note' of the samples is not made of numeric arrays: it is not stored",
     ]
     memory.close()
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tmrl_core.actor import QValueRNNActor
+from tmrl_core.actor.module import RecurrentActor
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples import Chunk
 from tmrl_core.training import ReplayMemory
+from tmrl_core.training.memories.mixed import MixedMemory
 from tmrl_core.training.memories.sequences import SequenceMemory
 
 Made = tuple[Any, ...]
+OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
 no_fixture_check = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -276,3 +282,89 @@ def test_samples_without_a_state_make_sequences_without(make_rows: Any) -> None:
     memory = SequenceMemory(memory_size=10, batch_size=2, length=4, stride=4)
     memory.append_chunk(make_rows(1, 0, 0, 9))
     assert set(memory.sample()[6]) == {"ticks", "first_tick"}
+
+
+def policy_of(size: int) -> RecurrentActor:
+    return QValueRNNActor(OBSERVATIONS, gym.spaces.Discrete(2), hidden_sizes=(4,), cell_size=size, state_interval=2)
+
+
+class Agent:
+    """Has a recurrent policy whose state has two units."""
+
+    def train(self, batch: Any) -> dict[str, float]:
+        raise NotImplementedError
+
+    def get_actor(self) -> RecurrentActor:
+        return policy_of(2)
+
+
+HOSTILE: dict[str, Callable[[Any], Any]] = {
+    "another shape": lambda h: {"state.h": h[:, :1]},
+    "no shape": lambda h: {"state.h": h[:, 0]},
+    "another dtype": lambda h: {"state.h": h.astype(np.int64)},
+    "huge": lambda h: {"state.h": np.zeros((len(h), 1 << 20), np.float32)},
+    "a dict": lambda h: {"state.h": {"a": h}},
+    "a tuple": lambda h: {"state.h": (h, h)},
+    "texts": lambda h: {"state.h": ["x"] * len(h)},
+}
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_state_unlike_the_policys_is_refused_whichever_comes_first(
+    make_rows: Any, make_buffer: Any, tmp_path: Path, storage: Any, name: str
+) -> None:
+    where: Any = {"storage": "disk", "folder": tmp_path} if storage == "disk" else {}
+    memory = SequenceMemory(memory_size=100, length=4, stride=2, **where)
+    memory.expect_agent(Agent())
+    for episode in range(2):
+        chunk = with_state(make_rows(9, episode, 0, 8, end="terminated"))
+        hostile = replace(chunk, extras=HOSTILE[name](chunk.extras["state.h"]))
+        honest = with_state(make_rows(1, episode, 0, 8, end="terminated"))
+        ((refused, reason),) = memory.append(make_buffer([hostile, honest]))
+        assert refused is hostile
+        assert "the extra state.h" in str(reason)
+    assert {one[:2] for one in held(memory)} == {(1, 0), (1, 1)}
+    assert memory.sample()[6]["state.h"].shape == (memory.batch_size, 2)
+    memory.close()
+
+
+def test_states_that_are_missing_or_have_other_names_are_zeros(
+    make_rows: Any, make_buffer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = SequenceMemory(memory_size=1000, length=4, stride=2, seed=0)
+    memory.expect_agent(Agent())
+    rows = make_rows(9, 0, 0, 8, end="terminated")
+    for number in range(300):
+        other: Any = {f"state.{number}\n": np.ones((8, 1000), np.float32)} if number else {}
+        assert not memory.append(make_buffer([replace(rows, extras=other)]))
+    assert not memory.append(make_buffer([with_state(make_rows(1, 0, 0, 8, end="terminated"))]))
+    found = [memory.get_transition(item) for item in range(len(memory))]
+    assert all(set(row[6]) == {"ticks", "first_tick", "state.h"} for row in found)
+    assert {int(row[0][0]): row[6]["state.h"].tolist() for row in found} == {9: [0, 0], 1: [4, 0]}
+    assert len(caplog.records) == 100
+    assert all("\n" not in message and "unknown to the policy" in message for message in caplog.messages)
+
+
+def test_a_stream_that_changes_its_state_loses_its_own_ticks_only(make_rows: Any, make_buffer: Any) -> None:
+    memory = SequenceMemory(memory_size=100, length=4, stride=2)
+    memory.expect_agent(Agent())
+    honest, other = [with_state(make_rows(1, 0, first, 3)) for first in (0, 3)], make_rows(9, 0, 0, 3)
+    memory.append(make_buffer([honest[0], with_state(other)]))
+    hostile = replace(make_rows(9, 0, 3, 3), extras={"state.h": np.zeros((3, 3), np.float32)})
+    assert len(memory.append(make_buffer([hostile]))) == 1
+    assert not memory.append(make_buffer([honest[1], with_state(make_rows(9, 0, 6, 3, end="truncated"))]))
+    assert held(memory) == [(1, 0, 0, 4, False, False), (9, 0, 6, 2, False, True)]
+
+
+def test_a_memory_of_two_expects_the_states_in_both(make_rows: Any, make_buffer: Any) -> None:
+    make = partial(SequenceMemory, memory_size=100, length=4, stride=2)
+    memory = MixedMemory(make, make, batch_size=4)
+    memory.expect_agent(Agent())
+    memory.for_sessions.append(make_buffer([make_rows(2, 0, 0, 9, end="truncated")]))
+    wrong = replace(make_rows(9, 0, 0, 9), extras={"state.h": np.zeros((9, 3), np.float32)})
+    assert len(memory.append(make_buffer([wrong, with_state(make_rows(1, 0, 0, 9))]))) == 1
+    (batch,) = memory
+    assert batch[6]["state.h"].shape == (4, 2)
+    with pytest.raises(ConfigError, match="found 1, allowed: multiples"):
+        MixedMemory(make, partial(make, stride=1), batch_size=4).expect_agent(Agent())

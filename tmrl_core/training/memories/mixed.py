@@ -12,7 +12,7 @@ import torch
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples import Buffer
-from tmrl_core.training.contracts import Offsets, Refusals, TrainingMemory
+from tmrl_core.training.contracts import AgentLike, Offsets, Refusals, TrainingMemory
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.value_types import Batch, Device, Indices, State, Tree
@@ -79,6 +79,15 @@ class MixedMemory(TrainingMemory):
         """Refuse samples of both kinds that differ from the declaration of environment and policy."""
         self.live.expect(schema)
         self.recorded_sessions.expect(schema)
+
+    def expect_agent(self, agent: AgentLike) -> None:
+        """Prepare both memories for the agent.
+
+        Raises:
+            ConfigError: one of them cannot serve it.
+        """
+        self.live.expect_agent(agent)
+        self.recorded_sessions.expect_agent(agent)
 
     def append(self, buffer: Buffer) -> Refusals:
         """Append live samples; return the refused chunks with the reasons."""

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 RESERVED = frozenset({DISCOUNT, FIRST_TICK, INDICES, TICKS, WEIGHTS})
 """Names of extras that memories add to batches."""
 
+MAX_WARNINGS = 100
+"""Maximum number of extras that are logged because they are not stored."""
+
 
 class RowSchema:
     """Check samples against the layout of a store, and derive the layout from the first samples.
@@ -33,6 +36,9 @@ class RowSchema:
         keep_extras: the samples' own extras are stored.
         sequence: length and stride of the sequences that rows hold, with recurrent states as their only extras; None:
             rows hold transitions.
+
+    Attributes:
+        expected_extras: extras of a layout that is made from now on; empty: the first samples define them.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class RowSchema:
         self._rows = rows
         self._sequence = sequence
         self._keep_extras = keep_extras
+        self.expected_extras: Mapping[str, TreeSpec] = {}
         self._warned: set[str] = set()
         self._downcast_float64 = downcast_float64
         self._orders = KeyOrders()
@@ -87,15 +94,16 @@ class RowSchema:
     def extras(self, chunk: Chunk) -> tuple[dict[str, TreeSpec], dict[str, list[Array]]]:
         """Return the extras that are stored with a chunk's samples: specs, and leaves [rows, *shape].
 
-        If there is a layout, its extras are stored. Samples without an extra of the layout get zeros.
+        If there is a layout, its extras are stored, or else the expected ones. Samples without one of them get zeros.
 
         Raises:
-            SampleRefusedError: an extra differs from what the store holds.
+            SampleRefusedError: an extra differs from that of the layout.
         """
         layout = self._rows.layout
-        held = {} if layout is None else layout.sample_extras
+        held = self.expected_extras if layout is None else layout.sample_extras
         if not held and not (self._keep_extras and chunk.extras):
             return {}, {}
+        is_fixed = layout is not None or bool(held)
         specs: dict[str, TreeSpec] = {}
         columns = {}
         for name, tree in chunk.extras.items() if chunk.action_present.any() else ():
@@ -103,26 +111,29 @@ class RowSchema:
                 continue
             if name in RESERVED:
                 self._warn(name, "has the name of an extra of the memory")
-            elif layout is not None and name not in held:
-                self._warn(name, "is unknown to the samples that the memory already holds")
+            elif is_fixed and name not in held:
+                self._warn(name, "is unknown to the policy, or to the samples that the memory already holds")
             else:
                 try:
                     specs[name] = tree_spec(tree, f"the extra {name}", self._downcast_float64)
                 except SampleRefusedError:
+                    if is_fixed:
+                        raise
                     self._warn(name, "is not made of numeric arrays")
                 else:
                     columns[name] = leaves_of(tree)
-        if layout is None:
+        if not is_fixed:
             return specs, columns
         for name, spec in specs.items():
             if held[name] != spec:
                 raise differs(f"extra {name}", chunk, spec, held[name])
-        return held, columns | zero_extras({name: spec for name, spec in held.items() if name not in specs}, chunk.rows)
+        missing = {name: spec for name, spec in held.items() if name not in specs}
+        return dict(held), columns | zero_extras(missing, chunk.rows)
 
     def _warn(self, name: str, why: str) -> None:
-        if name not in self._warned:
+        if name not in self._warned and len(self._warned) < MAX_WARNINGS:
             self._warned.add(name)
-            logger.warning("the extra %s of the samples %s: it is not stored", name, why)
+            logger.warning("the extra %.100r of the samples %s: it is not stored", name, why)
 
     def note_orders(self, chunk: Chunk, acted: bool, extras: Set[str]) -> None:
         """Remember the order of the keys of the first samples.

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from tmrl_core.actor.module import RecurrentActor
+from tmrl_core.actor.module import STATE_COLUMN, RecurrentActor
 from tmrl_core.config.algorithms import SEQUENCE_LENGTH
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.batches import FIRST_TICK, TICKS
 from tmrl_core.training.contracts import AgentLike
 from tmrl_core.training.memories.joined_rows import JoinedRows
-from tmrl_core.training.memories.layout import Array, TreeSpec
+from tmrl_core.training.memories.layout import Array, TreeSpec, tree_spec
 from tmrl_core.training.memories.memory import whole_number
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.rows import Rows
@@ -157,17 +157,25 @@ class SequenceMemory(ReplayMemory):
         super().__init__(*args, **{**kwargs, "keep_extras": True})
 
     def expect_agent(self, agent: AgentLike) -> None:
-        """Refuse a recurrent policy whose states are not stored where sequences begin.
+        """Expect the states of a recurrent policy, which must be stored where sequences begin.
+
+        Otherwise the first samples would define the states of all workers.
 
         Raises:
             ConfigError: the stride is not a multiple of its `state_interval`.
         """
         actor = agent.get_actor()
-        if isinstance(actor, RecurrentActor) and self.stride % actor.state_interval:
+        if not isinstance(actor, RecurrentActor):
+            return
+        if self.stride % actor.state_interval:
             raise ConfigError(
                 f"memory.kwargs.stride: found {self.stride}, allowed: multiples of actor.kwargs.state_interval = "
                 f"{actor.state_interval}. Sequences begin where the policy's state is stored."
             )
+        self._builder.schema.expected_extras = {
+            STATE_COLUMN + name: tree_spec(state_B, f"the state {name}", self.downcast_float64)
+            for name, state_B in actor.initial_state(1).items()
+        }
 
     def _make_builder(self, rows: Rows) -> SequenceBuilder:
         return SequenceBuilder(rows, self.downcast_float64, self.length, self.stride)
