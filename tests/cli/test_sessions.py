@@ -65,7 +65,7 @@ def test_failures_leave_nothing_of_their_target(
         (["list", str(tmp_path / "no")], "no does not exist"),
         (["export", str(tmp_path / "no"), str(tmp_path / "new"), "--format", "minari"], "no does not exist"),
         (["export", str(recording), str(tmp_path / "new"), "--format", "lerobot", "--fps", "0"], "--fps: found 0"),
-        (["import", str(recording), str(tmp_path / "new")], "is no Minari dataset"),
+        (["import", str(recording), str(tmp_path / "new")], "is not a Minari dataset"),
     ):
         assert main(["--sessions", *words]) in (1, 2)
         assert said in capsys.readouterr().err

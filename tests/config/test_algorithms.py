@@ -231,3 +231,29 @@ def test_ready_configurations_make_their_agent_with_the_workers_policy(name: str
     )
     worker.from_blob(*training.agent.get_actor().to_blob(), device="cpu")
     assert type(worker).__name__.startswith("Numpy")
+
+
+@pytest.mark.parametrize("memory", ["FrameStackMemory", "SequenceMemory"])
+def test_memories_with_keywords_of_their_base_refuse_unknown_ones(memory: str) -> None:
+    algorithm = next(one for one in ALGORITHMS if memory in one.memories)
+    kwargs = {"lenght": 8}
+    config = from_values(values(algorithm, memory__cls=f"tmrl_core.training:{memory}", memory__kwargs=kwargs))
+    with pytest.raises(ConfigError, match=rf"memory\.kwargs: .*'lenght'. {memory} takes device, .*keep_extras"):
+        training_from_config(config)
+    config = from_values(values(algorithm, memory__cls=f"tmrl_core.training:{memory}", memory__kwargs={"seed": "x"}))
+    with pytest.raises(ConfigError, match=r"memory\.kwargs\.seed: found 'x', allowed: int \| None"):
+        training_from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("agent", "memory", "refused"),
+    [({"burn_in": 16}, {"length": 16}, True), ({}, {"length": 8}, True), ({"burn_in": 15}, {"length": 16}, False)],
+)
+def test_a_burn_in_of_whole_sequences_is_refused(agent: Any, memory: Any, refused: bool) -> None:
+    algorithm = next(one for one in ALGORITHMS if one.name == "RecurrentSacAgent")
+    settings = values(algorithm, agent__kwargs=agent, memory__kwargs=memory)
+    if refused:
+        with pytest.raises(ConfigError, match=r"agent\.kwargs\.burn_in: found \d+, allowed: less than memory\.kwargs"):
+            from_values(settings)
+    else:
+        from_values(settings)

@@ -206,7 +206,7 @@ def test_a_wrong_description_is_named(tmp_path: Path, content: str, found: str) 
 
 
 def test_a_path_without_sessions_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="nothing does not exist; a recording is a folder"):
+    with pytest.raises(StorageError, match=r"nothing does not exist\. A recording is a folder"):
         read_sessions(tmp_path / "nothing")
     with pytest.raises(StorageError, match="holds no recorded sessions"):
         read_sessions(tmp_path)

@@ -161,7 +161,7 @@ def test_no_environment_is_made_for_its_spaces(tmp_path: Path) -> None:
 
 def test_other_folders_are_no_datasets(tmp_path: Path) -> None:
     assert not is_minari(tmp_path)
-    with pytest.raises(StorageError, match=r"is no Minari dataset: there is no metadata\.json"):
+    with pytest.raises(StorageError, match=r"is not a Minari dataset: there is no metadata\.json"):
         read_minari(tmp_path)
 
 

@@ -264,6 +264,22 @@ def unknown_keywords(config: Config) -> Iterator[str]:
         )
 
 
+def burn_in_problem(config: Config) -> Iterator[str]:
+    """Yield one line if the built-in recurrent agent's burn-in leaves no tick of a sequence to learn from."""
+    algorithm = algorithm_of(config.agent.cls)
+    if algorithm is None or algorithm.memories != _SEQUENCES or memory_of(config.memory.cls) != "SequenceMemory":
+        return
+    from tmrl_core.config.agent_settings import RecurrentSacSettings
+
+    length = config.memory.kwargs.get("length", SEQUENCE_LENGTH)
+    burn_in = config.agent.kwargs.get("burn_in", RecurrentSacSettings.burn_in)
+    if isinstance(length, int | float) and isinstance(burn_in, int | float) and burn_in >= length >= 1:
+        yield (
+            f"agent.kwargs.burn_in: found {burn_in:g}, allowed: less than memory.kwargs.length = {length:g}, the ticks "
+            "of a sequence. Lower the first or raise the second"
+        )
+
+
 def action_space_kind(space: Any) -> str:
     """`box` (of floats), `discrete`, or the name of the space's class."""
     from gymnasium import spaces

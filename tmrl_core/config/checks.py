@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config.algorithms import memory_of, mismatches, shared_kwargs, unknown_keywords
+from tmrl_core.config.algorithms import burn_in_problem, memory_of, mismatches, shared_kwargs, unknown_keywords
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import least_error
@@ -118,6 +118,7 @@ def contradictions(config: Config) -> Iterator[str]:
     yield from recorded_problems(config)
     yield from mismatches(config)
     yield from unknown_keywords(config)
+    yield from burn_in_problem(config)
     evaluation = trainer.evaluation
     if evaluation.target_return is not None and not evaluation.every_updates:
         yield (

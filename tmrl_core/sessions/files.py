@@ -190,14 +190,17 @@ def folders_of(path: str | os.PathLike[str]) -> list[Path]:
     folder = Path(path)
     if not folder.is_dir():
         found = "is a file" if folder.exists() else "does not exist"
-        raise StorageError(f"{folder} {found}; a recording is a folder that --record (or SessionWriter) has written")
+        raise StorageError(
+            f"{folder} {found}. A recording is a folder: check the path, or record with "
+            "`python -m tmrl_core --expert --record DIR --episodes 20`"
+        )
     found_in = (
         [folder] if (folder / SPACES_FILE).is_file() else sorted(p.parent for p in folder.glob(f"*/{SPACES_FILE}"))
     )
     if not found_in:
         raise StorageError(
-            f"{folder} holds no recorded sessions: there is no {SPACES_FILE} in it. Record with "
-            "`python -m tmrl_core --expert --record DIR`, or check the path"
+            f"{folder} holds no recorded sessions: there is no {SPACES_FILE} in it or in its folders. Check the path, "
+            "or record with `python -m tmrl_core --expert --record DIR --episodes 20`"
         )
     return found_in
 

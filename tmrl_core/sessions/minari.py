@@ -49,7 +49,10 @@ def read_minari(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]
     """
     folder = _data_folder(path)
     if folder is None:
-        raise StorageError(f"{path} is no Minari dataset: there is no {METADATA_FILE} in it, nor in its folder `data`")
+        raise StorageError(
+            f"{path} is not a Minari dataset: there is no {METADATA_FILE} in it or in its `data`. Check the path. "
+            "A LeRobot dataset has the file meta/info.json"
+        )
     _minari()
     from minari.dataset.minari_storage import MinariStorage
 

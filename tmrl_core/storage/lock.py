@@ -41,7 +41,9 @@ class FolderLock:
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         except OSError as exc:
-            raise StorageError(f"{folder} ({purpose}) cannot be used: {exc}") from exc
+            raise StorageError(
+                f"{folder} ({purpose}) cannot be used: {exc}. Choose a folder that can be written."
+            ) from exc
         try:
             lock_file(descriptor)
         except BlockingIOError as exc:

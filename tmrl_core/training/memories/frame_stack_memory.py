@@ -7,11 +7,12 @@ from typing import Any
 from tmrl_core.config.algorithms import FRAME_STACK
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.frame_stack_builder import FrameStackBuilder
-from tmrl_core.training.memories.memory import whole_number
+from tmrl_core.training.memories.memory import takes_keywords_of_base, whole_number
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.rows import Rows
 
 
+@takes_keywords_of_base
 class FrameStackMemory(ReplayMemory):
     """`ReplayMemory` whose observations, or parts of them, are stacks of frames [frame_stack, *shape], the newest last.
 

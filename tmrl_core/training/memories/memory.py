@@ -6,12 +6,13 @@ of columns, `append_buffer`, `get_transition` and `collate`.
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ Values: TypeAlias = tuple[Tree, ...]
 """Values of a transition."""
 Transition: TypeAlias = tuple[Tree, Tree, Tree, Tree, Tree, Tree, dict[Any, Any]]
 """(prev_obs, act, rew, obs, terminated, truncated, info)."""
+Made = TypeVar("Made", bound=type[TrainingMemory])
 
 
 def whole_number(value: float, name: str) -> int:
@@ -47,6 +49,23 @@ def whole_number(value: float, name: str) -> int:
     if not numeric or not 1 <= given <= MOST or int(given) != given:
         raise ConfigError(f"{name} must be a whole number of at least 1 (and at most 2^62), got {value!r:.100}")
     return int(value)
+
+
+def takes_keywords_of_base(cls: Made) -> Made:
+    """Write the base class's arguments into the signature of a constructor that ends with `*args` and `**kwargs`.
+
+    Configurations are checked against signatures, so that unknown keywords are refused with the known ones.
+    """
+    init = vars(cls)["__init__"]
+    base: Any = vars(cls.__mro__[1])["__init__"]
+    own = inspect.signature(init).parameters
+    parameters = {
+        **inspect.signature(base).parameters,
+        **{name: one for name, one in own.items() if one.kind is one.KEYWORD_ONLY},
+    }
+    init.__signature__ = inspect.Signature(sorted(parameters.values(), key=lambda one: one.kind))
+    init.__annotations__ = {**get_type_hints(base), **init.__annotations__}
+    return cls
 
 
 @dataclass(frozen=True)

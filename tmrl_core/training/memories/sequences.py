@@ -21,7 +21,7 @@ from tmrl_core.training.batches import FIRST_TICK, TICKS
 from tmrl_core.training.contracts import AgentLike
 from tmrl_core.training.memories.joined_rows import JoinedRows
 from tmrl_core.training.memories.layout import Array, TreeSpec, tree_spec
-from tmrl_core.training.memories.memory import whole_number
+from tmrl_core.training.memories.memory import takes_keywords_of_base, whole_number
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transition_builder import TransitionBuilder
@@ -114,6 +114,7 @@ class SequenceBuilder(TransitionBuilder):
         return {**super().state_dict(), "sequence": [self.length, self.stride]}
 
 
+@takes_keywords_of_base
 class SequenceMemory(ReplayMemory):
     """`ReplayMemory` whose rows are sequences of up to `length` ticks of one episode.
 
@@ -145,12 +146,12 @@ class SequenceMemory(ReplayMemory):
         if self.stride > self.length:
             raise ConfigError(
                 f"memory.kwargs.stride: found {self.stride}, allowed: 1 to memory.kwargs.length = {self.length}. A "
-                "larger one leaves ticks between two sequences."
+                "larger one leaves out the ticks between two sequences. Lower the stride or raise the length."
             )
         if kwargs.get("n_step", 1) != 1:
             raise ConfigError(
-                f"memory.n_step: found {kwargs['n_step']!r}, allowed for sequences: 1. The agent sums rewards within a "
-                "sequence: set agent.kwargs.n_step."
+                f"memory.n_step: found {kwargs['n_step']!r}, allowed for sequences: 1. For targets over several ticks "
+                "use RecurrentDQNAgent with agent.kwargs.n_step."
             )
         if kwargs.get("crc_debug"):
             raise ConfigError("worker.crc_debug compares single transitions; set it to false for a SequenceMemory.")
@@ -170,7 +171,8 @@ class SequenceMemory(ReplayMemory):
         if self.stride % actor.state_interval:
             raise ConfigError(
                 f"memory.kwargs.stride: found {self.stride}, allowed: multiples of actor.kwargs.state_interval = "
-                f"{actor.state_interval}. Sequences begin where the policy's state is stored."
+                f"{actor.state_interval}, at most memory.kwargs.length = {self.length}. Sequences begin where the "
+                "policy's state is stored. Change the stride, or actor.kwargs.state_interval of trainer and workers."
             )
         self._builder.schema.expected_extras = {
             STATE_COLUMN + name: tree_spec(state_B, f"the state {name}", self.downcast_float64)
