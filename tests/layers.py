@@ -80,6 +80,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/networking/security/test_authentication.py",
         "tests/networking/test_bad_networks.py",
         "tests/networking/test_hostile.py",
+        "tests/networking/test_other_states.py",
         "tests/networking/test_strangers.py",
         "tests/networking/transports/test_selection.py",
         "tests/networking/transports/test_tls.py",

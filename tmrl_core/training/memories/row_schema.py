@@ -125,6 +125,11 @@ class RowSchema:
         if not is_fixed:
             return specs, columns
         for name, spec in specs.items():
+            if layout is None and held[name] != spec:
+                raise SampleRefusedError(
+                    f"the extra {name} of {chunk.rows} samples is {spec}, and the policy's is {held[name]}. "
+                    "Workers and trainer need the same actor.cls and actor.kwargs."
+                )
             if held[name] != spec:
                 raise differs(f"extra {name}", chunk, spec, held[name])
         missing = {name: spec for name, spec in held.items() if name not in specs}

@@ -25,6 +25,7 @@ from tmrl_core.networking.peers import Member
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
+    MAX_REASON_CHARACTERS,
     TURN,
     Blob,
     Collect,
@@ -205,6 +206,7 @@ class RemoteInterface(TrainingInterface):
         return delivery
 
     def _log_refused(self, worker: str, reason: str) -> None:
+        reason = reason[:MAX_REASON_CHARACTERS]
         if self._is_new(worker, reason):
             logger.error(
                 "samples of worker %s are refused: %s (logged once; the record `refused` counts all)",
