@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:
 def test_unreadable_files_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("something else, and long enough")
-    for name, said in (("empty", "cut short"), ("text", "no file of records"), ("missing", "cannot be read")):
+    for name, said in (("empty", "cut short"), ("text", "is not a file of records"), ("missing", "cannot be read")):
         with pytest.raises(StorageError, match=said):
             SegmentReader(tmp_path / name)
         with pytest.raises(StorageError):
