@@ -108,7 +108,9 @@ def test_a_folder_of_folders_is_read_in_order(tmp_path: Path) -> None:
     assert all(map(same, read_sessions(tmp_path), [session(0), session(1)]))
     with SessionWriter(tmp_path / "c", ACTIONS, ACTIONS):
         pass
-    with pytest.raises(StorageError, match=r"different environments: its observations are Box.*\(1,\).*expected Box"):
+    with pytest.raises(
+        StorageError, match=r"different environments: its observations are Box.*\(1,\).*expected Box.*move one away"
+    ):
         read_spaces(tmp_path)
 
 

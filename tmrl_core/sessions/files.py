@@ -177,7 +177,10 @@ def read_spaces(path: str | os.PathLike[str]) -> Spaces:
     for folder, other in zip(folders, found, strict=True):
         problem = spaces_problem(other, found[0])
         if problem:
-            raise StorageError(f"{folder} and {folders[0]} hold sessions of different environments: {problem}")
+            raise StorageError(
+                f"{folder} and {folders[0]} hold sessions of different environments: {problem}. "
+                "Name one of the two folders, or move one away."
+            )
     return found[0]
 
 
