@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/envs/test_filmed.py::test_the_video_holds_the_frames_between_start_and_stop",
         "tests/examples/test_clients.py",
         "tests/examples/test_custom_environment.py",
+        "tests/examples/test_demonstrations.py::test_a_killed_process_leaves_whole_sessions",
         "tests/examples/test_demonstrations.py::test_an_expert_is_recorded_without_a_server_and_cloned",
         "tests/gateway/test_serve.py",
         "tests/examples/test_images.py::test_it_trains_and_plays_from_the_command_line",

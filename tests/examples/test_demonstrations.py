@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tmrl_core.config import load
-from tmrl_core.sessions import read_sessions
+from tmrl_core.sessions import SessionWriter, read_sessions, read_spaces
 
 FOLDER = Path(__file__).parents[2] / "examples" / "demonstrations"
 
@@ -33,6 +36,31 @@ def test_an_expert_is_recorded_without_a_server_and_cloned(tmp_path: Path) -> No
     assert "end: all epochs are done" in cloned
     assert (tmp_path / "runs" / "cloning" / "policy.tmod").is_file()
     assert not (tmp_path / "credentials").exists()
+
+
+def test_a_killed_process_leaves_whole_sessions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recording = ("--record", "demonstrations", "--episodes", "1000000")
+    command = [sys.executable, "-m", "tmrl_core", "--expert", *recording, "-c", str(FOLDER / "expert.yaml")]
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while sum(file.stat().st_size for file in tmp_path.glob("demonstrations/*/*.seg")) < 200_000:
+                assert process.poll() is None
+                assert time.monotonic() < deadline, "nothing is recorded"
+                pause.wait(0.01)
+        finally:
+            process.kill()
+    (folder,) = (tmp_path / "demonstrations").iterdir()
+    with caplog.at_level(logging.WARNING):
+        *found, last = read_sessions(folder)
+    assert all("are an incomplete record" in message for message in caplog.messages)
+    assert len(caplog.messages) <= 1
+    assert len(found) > 50
+    assert all(session.terminated != session.truncated for session in found), "only the last one is unfinished"
+    assert {session.first_step for session in [*found, last]} == {0}
+    with SessionWriter(folder, *read_spaces(folder)) as writer:
+        writer.write(found[0])
+    assert len(list(read_sessions(folder))) == len(found) + 2
 
 
 @pytest.mark.parametrize("name", ["cloning", "expert", "two_rooms"])

@@ -8,6 +8,7 @@ from typing import Any
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.samples import Buffer
@@ -24,6 +25,7 @@ def compose(
     files: PolicyFiles | None = None,
     drain_timeout_s: float = 10.0,
     needs_policy: bool = False,
+    recording: Recording | None = None,
     seed: int | None = None,
     **kwargs: Any,
 ) -> Worker:
@@ -37,5 +39,6 @@ def compose(
         files=files,
         drain_timeout_s=drain_timeout_s,
         needs_policy=needs_policy,
+        recording=recording,
     )
     return kind(Collector(loop, uplink, seed=seed), **schedules)

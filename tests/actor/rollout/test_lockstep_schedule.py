@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,12 @@ import pytest
 
 from tests.actor.rollout.composing import compose
 from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.protocol.messages import Collect, Directive, Evaluation, encode_body
+from tmrl_core.sessions import SessionWriter, read_sessions
+from tmrl_core.sessions.session import sessions_of
 
 
 @pytest.fixture
@@ -87,6 +91,26 @@ def test_an_assignment_has_the_exact_number_of_steps_of_the_exact_version(make: 
         "the round after 1, of which 4 steps with version 1.1 are done",
         "the round after 2, of which 5 steps with version 1.2 are done",
     ]
+
+
+def test_a_recording_holds_what_was_sent(make: Any, link: Any, tmp_path: Path, counting_env: Any) -> None:
+    recording = Recording(SessionWriter(tmp_path, counting_env.observation_space, counting_env.action_space))
+    Trainer(link, asks(Collect(1, (1, 1), 4)), asks(Collect(2, (1, 2), episodes=2)), asks(Collect(3, (1, 3), 5)))
+    worker = make(length=3, recording=recording)
+    worker.run_lockstep()
+    worker.close()
+    recorded: list[Any] = list(read_sessions(tmp_path))
+    sent: list[Any] = list(sessions_of(link.chunks))
+    assert sorted((one.version, len(one), one.truncated) for one in recorded) == [
+        ((1, 1), 1, False), ((1, 1), 3, True),
+        ((1, 2), 3, True), ((1, 2), 3, True),
+        ((1, 3), 2, False), ((1, 3), 3, True),
+    ]  # fmt: skip
+    by_episode = [sorted(found, key=lambda one: one.observations[0, 0]) for found in (recorded, sent)]
+    for one, other in zip(*by_episode, strict=True):
+        np.testing.assert_array_equal(one.observations, other.observations)
+        np.testing.assert_array_equal(one.actions, other.actions)
+        np.testing.assert_array_equal(one.rewards, other.rewards)
 
 
 def test_collection_waits_for_the_requested_version(make: Any, link: Any) -> None:
