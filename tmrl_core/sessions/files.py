@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import gymnasium
 
 from tmrl_core.errors import CodecError, StorageError, StorageFullError
-from tmrl_core.samples import Chunk, EpisodeRecord, decode_message, encode_message_buffers, split_chunk
+from tmrl_core.samples import Chunk, EpisodeRecord, decode_message, encode_message_buffers, same_layout, split_chunk
 from tmrl_core.sessions.session import Session, SessionJoiner
 from tmrl_core.sessions.spaces import space_of_json, space_to_json
 from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, write_whole
@@ -129,9 +129,8 @@ class SessionWriter:
     def _append(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], stream: bytes) -> None:
         if self._log.numbers and not self._log.path(self._log.numbers[-1]).exists():
             raise StorageError(f"{self.folder} was removed while sessions were recorded into it")
-        parts = [part for chunk in chunks for part in split_chunk(chunk, RECORD_BYTES)]
-        for part, ended in _with_their_ends(parts, records):
-            buffers = encode_message_buffers(part, ended)
+        for group, ended in _with_their_ends(_groups(chunks), records):
+            buffers = encode_message_buffers(group, ended)
             if self._max_bytes is not None:
                 size = self._log.bytes + sum(memoryview(buffer).nbytes for buffer in buffers)
                 if size > self._max_bytes:
@@ -242,16 +241,33 @@ def _spaces_of(folder: Path) -> Spaces:
         raise StorageError(f"{file} is damaged, or describes no spaces: {exc}") from exc
 
 
+def _groups(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    """Return the samples in parts of about `RECORD_BYTES`, each of chunks that become one message."""
+    groups: list[list[Chunk]] = []
+    room = 0
+    for chunk in chunks:
+        for part in [chunk] if chunk.rows == 1 else split_chunk(chunk, RECORD_BYTES):
+            size = part.nbytes
+            if not groups or size > room or not same_layout(groups[-1][0], part):
+                groups.append([])
+                room = RECORD_BYTES
+            groups[-1].append(part)
+            room -= size
+    return groups
+
+
 def _with_their_ends(
-    chunks: Sequence[Chunk], records: Sequence[EpisodeRecord]
-) -> Iterator[tuple[Chunk | None, list[EpisodeRecord]]]:
-    """Yield each chunk with the records of the episodes whose last rows it has; records without rows come last."""
-    last = {segment.episode: index for index, chunk in enumerate(chunks) for segment in chunk.segments}
-    for index, chunk in enumerate(chunks):
-        yield chunk, [record for record in records if last.get(record.episode) == index]
+    groups: Sequence[list[Chunk]], records: Sequence[EpisodeRecord]
+) -> Iterator[tuple[list[Chunk], list[EpisodeRecord]]]:
+    """Yield each group with the records of the episodes whose last rows it has; records without rows come last."""
+    last = {
+        segment.episode: index for index, group in enumerate(groups) for chunk in group for segment in chunk.segments
+    }
+    for index, group in enumerate(groups):
+        yield group, [record for record in records if last.get(record.episode) == index]
     rest = [record for record in records if record.episode not in last]
     if rest:
-        yield None, rest
+        yield [], rest
 
 
 def _files(folder: Path) -> list[Path]:

@@ -48,17 +48,17 @@ def test_what_is_put_is_in_the_folder_after_close(tmp_path: Path, recorder: Step
 def test_a_full_folder_is_told_once_and_stops_nothing(
     tmp_path: Path, recorder: StepRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recording = Recording(SessionWriter(tmp_path, *SPACES, max_bytes=1500))
+    recording = Recording(SessionWriter(tmp_path, *SPACES, max_bytes=1000))
     with caplog.at_level(logging.WARNING):
-        for _ in range(20):
+        for _ in range(1000):
             recording.put(*episode(recorder))
         recording.close()
     (warning,) = caplog.messages
     assert "the worker goes on without" in warning
-    assert "has reached its maximum size of 1500 bytes" in warning
+    assert "has reached its maximum size of 1000 bytes" in warning
     found = len(list(read_sessions(tmp_path)))
-    assert 1 <= found < 20
-    assert recording.left_out == 6 * (20 - found)
+    assert 1 <= found < 1000
+    assert recording.left_out == 6 * (1000 - found)
 
 
 def test_a_removed_folder_is_told_once_and_stops_nothing(
@@ -107,3 +107,42 @@ def test_a_slow_disk_delays_no_step(tmp_path: Path, recorder: StepRecorder, capl
     assert "too slow" in caplog.messages[0]
     assert "recorded again; 36 samples are missing" in caplog.messages[1]
     assert len(caplog.messages) == 2
+
+
+def test_hand_overs_that_wait_become_few_records(tmp_path: Path, recorder: StepRecorder) -> None:
+    class Slow(SessionWriter):
+        """Writes when it is told to, and counts."""
+
+        go = threading.Event()
+        calls = 0
+
+        def append(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord] = ()) -> None:
+            assert self.go.wait(10)
+            self.calls += 1
+            super().append(chunks, records)
+
+    writer = Slow(tmp_path, *SPACES)
+    recording = Recording(writer)
+    recorder.begin(np.zeros(3, np.float32), {})
+    for step in range(1, 1001):
+        recorder.step(np.zeros(1, np.float32), np.full(3, step, np.float32), 1.0, step % 300 == 0, False, {})
+        if step % 300 == 0:
+            recorder.begin(np.zeros(3, np.float32), {})
+        if step == 600:
+            recorder.end()
+            recording.put(*recorder.take())
+            recording.put([], [])
+            recorder.begin(np.zeros(3, np.float64), {})  # another structure
+            recorder.end()
+            recorder.begin(np.zeros(3, np.float32), {})
+        recording.put(*recorder.take())
+    Slow.go.set()
+    recording.close()
+    assert writer.calls < 20
+    assert [(len(session), session.terminated) for session in read_sessions(tmp_path)] == [
+        (300, True),
+        (300, True),
+        (300, True),
+        (100, False),
+    ]
+    assert recording.left_out == 0

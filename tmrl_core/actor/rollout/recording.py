@@ -5,15 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import TypeAlias
 
 from tmrl_core.errors import CodecError, StorageError, StorageFullError
-from tmrl_core.samples import Chunk, EpisodeRecord
-from tmrl_core.sessions.files import SessionWriter
+from tmrl_core.samples import Chunk, EpisodeRecord, same_layout
+from tmrl_core.sessions.files import RECORD_BYTES, SessionWriter
 
 logger = logging.getLogger(__name__)
 
 QUEUE_BYTES = 64 << 20
 """Maximum bytes of samples that wait for the disk."""
+MAX_JOINED = 128
+JOINED_BYTES = RECORD_BYTES // 4
+"""Hand-overs that waited while the thread wrote become one record, up to this number and about this size."""
+
+HandOver: TypeAlias = tuple[list[Chunk], list[EpisodeRecord]]
 
 
 class Recording:
@@ -36,7 +44,7 @@ class Recording:
         self._queue_bytes = queue_bytes
         # Guarded by `_changed`: what waits, its bytes, and whether more may come.
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[list[Chunk], list[EpisodeRecord]]] = deque()
+        self._waiting: deque[HandOver] = deque()
         self._bytes = 0
         self._closed = False
         self._failing = False
@@ -69,18 +77,27 @@ class Recording:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
-                chunks, records = self._waiting[0]
-            self._write(chunks, records)
+                waiting = list(islice(self._waiting, MAX_JOINED))
+            handed = _together(waiting)
+            self._write(handed)
             with self._changed:
-                self._waiting.popleft()
-                self._bytes -= sum(chunk.nbytes for chunk in chunks)
+                for chunks, _ in handed:
+                    self._waiting.popleft()
+                    self._bytes -= sum(chunk.nbytes for chunk in chunks)
 
-    def _write(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+    def _write(self, handed: Sequence[HandOver]) -> None:
         try:
-            self._writer.append(chunks, records)
+            self._writer.append(
+                [chunk for chunks, _ in handed for chunk in chunks], [record for _, ended in handed for record in ended]
+            )
         except (StorageError, CodecError) as exc:
+            if len(handed) > 1:
+                # They are one record, so none is written: some may fit.
+                for one in handed:
+                    self._write([one])
+                return
             next_step = "" if isinstance(exc, StorageFullError) else " Restart the worker to record again."
-            self._leave_out(chunks, f"{str(exc).rstrip('.')}.{next_step}")
+            self._leave_out(handed[0][0], f"{str(exc).rstrip('.')}.{next_step}")
             return
         if self._failing:
             self._failing = False
@@ -93,3 +110,15 @@ class Recording:
         if not self._failing:
             self._failing = True
             logger.warning("sessions are not recorded now; the worker goes on without: %s", why)
+
+
+def _together(handed: Sequence[HandOver]) -> Sequence[HandOver]:
+    """Return the first hand-over, and those after it that become one record with it."""
+    room = JOINED_BYTES
+    for count, (chunks, _) in enumerate(handed):
+        room -= sum(chunk.nbytes for chunk in chunks)
+        if count and (room < 0 or len(chunks) != 1 or not same_layout(handed[0][0][0], chunks[0])):
+            return handed[:count]
+        if len(chunks) != 1:
+            return handed[:1]
+    return handed
