@@ -97,7 +97,7 @@ class Runs:
     lengths: Array
     """[runs] int64, at least 1."""
     length: int | None
-    """That of all runs; None: they differ."""
+    """Length of every run; None: the lengths differ."""
 
     @classmethod
     def of(cls, lengths: Array, values: Sequence[Array], folder: Path | None = None) -> Runs:
