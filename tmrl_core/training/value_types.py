@@ -25,7 +25,7 @@ Settings: TypeAlias = dict[str, Any]
 Maker: TypeAlias = Callable[..., Any]
 """Class or function that makes a part: a model, a policy."""
 Policy: TypeAlias = Any
-"""Actor to publish: an `ActorModule`, or an object with `act` and `to_blob`."""
+"""Actor to publish: an `ActorModule`, an object with `act` and `to_blob`, or a `PolicyBundle`."""
 Indices: TypeAlias = Any
 """Indices of the transitions of a batch: an array or a tensor."""
 Device: TypeAlias = "torch.device | str | None"

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from tmrl_core.actor import ActorModule
+from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
-from tmrl_core.networking.protocol.messages import PolicyUpdate, decode_body
+from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training.loops.evaluation import Evaluator
 from tmrl_core.training.remote.interface import RemoteInterface, episode_label
@@ -53,6 +54,13 @@ def test_a_policy_is_published_with_its_exploration_parameters() -> None:
 
 def test_most_policies_have_no_exploration_parameters() -> None:
     assert published(Bare()).exploration == {}
+
+
+def test_several_policies_are_published_as_one_version() -> None:
+    blobs = {"ships": Blob("safetensors", b"1"), "ports": Blob("file", b"2")}
+    update = published(PolicyBundle(blobs, {"port 1": 0.5}))
+    assert update.policies == blobs
+    assert update.exploration == {"port 1": 0.5}
 
 
 def episode(value: float, mode: Any = "train", end: Any = "truncated", **kwargs: Any) -> EpisodeRecord:

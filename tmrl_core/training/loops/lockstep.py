@@ -11,7 +11,7 @@ import math
 import statistics as stats
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -20,18 +20,30 @@ from tmrl_core.config.sections import LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.training.checkpointable import parameters_of
+from tmrl_core.training.contracts import MemoryLike
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.loops.evaluation import mean_of
 from tmrl_core.training.loops.lockstep_round import Round
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.loops.round_memory import RoundMemory
 from tmrl_core.training.loops.round_statistics import RoundStatistics
-from tmrl_core.training.value_types import State
+from tmrl_core.training.value_types import Device, Policy, State
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """Maximum wait in seconds between two checks of the connected workers."""
+
+
+class RoundStore(MemoryLike, Protocol):
+    """A memory that holds the samples of one round."""
+
+    round: Round | None
+    episodes: list[tuple[float, int]]
+    """(return, length) of the training episodes that have ended in this round."""
+
+    def begin(self, round_: Round, /) -> None:
+        """Begin another round."""
 
 
 @described_by(TrainerSection, LockstepSection)
@@ -101,7 +113,7 @@ class TrainingLockstep(TrainingOffline):
         self._seeded: set[bytes] = set()
         super().__init__(
             env_cls,
-            lambda nb_steps, device: RoundMemory(device, clock),
+            self.make_round_memory,
             training_agent_cls,
             epochs,
             rounds,
@@ -119,6 +131,10 @@ class TrainingLockstep(TrainingOffline):
         "_round_shortfall",
     }
 
+    def make_round_memory(self, *, nb_steps: int, device: Device) -> RoundStore:
+        """Return the memory of the samples of a round."""
+        return RoundMemory(device, self.clock)
+
     @property
     def versions_before(self) -> int:
         """Number of published versions: each round publishes its own."""
@@ -129,28 +145,37 @@ class TrainingLockstep(TrainingOffline):
         super()._begin(interface)
 
     def _run_round(self, interface: TrainingInterface) -> bool:
-        statistics = self.statistics = RoundStatistics()
+        self.statistics = RoundStatistics()
         interface.rest()
         with interface.whole_round():
-            interface.broadcast_model(self.agent.get_actor())
-            self.delivery["counter"] = interface.version[1]
-            # Request a due evaluation before the collection: workers run it first.
-            interface.report(self._progress())
-            self.update_buffer(interface)
-            started = time.perf_counter()
-            done = self._collect(interface)
-            statistics.idle_s += time.perf_counter() - started
-            if not done:
+            if not self._collect_and_train(interface):
                 return False
-            self._train()
         interface.report(self._progress())
+        return True
+
+    def _collect_and_train(self, interface: TrainingInterface) -> bool:
+        """Collect a round with the current policy, and train on it. False: collection was stopped before."""
+        if not self.collect(interface, self.agent.get_actor()):
+            return False
+        self._train()
         return True
 
     # --- collection ---------------------------------------------------------------------------------------------------
 
+    def collect(self, interface: TrainingInterface, policy: Policy) -> bool:
+        """Publish a policy, and collect a round with it. False: collection was stopped before the end."""
+        interface.broadcast_model(policy)
+        self.delivery["counter"] = interface.version[1]
+        # Request a due evaluation before the collection: workers run it first.
+        interface.report(self._progress())
+        self.update_buffer(interface)
+        started = time.perf_counter()
+        done = self._collect(interface)
+        self.statistics.idle_s += time.perf_counter() - started
+        return done
+
     def _collect(self, interface: TrainingInterface) -> bool:
-        """Collect until the round is complete. False: collection was stopped before that."""
-        memory: RoundMemory = self.memory
+        memory: RoundStore = self.memory
         round_ = self._begin_round(interface.version)
         try:
             while not interface.stopping:
@@ -256,7 +281,7 @@ class TrainingLockstep(TrainingOffline):
         self.rounds_done += 1
 
     def _row(self) -> State:
-        memory: RoundMemory = self.memory
+        memory: RoundStore = self.memory
         returns = [episode_return for episode_return, _ in memory.episodes]
         return {
             **super()._row(),

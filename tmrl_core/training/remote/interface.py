@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import difference
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
 from tmrl_core.metrics import names
@@ -73,7 +74,7 @@ a disk. Records of the network count all workers."""
 WORKERS_CHARTED = 32
 """Maximum number of workers whose rates are recorded separately."""
 POLICY = "policy"
-"""Name of the published policy."""
+"""Name of the published policy, if it is the only one."""
 
 
 class RemoteInterface(TrainingInterface):
@@ -297,14 +298,13 @@ class RemoteInterface(TrainingInterface):
     # --- policies and directives --------------------------------------------------------------------------------------
 
     def broadcast_model(self, actor: Policy) -> Version:
-        """Publish a policy as the latest."""
-        tag, data = actor.to_blob()
+        """Publish a policy, or several as a `PolicyBundle`, as the latest."""
         if not self._policy and isinstance(actor, ActorModule):
             self._policy = actor.architecture()
             for member in self.link.members:
                 self._hold_policy(member)
-        exploration = actor.exploration() if isinstance(actor, ActorModule) else None
-        version = self.link.publish({POLICY: Blob(tag, data)}, exploration)
+        bundle = actor if isinstance(actor, PolicyBundle) else _bundle_of(actor)
+        version = self.link.publish(bundle.policies, bundle.exploration)
         if self._on_publish is not None:
             self._on_publish(actor)
         return version
@@ -641,6 +641,11 @@ class RemoteInterface(TrainingInterface):
         }
         self._collected, self._collected_since = {}, now
         return rates
+
+
+def _bundle_of(actor: Policy) -> PolicyBundle:
+    tag, data = actor.to_blob()
+    return PolicyBundle({POLICY: Blob(tag, data)}, actor.exploration() if isinstance(actor, ActorModule) else {})
 
 
 def _means(episodes: Collection[EpisodeRecord]) -> dict[str, float]:

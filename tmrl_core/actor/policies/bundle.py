@@ -1,0 +1,51 @@
+"""Several policies that are published together, and their file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tmrl_core.errors import RemoteProtocolError, WeightsError
+from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, decode_body, encode_body
+from tmrl_core.storage import write_whole
+
+
+@dataclass(frozen=True)
+class PolicyBundle:
+    """The weights of several policies, which workers load as one version.
+
+    Args:
+        policies: weights by the policy's name.
+        exploration: exploration parameters by name; for many agents the epsilons by agent id.
+    """
+
+    policies: Mapping[str, Blob]
+    exploration: Mapping[str, float] = field(default_factory=dict)
+
+    def save(self, path: str | Path) -> None:
+        """Write policies and exploration parameters to one file, which only its owner can read.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        write_whole(
+            Path(path), encode_body(PolicyUpdate((0, 0), dict(self.policies), dict(self.exploration))), mode=0o600
+        )
+
+    @classmethod
+    def read(cls, path: str | Path) -> PolicyBundle:
+        """Read a file that `save` wrote.
+
+        Raises:
+            OSError: the file cannot be read.
+            WeightsError: the file holds something else.
+        """
+        try:
+            update = decode_body(Path(path).read_bytes(), PolicyUpdate)
+        except RemoteProtocolError as exc:
+            raise WeightsError(
+                f"{path} does not hold several policies: {exc}. Pass the file that a trainer of many agents wrote "
+                "(trainer.model_path)."
+            ) from exc
+        return cls(update.policies, update.exploration)
