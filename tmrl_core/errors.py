@@ -103,6 +103,14 @@ class PolicyFailedError(TmrlError):
     """The policy's action is not finite, and no better policy can be expected. The action was not executed."""
 
 
+class EpisodeError(TmrlError):
+    """An episode of many agents cannot be used: an agent, a shaper or a value in it is wrong, or it has no end."""
+
+
+class WrongModeError(TmrlError):
+    """A manager of agents was asked for what only its other mode does (`inference` or `training`)."""
+
+
 class StarvedError(TmrlError):
     """The ratios of workers and trainer make both wait for each other forever."""
 

@@ -1,0 +1,67 @@
+"""Many agents in one environment: agent managers, shapers, exploration, and the Learner and Actor of a scenario.
+
+Names are resolved when first used: those of `algorithms` need torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tmrl_core.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from tmrl_core.multiagent.actor import Actor
+    from tmrl_core.multiagent.agent import Agent, AgentParameters
+    from tmrl_core.multiagent.algorithm import AgentAlgorithm
+    from tmrl_core.multiagent.algorithms import Algorithm
+    from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettings
+    from tmrl_core.multiagent.environment import EventEnvironment
+    from tmrl_core.multiagent.exploration import Explorer
+    from tmrl_core.multiagent.learner import EarlyStopping, EpisodeResult, Learner, episode_seeds
+    from tmrl_core.multiagent.manager import AgentManager
+    from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
+    from tmrl_core.multiagent.store import SimpleStore
+    from tmrl_core.multiagent.trajectory import Decision, Trajectory
+
+__all__ = [
+    "ActionShaper",
+    "Actor",
+    "Agent",
+    "AgentAlgorithm",
+    "AgentManager",
+    "AgentParameters",
+    "Algorithm",
+    "Assembly",
+    "Decision",
+    "EarlyStopping",
+    "EpisodeResult",
+    "EventEnvironment",
+    "ExperienceShaper",
+    "Explorer",
+    "KStepExperienceShaper",
+    "Learner",
+    "MemorySettings",
+    "PolicySettings",
+    "SimpleStore",
+    "StateShaper",
+    "Trajectory",
+    "episode_seeds",
+]
+
+_, __getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "actor": "Actor",
+        "agent": "Agent AgentParameters",
+        "algorithm": "AgentAlgorithm",
+        "algorithms": "Algorithm",
+        "assembly": "Assembly MemorySettings PolicySettings",
+        "environment": "EventEnvironment",
+        "exploration": "Explorer",
+        "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
+        "manager": "AgentManager",
+        "shapers": "ActionShaper ExperienceShaper KStepExperienceShaper StateShaper",
+        "store": "SimpleStore",
+        "trajectory": "Decision Trajectory",
+    },
+)

@@ -1,0 +1,65 @@
+"""The part of an agent that chooses actions and learns. This module needs no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.multiagent.trajectory import Columns
+from tmrl_core.networking.protocol.messages import Blob
+
+
+class AgentAlgorithm(ABC):
+    """A policy and its learning rule: what an `Agent` needs of an algorithm.
+
+    Attributes:
+        rng: the generator that exploration and sampling draw from, and nothing else does.
+        deterministic: act without sampling, for tests.
+    """
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng()
+        self.deterministic = False
+
+    def seed(self, seed: int | np.random.SeedSequence) -> None:
+        """Restart the generator."""
+        self.rng = np.random.default_rng(seed)
+
+    @abstractmethod
+    def choose_action(self, state: Any, epsilon: float) -> Any:
+        """Return the model action.
+
+        Args:
+            state: the model state; a dict state may hold an `action_mask` (1 = allowed).
+            epsilon: the agent's exploration parameter; 0 in tests.
+        """
+
+    def choose_action_with_extras(self, state: Any, epsilon: float) -> tuple[Any, Mapping[str, Any]]:
+        """Return the model action and further values that belong to the experience, such as `logp`."""
+        return self.choose_action(state, epsilon), {}
+
+    @abstractmethod
+    def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:
+        """Make one update.
+
+        Args:
+            batch: columns of n experiences.
+
+        Returns:
+            Metrics. `priorities` [n], if given, become the weights by which the experiences are sampled.
+        """
+
+    @abstractmethod
+    def get_model(self) -> Blob:
+        """Return the weights that acting needs."""
+
+    @abstractmethod
+    def load_model(self, model: Blob) -> None:
+        """Take over weights.
+
+        Raises:
+            WeightsError: they belong to another model, which is unchanged.
+        """
