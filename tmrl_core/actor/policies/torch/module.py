@@ -72,32 +72,14 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
     def architecture(self) -> dict[str, Any]:
         """Return names and shapes of the `state_dict`, unless the class writes its weights in its own way."""
         own = (type(self).to_bytes, type(self).save) != (TorchActorModule.to_bytes, TorchActorModule.save)
-        return {} if own else describe(self._shapes(), self.weights_metadata())
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {
-            name: tuple(value.shape) for name, value in self.state_dict().items() if isinstance(value, torch.Tensor)
-        }
+        return {} if own else describe(_shapes(self), self.weights_metadata())
 
     def to_bytes(self) -> bytes:
         """Return the `state_dict` as the content of a safetensors file, or the output of the subclass's `save`."""
         return super().to_bytes() if self._own_files else self._state_bytes()
 
     def _state_bytes(self) -> bytes:
-        tensors: dict[str, torch.Tensor] = {}
-        seen: set[int] = set()
-        for name, value in self.state_dict().items():
-            if not isinstance(value, torch.Tensor):
-                raise WeightsError(
-                    f"{name} in the state_dict of {type(self).__name__} is a {type(value).__name__}; only tensors "
-                    "travel. Make it a buffer, or override to_bytes and from_bytes."
-                )
-            tensor = value.detach().to("cpu").contiguous()
-            if tensor.data_ptr() in seen:  # the format does not know two names for one memory
-                tensor = tensor.clone()
-            seen.add(tensor.data_ptr())
-            tensors[name] = tensor
-        return bytes(safetensors.torch.save(tensors, metadata=self.weights_metadata() or None))
+        return module_bytes(self, type(self).__name__, self.weights_metadata())
 
     def from_bytes(self, data: bytes, device: Any) -> Self:
         """Load the weights in place and return self. After an error, nothing has changed.
@@ -110,28 +92,8 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         return self._take_state(data, device)
 
     def _take_state(self, data: bytes, device: Any) -> Self:
-        try:
-            tensors = safetensors.torch.load(data)
-        except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
-            raise WeightsError(f"{len(data)} bytes of weights are not in the safetensors format: {exc}") from exc
-        owner = type(self).__name__
-        check_shapes(
-            owner,
-            self._shapes(),
-            {name: tuple(value.shape) for name, value in tensors.items()},
-            ADVICE,
-        )
-        check_metadata(owner, self.weights_metadata(), read_metadata(data))
-        check_finite(owner, self._not_finite(tensors))
-        self.load_state_dict(tensors)
+        load_module(self, data, type(self).__name__, self.weights_metadata())
         return self.to_device(device)
-
-    def _not_finite(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
-        parameters = dict(self.named_parameters())  # a buffer may hold infinite numbers on purpose, as a mask
-        for name, tensor in tensors.items():
-            values = tensor.float() if tensor.is_floating_point() else tensor  # not all dtypes support the check
-            if not (values.isfinite() if name in parameters else ~values.isnan()).all():
-                yield name
 
     def save(self, path: str | Path) -> None:
         """Write the weights to a safetensors file."""
@@ -165,6 +127,70 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
     def to_device(self, device: Any) -> Self:
         """Move to `device`, in place, and return self."""
         return self.to(device)
+
+
+def module_bytes(module: torch.nn.Module, owner: str, metadata: Mapping[str, str]) -> bytes:
+    """Return the `state_dict` of a module as the content of a safetensors file.
+
+    Args:
+        module: the module.
+        owner: its name in messages.
+        metadata: settings that must agree with the weights.
+
+    Raises:
+        WeightsError: the `state_dict` holds something else than tensors.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, value in module.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise WeightsError(
+                f"{name} in the state_dict of {owner} is a {type(value).__name__}; only tensors "
+                "travel. Make it a buffer, or override to_bytes and from_bytes."
+            )
+        tensor = value.detach().to("cpu").contiguous()
+        if tensor.data_ptr() in seen:  # the format does not know two names for one memory
+            tensor = tensor.clone()
+        seen.add(tensor.data_ptr())
+        tensors[name] = tensor
+    return bytes(safetensors.torch.save(tensors, metadata=dict(metadata) or None))
+
+
+def load_module(
+    module: torch.nn.Module, data: bytes, owner: str, metadata: Mapping[str, str], advice: str = ADVICE
+) -> None:
+    """Load the result of `module_bytes` in place. After an error, nothing has changed.
+
+    Args:
+        module: the module.
+        data: the bytes.
+        owner: its name in messages.
+        metadata: settings that must agree with the weights.
+        advice: next step for weights of another shape, for messages.
+
+    Raises:
+        WeightsError: the message names the part that does not fit.
+    """
+    try:
+        tensors = safetensors.torch.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
+        raise WeightsError(f"{len(data)} bytes of weights are not in the safetensors format: {exc}") from exc
+    check_shapes(owner, _shapes(module), {name: tuple(value.shape) for name, value in tensors.items()}, advice)
+    check_metadata(owner, metadata, read_metadata(data))
+    check_finite(owner, _not_finite(module, tensors))
+    module.load_state_dict(tensors)
+
+
+def _shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def _not_finite(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    parameters = dict(module.named_parameters())  # a buffer may hold infinite numbers on purpose, as a mask
+    for name, tensor in tensors.items():
+        values = tensor.float() if tensor.is_floating_point() else tensor  # not all dtypes support the check
+        if not (values.isfinite() if name in parameters else ~values.isnan()).all():
+            yield name
 
 
 def check_metadata(owner: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
