@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from tmrl_core.training.checkpointable import StateOwner
 from tmrl_core.training.value_types import Batch, Device, Metrics, Policy, Space
 
 
-class TrainingAgent(ABC):
+class TrainingAgent(StateOwner, ABC):
     """Learn from batches and provide the policy.
 
     Checkpoints save its attributes, see `tmrl_core.training.checkpoints.capture`.

@@ -1,7 +1,7 @@
 """The contract of the parts that checkpoints hold.
 
-A part either writes its own state (`Checkpointable`), or is an agent, a memory or a training loop whose attributes are
-its state (`saved_attributes`). Its class may declare:
+A part either writes its own state (`Checkpointable`), or is an agent, a memory, a training loop or another `StateOwner`
+whose attributes are its state (`saved_attributes`). Its class may declare:
 
     type_id = "sac"                  its name in checkpoints, for good, so that its file may move
     type_version = 1                 version of its state; raised when a release before could not read it
@@ -32,6 +32,10 @@ class Checkpointable(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Load the result of `state_dict`, from this version or an earlier one."""
+
+
+class StateOwner:
+    """Base of parts whose attributes are their state, as those of an agent are (`saved_attributes`)."""
 
 
 def place_of(kind: type) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.checkpointable import parameters_of
+from tmrl_core.training.checkpointable import StateOwner, parameters_of
 from tmrl_core.training.value_types import Settings
 
 PLAIN = (bool, int, float, str, tuple)
@@ -13,11 +12,11 @@ PLAIN = (bool, int, float, str, tuple)
 
 
 def constructed_settings(owner: object, path: str) -> Settings:
-    """Return the settings of a new agent or memory, by their paths in a checkpoint.
+    """Return the settings of a new agent, memory or algorithm, by their paths in a checkpoint.
 
     Args:
-        owner: the agent or memory. Its settings are the attributes with names of constructor parameters, and its
-            optimizers' groups.
+        owner: the agent, memory or algorithm. Its settings are the attributes with names of constructor parameters,
+            and its optimizers' groups.
         path: path of the owner, such as `agent`.
     """
     import torch
@@ -28,9 +27,9 @@ def constructed_settings(owner: object, path: str) -> Settings:
         place = f"{path}.{name}"
         if name in arguments and (value is None or isinstance(value, PLAIN)):
             found[place] = value
-        elif isinstance(value, TrainingAgent):
-            found |= constructed_settings(value, place)
         for at, item in _parts(value, place):
+            if isinstance(item, StateOwner):
+                found |= constructed_settings(item, at)
             if isinstance(item, torch.optim.Optimizer):
                 for number, group in enumerate(item.param_groups):
                     found |= {f"{at}[{number}].{key}": held for key, held in group.items() if isinstance(held, PLAIN)}

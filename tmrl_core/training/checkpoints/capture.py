@@ -4,7 +4,7 @@
 
 - values: numbers, strings, containers, arrays, tensors, random generators;
 - parts that write their own state (`Checkpointable`): networks, optimizers, columnar memories, objects of a user;
-- owners: the training object, agents and memories, whose attributes are their state.
+- owners: the training object, agents, memories and algorithms, whose attributes are their state.
 
 Plain values stand for themselves; each other node is a dict with its kind under "t". Arrays and tensors are copied, so
 that the result may be written beside training. An object that is met again becomes a reference to its path.
@@ -30,8 +30,14 @@ import numpy as np
 import torch
 
 from tmrl_core.errors import CheckpointError
-from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.checkpointable import Checkpointable, attributes_of, saved_attributes, type_name, type_version
+from tmrl_core.training.checkpointable import (
+    Checkpointable,
+    StateOwner,
+    attributes_of,
+    saved_attributes,
+    type_name,
+    type_version,
+)
 from tmrl_core.training.checkpoints.random_state import Generator, generator_state, global_random_state
 from tmrl_core.training.checkpoints.rows import MemoryRows
 from tmrl_core.training.contracts import TrainingMemory
@@ -154,7 +160,7 @@ class _Capture:
             return self._skip(path, f"{class_name(value)}: {type(exc).__name__}: {exc}")
 
     def _is_owner(self, value: object) -> bool:
-        return id(value) in self._owners or isinstance(value, (TrainingAgent, TrainingMemory))
+        return id(value) in self._owners or isinstance(value, (StateOwner, TrainingMemory))
 
     def _skip(self, path: str, reason: str) -> Node:
         self._captured.skipped[path] = reason
