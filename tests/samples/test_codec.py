@@ -216,6 +216,16 @@ def test_columns_that_are_not_contiguous_are_encoded() -> None:
         assert identical(message.chunk.observation, chunk.observation)
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_joined_columns_keep_their_byte_order(compression: Any) -> None:
+    chunks = [
+        dataclasses.replace(pendulum_like(200, seed), observation=np.arange(200, dtype=">f4")) for seed in range(2)
+    ]
+    message = decode_message(encode_message(chunks, [], compression=compression), max_bytes=1 << 20)
+    assert message.chunk is not None
+    assert identical(message.chunk.observation, np.concatenate([np.arange(200)] * 2).astype(">f4"))
+
+
 def test_threads_do_not_share_compressors() -> None:
     chunks = [pendulum_like(2000, seed) for seed in range(2)]
     good = [0, 0]

@@ -289,7 +289,8 @@ class _Column:
 
     def array(self) -> Array:
         """Return the column in one piece."""
-        return self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces)
+        # Without the dtype, NumPy would change the byte order to its own, and the column's head names another.
+        return self.pieces[0] if len(self.pieces) == 1 else np.concatenate(self.pieces, dtype=self.dtype)
 
 
 def _body(chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], signature: bytes) -> tuple[bytes, list[_Column]]:
