@@ -1,0 +1,388 @@
+"""Experiences of an episode as chunks of samples, and back.
+
+An episode is one run of rows of a worker's stream, sent when the episode has ended:
+
+| step | row |
+| --- | --- |
+| 0 | the *head*: its info holds agents, epsilons, seed and performance |
+| 1 to n | the experiences, agent by agent: `state`, `action` and `reward` as fields of a sample, all others as extras |
+| n + 1 | the *end*, with the flag `truncated` |
+
+Only the end has a flag, so a round of lockstep collection counts the run as one episode, and delivery, splitting and
+joining of chunks work as for any other samples. The head names each agent with its number of rows. A column of names
+would cost a text per row, and would make the chunks of two agents with equal columns unequal to join. An agent without
+experiences keeps its (empty) columns in the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from tmrl_core.errors import CodecError, SampleRefusedError
+from tmrl_core.samples import Chunk, Segment, Version, decode_value, encode_value
+from tmrl_core.samples.columns import Tree, leaves
+from tmrl_core.samples.concatenation import same_layout
+from tmrl_core.samples.segments import NO_VERSION
+
+Columns = dict[str, Tree]
+Experiences = dict[str, Columns]
+
+STATE, ACTION, REWARD = "state", "action", "reward"
+_FIELDS = (STATE, ACTION, REWARD)
+MAX_EPISODE_BYTES = 256 << 20
+"""Default of the maximum size of one episode."""
+FORMAT = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class PlayedEpisode:
+    """One episode of a worker.
+
+    Attributes:
+        experiences: columns by agent, with at least `state`, `action` and `reward`.
+        performance: the environment's metrics; any value that samples support.
+        epsilons: exploration rate of each agent in this episode.
+        seed: seed of the episode; None: it was not set.
+        number: id of the episode, unique in its stream.
+        version: version of the policies that acted.
+    """
+
+    experiences: Experiences
+    performance: Any = None
+    epsilons: Mapping[str, float] = field(default_factory=dict)
+    seed: int | None = None
+    number: int = 0
+    version: Version = NO_VERSION
+
+
+_Rows = Annotated[int, Meta(ge=0, le=2**48)]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """Info of an episode's first row.
+
+    Attributes:
+        format: version of this structure.
+        agents: for each agent in order: its name, its number of rows, and the index of its keys.
+        keys: different lists of an agent's columns, in order.
+        empty: columns of agents without experiences.
+        performance, epsilons, seed: see `PlayedEpisode`.
+    """
+
+    format: int
+    agents: list[tuple[str, _Rows, _Rows]]
+    keys: list[list[str]]
+    empty: dict[str, dict[str, Any]]
+    performance: Any
+    epsilons: dict[str, float]
+    seed: int | None
+
+    def check(self) -> None:
+        """Check that the parts belong together.
+
+        Raises:
+            SampleRefusedError: they do not.
+        """
+        names = [name for name, _, _ in self.agents]
+        if self.format != FORMAT:
+            raise SampleRefusedError(f"an episode in format {self.format}, and this trainer reads format {FORMAT}")
+        if len(set(names)) != len(names):
+            raise SampleRefusedError("an episode that names an agent twice")
+        if any(index >= len(self.keys) for _, _, index in self.agents):
+            raise SampleRefusedError("an episode that does not list the columns of an agent")
+        if any(len(set(keys)) != len(keys) for keys in self.keys):
+            raise SampleRefusedError("an episode that lists a column twice")
+        for name, rows, index in self.agents:
+            if rows == 0 and list(self.empty.get(name, ())) != self.keys[index]:
+                raise SampleRefusedError(f"an episode without the empty columns of agent {name!r:.100}")
+            if rows == 0:
+                _check_columns(name, self.empty[name])
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def chunks_of(episode: PlayedEpisode, *, max_bytes: int = MAX_EPISODE_BYTES, max_head_bytes: int) -> list[Chunk]:
+    """Return an episode as chunks, which share the memory of its arrays: they must not change before they are sent.
+
+    Args:
+        episode: the episode.
+        max_bytes: maximum size of the experiences.
+        max_head_bytes: maximum size of the head, which travels in one message.
+
+    Raises:
+        CodecError: a part cannot be sent: a column is missing or too short, has values that samples do not support, or
+            the episode is too large.
+    """
+    keys: dict[tuple[str, ...], int] = {}
+    agents: list[tuple[str, int, int]] = []
+    empty: Experiences = {}
+    chunks: list[Chunk] = []
+    step = 1
+    for name, columns in episode.experiences.items():
+        try:
+            rows = _check_columns(name, columns)
+        except SampleRefusedError as exc:
+            raise CodecError(f"{exc}; correct the manager's experience shaper") from None
+        agents.append((name, rows, keys.setdefault(tuple(columns), len(keys))))
+        if rows:
+            chunks.append(_experience_chunk(episode, columns, rows, step))
+            step += rows
+        else:
+            empty[name] = columns
+    size = sum(chunk.nbytes for chunk in chunks)
+    if size > max_bytes:
+        raise CodecError(
+            f"the experiences of one episode have {size} bytes, multiagent.max_episode_bytes allows {max_bytes}; raise "
+            "it for workers and trainer, or end episodes earlier"
+        )
+    head = msgspec.structs.asdict(
+        _Head(
+            FORMAT,
+            agents,
+            [list(names) for names in keys],
+            empty,
+            episode.performance,
+            {name: float(epsilon) for name, epsilon in episode.epsilons.items()},
+            episode.seed,
+        )
+    )
+    encoded = encode_value(head)
+    if len(encoded) > max_head_bytes:
+        raise CodecError(
+            f"the performance of one episode and the names of its agents have {len(encoded)} bytes, allowed: "
+            f"{max_head_bytes}, part of network.max_message_bytes; raise that, or return less in the environment's "
+            "metrics"
+        )
+    # The environment may change its metrics before the head is sent.
+    head = decode_value(encoded, max_bytes=len(encoded))
+    return [
+        _bare_chunk(episode, 0, {0: head}, ended=False),
+        *chunks,
+        _bare_chunk(episode, step, {}, ended=True),
+    ]
+
+
+def _check_columns(name: str, columns: Mapping[str, Any]) -> int:
+    """Return the number of experiences of an agent.
+
+    Raises:
+        SampleRefusedError: a column is missing, is not a column, or has another length.
+    """
+    missing = [key for key in _FIELDS if key not in columns]
+    if missing:
+        raise SampleRefusedError(f"the experiences of agent {name!r:.100} have no {' and no '.join(missing)}")
+    reward = columns[REWARD]
+    if not isinstance(reward, np.ndarray) or not reward.ndim:
+        raise SampleRefusedError(f"the rewards of agent {name!r:.100} are not an array with one row per experience")
+    for key, tree in columns.items():
+        for column in leaves(tree):
+            if isinstance(column, np.ndarray) and not column.ndim:
+                raise SampleRefusedError(f"{key!r:.100} of agent {name!r:.100} is a single value, not a column")
+            if not isinstance(column, np.ndarray | list):
+                raise SampleRefusedError(
+                    f"{key!r:.100} of agent {name!r:.100} is a {type(column).__name__}; allowed: arrays and lists with "
+                    "one row per experience, and dicts and tuples of them"
+                )
+            if len(column) != len(reward):
+                raise SampleRefusedError(
+                    f"{key!r:.100} of agent {name!r:.100} has {len(column)} rows, its reward has {len(reward)}"
+                )
+    return len(reward)
+
+
+def _experience_chunk(episode: PlayedEpisode, columns: Columns, rows: int, step: int) -> Chunk:
+    reward = columns[REWARD]
+    assert isinstance(reward, np.ndarray)
+    return Chunk(
+        rows=rows,
+        action=columns[ACTION],
+        action_present=np.ones(rows, np.bool_),
+        observation=columns[STATE],
+        reward=reward,
+        terminated=np.zeros(rows, np.bool_),
+        truncated=np.zeros(rows, np.bool_),
+        extras={key: tree for key, tree in columns.items() if key not in _FIELDS},
+        segments=(Segment(rows, episode.number, step, *episode.version),),
+    )
+
+
+def _bare_chunk(episode: PlayedEpisode, step: int, info: dict[int, dict[Any, Any]], ended: bool) -> Chunk:
+    """Return a row without experience. The end has an action flag, because only such a row can end an episode."""
+    return Chunk(
+        rows=1,
+        action=(),
+        action_present=np.array([ended]),
+        observation=(),
+        reward=np.zeros(1, np.float32),
+        terminated=np.zeros(1, np.bool_),
+        truncated=np.array([ended]),
+        info=info,
+        segments=(Segment(1, episode.number, step, *episode.version),),
+    )
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class _Open:
+    """An episode whose end has not arrived."""
+
+    def __init__(self, head: _Head, number: int, version: Version) -> None:
+        self.head = head
+        self.number = number
+        self.version = version
+        self.rows = sum(rows for _, rows, _ in head.agents)
+        self.step = 1
+        """Step of the next row."""
+        self.nbytes = 0
+        self.pieces: list[Chunk] = []
+
+
+class EpisodeReader:
+    """Join the rows of one stream to episodes. Sans-I/O.
+
+    A run of rows that is damaged, or that no worker of this project sends, is refused with the reason; the next head
+    begins a new episode. The memory in use is limited to one episode.
+
+    Args:
+        max_bytes: maximum size of one episode.
+    """
+
+    def __init__(self, max_bytes: int = MAX_EPISODE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._open: _Open | None = None
+        self._refused: int | None = None
+        """Id of the episode refused last, so that its other rows cause no further refusal."""
+
+    def take(self, chunk: Chunk) -> tuple[list[PlayedEpisode], str]:
+        """Return the episodes that end in the next chunk of the stream, and the first reason of a refusal.
+
+        The arrays of the episodes are copies, which the caller may change. The reason is empty if nothing is refused.
+        """
+        episodes: list[PlayedEpisode] = []
+        reason = ""
+        start = 0
+        for run in chunk.segments:
+            stop = start + run.rows
+            try:
+                episodes += self._take(run, chunk.slice(start, stop))
+            except SampleRefusedError as exc:
+                self._open, self._refused = None, run.episode
+                reason = reason or str(exc)
+            start = stop
+        return episodes, reason
+
+    def _take(self, run: Segment, rows: Chunk) -> Iterator[PlayedEpisode]:
+        step = run.first_step
+        nbytes = rows.nbytes
+        if step == 0:
+            self._open, self._refused = _Open(_head_of(rows), run.episode, run.version), None
+            if rows.terminated[0] or rows.truncated[0]:
+                raise SampleRefusedError("an episode that ends with its first row")
+            rows, step = rows.slice(1, rows.rows), 1
+        current = self._open
+        if current is None or (current.number, current.version, current.step) != (run.episode, run.version, step):
+            if current is None and self._refused == run.episode:
+                return
+            raise SampleRefusedError(
+                f"rows from step {step} of episode {run.episode}, of which the rows before them did not arrive"
+            )
+        current.nbytes += nbytes
+        if current.nbytes > self._max_bytes:
+            raise SampleRefusedError(
+                f"an episode of more than {self._max_bytes} bytes, the limit of multiagent.max_episode_bytes"
+            )
+        body = min(rows.rows, current.rows + 1 - step)
+        ended = rows.terminated | rows.truncated
+        if ended[:body].any():
+            raise SampleRefusedError(f"an episode that ends before its {current.rows} experiences")
+        if body:
+            current.pieces.append(rows.slice(0, body))
+            current.step += body
+        if body == rows.rows:
+            return
+        if rows.rows - body > 1 or not ended[body]:
+            raise SampleRefusedError(f"an episode with more than its {current.rows} experiences")
+        self._open = None
+        yield _played(current)
+
+
+def _head_of(rows: Chunk) -> _Head:
+    try:
+        head = msgspec.convert(rows.info.get(0), _Head)
+    except msgspec.ValidationError as exc:
+        raise SampleRefusedError(f"samples that are not episodes of many agents: {exc}") from None
+    head.check()
+    return head
+
+
+def _played(current: _Open) -> PlayedEpisode:
+    """Return the episode of all rows.
+
+    Raises:
+        SampleRefusedError: the rows do not have the columns that the head lists.
+    """
+    head = current.head
+    pieces = iter(current.pieces)
+    piece, used = None, 0
+    experiences: Experiences = {}
+    for name, rows, index in head.agents:
+        parts: list[Chunk] = []
+        left = rows
+        while left:
+            if piece is None or used == piece.rows:
+                piece, used = next(pieces), 0
+            stop = min(piece.rows, used + left)
+            parts.append(piece.slice(used, stop))
+            left -= stop - used
+            used = stop
+        experiences[name] = _columns_of(name, head.keys[index], parts) if rows else _copied(head.empty[name])
+    return PlayedEpisode(
+        experiences=experiences,
+        performance=head.performance,
+        epsilons=head.epsilons,
+        seed=head.seed,
+        number=current.number,
+        version=current.version,
+    )
+
+
+def _columns_of(name: str, keys: Sequence[str], parts: Sequence[Chunk]) -> Columns:
+    first = parts[0]
+    if {*_FIELDS, *first.extras} != set(keys):
+        raise SampleRefusedError(
+            f"the experiences of agent {name!r:.100} have the columns {sorted({*_FIELDS, *first.extras})!r:.300}, "
+            f"their head lists {sorted(keys)!r:.300}"
+        )
+    if not all(same_layout(first, part) for part in parts[1:]):
+        raise SampleRefusedError(f"the experiences of agent {name!r:.100} differ in structure, dtype or shape")
+    return {key: _joined([_column_of(part, key) for part in parts]) for key in keys}
+
+
+def _column_of(part: Chunk, key: str) -> Tree:
+    fields = {STATE: part.observation, ACTION: part.action, REWARD: part.reward}
+    return fields[key] if key in fields else part.extras[key]
+
+
+def _copied(columns: Columns) -> Columns:
+    return {key: _joined([tree]) for key, tree in columns.items()}
+
+
+def _joined(trees: Sequence[Any]) -> Any:
+    """Return copies of trees of one layout, joined row by row."""
+    first = trees[0]
+    if isinstance(first, np.ndarray):
+        # Without the dtype, NumPy would change the byte order to its own.
+        return np.concatenate(trees, dtype=first.dtype)
+    if isinstance(first, dict):
+        return {key: _joined([tree[key] for tree in trees]) for key in first}
+    if isinstance(first, tuple):
+        return tuple([_joined(children) for children in zip(*trees, strict=True)])
+    return [value for tree in trees for value in tree]
