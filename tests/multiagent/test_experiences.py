@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tmrl_core.errors import CodecError
-from tmrl_core.multiagent.experiences import EpisodeReader, Experiences, PlayedEpisode, chunks_of
+from tmrl_core.multiagent.experiences import EpisodeReader, PlayedEpisode, chunks_of
+from tmrl_core.multiagent.trajectory import Experiences
 from tmrl_core.samples import Chunk, Segment, decode_message, encode_message, same_layout, split_chunk
 from tmrl_core.training.memories.memory import LastRow, rows_that_follow
 
@@ -27,9 +28,8 @@ def same(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):
-        return (
-            first.dtype.str == second.dtype.str and first.shape == second.shape and first.tobytes() == second.tobytes()
-        )
+        alike = (first.dtype.str, first.shape) == (second.dtype.str, second.shape)
+        return alike and first.tobytes() == second.tobytes()
     if isinstance(first, dict):
         return list(first) == list(second) and all(map(same, first.values(), second.values()))
     if isinstance(first, list | tuple):
@@ -75,9 +75,9 @@ def sent(chunks: Sequence[Chunk], piece_bytes: int = LIMIT, compression: Any = "
         pieces = [group] if len(group) > 1 else [[piece] for piece in split_chunk(group[0], piece_bytes)]
         for piece in pieces:
             data = encode_message(piece, [], compression=compression)
-            chunk = decode_message(data, max_bytes=LIMIT).chunk
-            assert chunk is not None
-            arrived.append(chunk)
+            message = decode_message(data, max_bytes=LIMIT)
+            assert message.chunk is not None
+            arrived.append(message.chunk)
     return arrived
 
 
@@ -339,14 +339,16 @@ def test_any_rows_give_episodes_or_reasons(data: st.DataObject) -> None:
         run = chunk.segments[0]
         first = data.draw(st.integers(0, 5) | st.just(run.first_step))
         info = dict(chunk.info)
-        if info and data.draw(st.booleans()):
+        change_head = data.draw(st.booleans())
+        if info and change_head:
             info[0] = {**info[0], data.draw(st.sampled_from(sorted(info[0]))): data.draw(values)}
-        flags = data.draw(st.lists(st.booleans(), min_size=chunk.rows, max_size=chunk.rows)) or chunk.truncated
+        change_flags = data.draw(st.booleans())
+        flags = data.draw(st.lists(st.booleans(), min_size=chunk.rows, max_size=chunk.rows))
         changed = replace(
             chunk,
             info=info,
             segments=(Segment(run.rows, data.draw(st.integers(3, 4)), first, *run.version),),
-            truncated=np.array(flags, np.bool_) if data.draw(st.booleans()) else chunk.truncated,
+            truncated=np.array(flags, np.bool_) if change_flags else chunk.truncated,
         )
         episodes, reason = reader.take(changed)
         assert isinstance(reason, str)

@@ -25,13 +25,11 @@ import numpy as np
 from msgspec import Meta
 
 from tmrl_core.errors import CodecError, SampleRefusedError
+from tmrl_core.multiagent.trajectory import Columns, Experiences
 from tmrl_core.samples import Chunk, Segment, Version, decode_value, encode_value
 from tmrl_core.samples.columns import Tree, leaves
 from tmrl_core.samples.concatenation import same_layout
 from tmrl_core.samples.segments import NO_VERSION
-
-Columns = dict[str, Tree]
-Experiences = dict[str, Columns]
 
 STATE, ACTION, REWARD = "state", "action", "reward"
 _FIELDS = (STATE, ACTION, REWARD)
