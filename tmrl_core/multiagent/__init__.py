@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.algorithms import Algorithm
     from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettings
     from tmrl_core.multiagent.environment import EventEnvironment
-    from tmrl_core.multiagent.exploration import Explorer
+    from tmrl_core.multiagent.exploration import (
+        AdaptiveExplorer,
+        Explorer,
+        LinearExplorer,
+        TwoPhaseLinearExplorer,
+    )
     from tmrl_core.multiagent.learner import EarlyStopping, EpisodeResult, Learner, episode_seeds
     from tmrl_core.multiagent.manager import AgentManager
     from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ActionShaper",
     "Actor",
+    "AdaptiveExplorer",
     "Agent",
     "AgentAlgorithm",
     "AgentManager",
@@ -40,11 +46,13 @@ __all__ = [
     "Explorer",
     "KStepExperienceShaper",
     "Learner",
+    "LinearExplorer",
     "MemorySettings",
     "PolicySettings",
     "SimpleStore",
     "StateShaper",
     "Trajectory",
+    "TwoPhaseLinearExplorer",
     "episode_seeds",
 ]
 
@@ -57,7 +65,7 @@ _, __getattr__, __dir__ = lazy_names(
         "algorithms": "Algorithm",
         "assembly": "Assembly MemorySettings PolicySettings",
         "environment": "EventEnvironment",
-        "exploration": "Explorer",
+        "exploration": "AdaptiveExplorer Explorer LinearExplorer TwoPhaseLinearExplorer",
         "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
         "manager": "AgentManager",
         "shapers": "ActionShaper ExperienceShaper KStepExperienceShaper StateShaper",
