@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tmrl_core.errors import EpisodeError
+from tmrl_core.errors import ConfigError, EpisodeError
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.manager import AgentManager
 from tmrl_core.multiagent.trajectory import Experiences
 from tmrl_core.networking.protocol.messages import Blob
 
+logger = logging.getLogger(__name__)
+
 
 class RollOut(Protocol):
-    """Anything that plays the episodes of a learner: an actor in this process, or workers elsewhere."""
+    """Protocol of a player of a learner's episodes: an actor in this process, or workers elsewhere."""
 
     def roll_out(
         self,
         models: Mapping[str, Blob] | None = None,
         epsilons: Mapping[str, float] | None = None,
         seed: int | None = None,
-    ) -> tuple[dict[str, Any], Experiences]:
+    ) -> tuple[Mapping[str, Any], Experiences]:
         """Play an episode, or one round of them.
 
         Args:
@@ -40,15 +42,18 @@ class Actor:
     Args:
         env: the environment.
         inference_agents: a manager in mode `inference`.
-        max_decisions: an episode with more decisions is an error.
+        max_decisions: maximum number of decisions in an episode; a longer one is an error.
     """
 
     def __init__(
         self, env: EventEnvironment, inference_agents: AgentManager, *, max_decisions: int = 1_000_000
     ) -> None:
+        if max_decisions < 1:
+            raise ConfigError(f"max_decisions must be at least 1, got {max_decisions}")
         self.env = env
         self.agents = inference_agents
         self.max_decisions = max_decisions
+        self._needs_reset = False
 
     def roll_out(
         self,
@@ -58,7 +63,9 @@ class Actor:
         *,
         test: bool = False,
     ) -> tuple[dict[str, Any], Experiences]:
-        """Play an episode. If it fails, its trajectory is dropped, and the next call plays a new one.
+        """Play an episode.
+
+        After an error the trajectory is discarded and the environment is reset. The next call plays a new episode.
 
         Args:
             models: by policy name; None leaves the models as they are.
@@ -70,9 +77,13 @@ class Actor:
             The performance, under the name `local`, and the experiences by agent.
 
         Raises:
-            EpisodeError: the episode has no end, or an agent, a shaper or a value in it is wrong.
+            EpisodeError: the environment or a shaper failed, an event names no known agent, a state or reward is not
+                finite, or the episode has more than `max_decisions`.
+            PolicyFailedError: an action is not finite. It was not executed.
         """
         env, agents = self.env, self.agents
+        if self._needs_reset:
+            self._reset()
         if seed is not None:
             env.set_seed(seed)
             agents.set_seed(seed)
@@ -81,22 +92,56 @@ class Actor:
         if models is not None:
             agents.load_models(models)
         agents.deterministic = test
+        self._needs_reset = True
         try:
-            _, event, done = env.step(None)
-            decisions = 0
-            while not done:
-                if decisions == self.max_decisions:
-                    raise EpisodeError(f"the episode has more than {self.max_decisions} decisions")
-                decisions += 1
-                action = agents.choose_action(event, env.snapshot_list)
-                metrics, event, done = env.step(action)
-                agents.on_env_feedback(metrics)
-            experiences = agents.post_process(env.snapshot_list)
-            performance = env.metrics
-        except BaseException:
+            performance, experiences = self._play()
+        finally:
+            agents.deterministic = False
             agents.discard_trajectory()
-            with contextlib.suppress(Exception):
-                env.reset()
-            raise
-        env.reset()
+            try:
+                self._reset()
+            except EpisodeError:
+                logger.warning("the next episode begins with another reset of the environment", exc_info=True)
         return {"local": performance}, experiences
+
+    def _play(self) -> tuple[Any, Experiences]:
+        """Play an episode to its end. Return its performance and experiences."""
+        choose_action, on_env_feedback, step = self.agents.choose_action, self.agents.on_env_feedback, self._step
+        decisions = 0
+        _, event, done, snapshots = step(None, decisions)
+        while not done:
+            if decisions == self.max_decisions:
+                raise EpisodeError(
+                    f"the episode is not over after {decisions} decisions. Let the environment end it, or raise "
+                    "max_decisions"
+                )
+            decisions += 1
+            metrics, event, done, snapshots = step(choose_action(event, snapshots), decisions)
+            on_env_feedback(metrics)
+        experiences = self.agents.post_process(snapshots)
+        try:
+            return self.env.metrics, experiences
+        except Exception as exc:
+            raise EpisodeError(f"the environment's metrics failed: {type(exc).__name__}: {exc}") from exc
+
+    def _step(self, action: Any, number: int) -> tuple[Any, Any, bool, Any]:
+        """Step the environment. Return metrics, decision event, is_done and the snapshots."""
+        try:
+            result: Any = self.env.step(action)
+            snapshots = self.env.snapshot_list
+        except EpisodeError:
+            raise
+        except Exception as exc:
+            raise EpisodeError(f"the environment failed in step {number}: {type(exc).__name__}: {exc}") from exc
+        try:
+            metrics, event, done = result
+        except (TypeError, ValueError) as exc:
+            raise EpisodeError(f"step must return (metrics, decision_event, is_done), got {result!r:.100}") from exc
+        return metrics, event, done, snapshots
+
+    def _reset(self) -> None:
+        try:
+            self.env.reset()
+        except Exception as exc:
+            raise EpisodeError(f"the environment's reset failed: {type(exc).__name__}: {exc}") from exc
+        self._needs_reset = False

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
@@ -17,14 +20,18 @@ class AgentParameters:
     """Storage, sampling and training strategy of an agent.
 
     Args:
-        capacity: experiences in the pool that is made for the agent; a memory listed in the assembly has its own.
-        overwrite: replaced experiences once the pool is full: the oldest, or random ones.
+        capacity: maximum number of experiences in the pool that an assembly makes for the agent.
+        overwrite: experiences that are replaced in a full pool: the oldest ones (`rolling`), or `random` ones.
         batch_size: experiences per update.
-        sample_by: key of the weights by which experiences are sampled; None samples uniformly.
+        sample_by: key of the weights by which experiences are sampled; None samples uniformly. An algorithm that
+            returns `priorities` sets the weights of its batch. New experiences without the key get the weight 1.
         min_experiences: experiences in the pool before training starts.
         updates_per_episode: updates after each episode.
-        on_policy: train once on all experiences of the pool, in batches, then clear it.
+        on_policy: instead, train on all experiences of the pool, each `epochs` times, then clear it.
         epochs: passes over the experiences, on-policy only.
+
+    Raises:
+        ConfigError: a number is less than 1, or an on-policy agent samples by weights.
     """
 
     capacity: int = 100_000
@@ -38,9 +45,22 @@ class AgentParameters:
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        for name in ("capacity", "batch_size", "min_experiences", "updates_per_episode", "epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        numbers = {
+            "capacity": self.capacity,
+            "batch_size": self.batch_size,
+            "min_experiences": self.min_experiences,
+            "updates_per_episode": self.updates_per_episode,
+            "epochs": self.epochs,
+        }
+        for name, number in numbers.items():
+            if number < 1:
+                raise ConfigError(f"{name} must be at least 1, got {number}")
+        if self.min_experiences > self.capacity:
+            raise ConfigError(
+                f"min_experiences is {self.min_experiences}, but the pool holds at most {self.capacity} (capacity)"
+            )
+        if self.on_policy and self.sample_by is not None:
+            raise ConfigError(f"sample_by is {self.sample_by!r}, but on-policy training takes all: leave it out")
 
 
 class Agent:
@@ -63,7 +83,7 @@ class Agent:
 
     def choose_action(self, model_state: Any, epsilon: float) -> Any:
         """Return the model action for a model state."""
-        return self.choose_action_with_extras(model_state, epsilon)[0]
+        return self.algorithm.choose_action(model_state, epsilon)
 
     def choose_action_with_extras(self, model_state: Any, epsilon: float) -> tuple[Any, Mapping[str, Any]]:
         """Return the model action, and further values of the policy that belong to the experience, such as `logp`."""
@@ -71,8 +91,49 @@ class Agent:
 
     def store_experiences(self, experiences: Columns) -> None:
         """Append the experiences of an episode to the pool."""
+        weights = self.params.sample_by
+        if weights is not None and weights not in experiences:
+            experiences = {**experiences, weights: np.ones(len(experiences["reward"]))}
         self.experience_pool.put(experiences)
 
-    def train(self) -> Mapping[str, float]:
-        """Sample from the pool and update the algorithm, as the parameters say. Return the means of the metrics."""
-        return {}
+    def train(self) -> dict[str, float]:
+        """Sample from the pool and update the algorithm, as the parameters say.
+
+        Returns:
+            The mean of each metric over the updates; empty if there are too few experiences.
+        """
+        pool, params = self.experience_pool, self.params
+        if len(pool) < params.min_experiences:
+            return {}
+        updates = []
+        for indexes, batch in self._batches():
+            metrics = dict(self.algorithm.train_on_batch(batch))
+            priorities = metrics.pop("priorities", None)
+            if priorities is not None and params.sample_by is not None:
+                pool.update(indexes, {params.sample_by: np.asarray(priorities)})
+            updates.append(metrics)
+        if params.on_policy:
+            pool.clear()
+        return mean_metrics(updates)
+
+    def _batches(self) -> Iterator[tuple[NDArray[np.int64], Columns]]:
+        """Yield the indexes and columns of each update's experiences."""
+        pool, params = self.experience_pool, self.params
+        if params.on_policy:
+            # Batches of nearly equal size: a last one of few experiences would weigh as much as a whole one.
+            parts = -(-len(pool) // params.batch_size)
+            for _ in range(params.epochs):
+                for indexes in np.array_split(pool.rng.permutation(len(pool)), parts):
+                    yield indexes, pool.get(indexes)
+        else:
+            for _ in range(params.updates_per_episode):
+                yield pool.sample(params.batch_size, params.sample_by)
+
+
+def mean_metrics(several: list[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the dicts that have it."""
+    values: dict[str, list[float]] = {}
+    for metrics in several:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(found)) for name, found in values.items()}

@@ -5,7 +5,7 @@ Sharing is by name: the same name is the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,11 +20,11 @@ class MemorySettings:
     """A memory that policies may share.
 
     Args:
-        capacity: experiences that it holds at most.
-        overwrite: replaced experiences once it is full: the oldest, or random ones.
+        capacity: maximum number of experiences.
+        overwrite: experiences that are replaced in a full memory: the oldest ones (`rolling`), or `random` ones.
     """
 
-    capacity: int = 100_000
+    capacity: int
     overwrite: Literal["rolling", "random"] = "rolling"
 
 
@@ -34,7 +34,7 @@ class PolicySettings:
 
     Args:
         algorithm: makes the algorithm. Each manager calls it once.
-        memory: the memory's name; None: a memory of its own, under the policy's name.
+        memory: the memory's name; None: a memory with the policy's name.
         parameters: storage, sampling and training strategy of its agents.
     """
 
@@ -50,30 +50,61 @@ class Assembly:
     Args:
         agents: policy name by agent id.
         policies: settings by policy name.
-        memories: settings by memory name; a memory that is not listed takes its policies' parameters.
+        memories: settings by memory name. A memory that is not listed has the capacity of its policies' parameters.
+
+    Raises:
+        ConfigError: a name has no settings, a memory has no policy, policies contradict each other about an unlisted
+            memory, or an on-policy policy shares its memory.
     """
 
     agents: Mapping[str, str]
     policies: Mapping[str, PolicySettings]
     memories: Mapping[str, MemorySettings] = field(default_factory=dict)
 
-    def assemble(self, agent_ids: Iterable[str]) -> dict[str, Agent]:
-        """Make the agents. Agents of one policy share its algorithm, policies of one memory share its pool."""
-        ids = list(agent_ids)
-        if missing := [agent for agent in ids if agent not in self.agents]:
-            raise ConfigError(f"agents name no policy for {missing}; they name {sorted(self.agents)}")
-        names = dict.fromkeys(self.agents[agent] for agent in ids)
-        if missing := [name for name in names if name not in self.policies]:
-            raise ConfigError(f"policies {missing} have no settings; settings are given for {sorted(self.policies)}")
-        algorithms = {name: self.policies[name].algorithm() for name in names}
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        if missing := sorted(set(self.agents.values()) - self.policies.keys()):
+            raise ConfigError(f"agents use the policies {missing}, which policies does not list: {list(self.policies)}")
+        users: dict[str, list[str]] = {}
+        for name in self.policies:
+            users.setdefault(self.memory_of(name), []).append(name)
+        if unused := sorted(self.memories.keys() - users.keys()):
+            raise ConfigError(f"memories {unused} have no policy; the policies use {list(users)}")
+        for memory, names in users.items():
+            parameters = [self.policies[name].parameters for name in names]
+            if len(names) > 1 and any(one.on_policy for one in parameters):
+                raise ConfigError(
+                    f"the memory {memory!r} is shared by {names}, and an on-policy one clears it after training. "
+                    "Give each on-policy policy its own memory"
+                )
+            if memory not in self.memories and len({(one.capacity, one.overwrite) for one in parameters}) > 1:
+                raise ConfigError(
+                    f"the memory {memory!r} is shared by {names}, whose parameters differ in capacity or overwrite. "
+                    "List it in memories"
+                )
+
+    def memory_of(self, policy: str) -> str:
+        """Return the name of a policy's memory."""
+        return self.policies[policy].memory or policy
+
+    def assemble(self, agent_ids: Sequence[str]) -> dict[str, Agent]:
+        """Make the agents. Agents of one policy share its algorithm; policies of one memory share its pool.
+
+        Raises:
+            ConfigError: an agent has no policy.
+        """
+        if missing := [agent for agent in agent_ids if agent not in self.agents]:
+            raise ConfigError(f"agents names no policy for {missing}; it has {list(self.agents)}")
+        algorithms: dict[str, AgentAlgorithm] = {}
         pools: dict[str, SimpleStore] = {}
         agents = {}
-        for agent in ids:
+        for agent in agent_ids:
             name = self.agents[agent]
-            policy = self.policies[name]
-            memory = policy.memory or name
+            policy, memory = self.policies[name], self.memory_of(name)
+            if name not in algorithms:
+                algorithms[name] = policy.algorithm()
             if memory not in pools:
-                settings = self.memories.get(memory) or policy.parameters
+                settings = self.memories.get(memory, policy.parameters)
                 pools[memory] = SimpleStore(settings.capacity, settings.overwrite)
             agents[agent] = Agent(agent, algorithms[name], pools[memory], policy.parameters)
         return agents

@@ -55,7 +55,7 @@ class EventEnvironment(ABC):
     @property
     @abstractmethod
     def metrics(self) -> Any:
-        """The performance of the episode: numbers, text, arrays, or dicts of them."""
+        """The performance of the episode: a number, text, an array, or a dict of them, but no list."""
 
     def close(self) -> None:  # noqa: B027 (nothing to free by default)
         """Free the environment's resources. Nothing is called afterwards."""

@@ -1,10 +1,10 @@
-"""The learner: episode by episode, it has agents play, stores their experiences and trains them."""
+"""The learner: episode by episode, it has the agents play, stores their experiences and trains them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,36 +15,50 @@ from tmrl_core.multiagent.manager import AgentManager
 
 
 def episode_seeds(seed: int) -> Callable[[int], int]:
-    """Return a function from an episode's number to a seed of its own."""
-    return lambda episode: int(np.random.SeedSequence([seed, episode]).generate_state(1, np.uint64)[0] >> 1)
+    """Return a function from an episode's number to its own seed, for `Learner`."""
+    return lambda episode: _derived(seed, episode)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlyStopping:
-    """The condition under which training ends early: of tests if there are any, else of training episodes.
+    """Conditions under which training ends early; the first that holds ends it.
+
+    They look at the scores of tests, or of training episodes if the learner has no evaluation schedule.
 
     Args:
-        target: stop at this score.
-        patience: stop after so many scores in a row without a new best one.
-        min_delta: a new best score is larger by more than this.
+        target: score at which training ends; None: no target.
+        patience: number of scores in a row without a new best one after which training ends; None: no limit.
+        min_delta: a new best score exceeds the one before by more than this.
+
+    Raises:
+        ConfigError: neither a target nor a patience is set, or a number is out of range.
     """
 
     target: float | None = None
     patience: int | None = None
     min_delta: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        if self.target is None and self.patience is None:
+            raise ConfigError("early stopping needs a target, a patience or both")
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"patience must be at least 1, got {self.patience}")
+        if not self.min_delta >= 0:
+            raise ConfigError(f"min_delta must be at least 0, got {self.min_delta}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeResult:
-    """One episode, or round, of a learner.
+    """One episode of a learner, or one round of several workers.
 
     Args:
         episode: its number, from 1.
         performance: by worker.
-        score: mean score of the performances; NaN without one.
-        epsilons: the exploration parameters in force.
-        metrics: of the updates, by policy.
-        tests: performances of the test episodes after it.
+        score: mean score of the performances; NaN if they have none.
+        epsilons: exploration parameters in force, by agent.
+        metrics: means over the updates, by policy.
+        tests: performances of the test episodes after the updates; empty if none were due.
         test_score: mean score of the tests.
     """
 
@@ -64,12 +78,19 @@ class Learner:
         trainable_agents: a manager in mode `training`.
         actor: plays the episodes.
         seed: an int goes to every `roll_out` as it is; a function from the episode's number (from 0) to its seed, such
-            as `episode_seeds(seed)`, gives each episode its own; None seeds nothing.
-        test_actor: plays the tests, in an environment of its own; None: `actor`.
-        evaluate_every: test after each so many episodes; 0 never.
+            as `episode_seeds(seed)`, gives each episode its own; None seeds nothing. A seed also makes the sampling
+            from the memories and the seeds of the tests repeatable.
+        test_actor: plays the tests, in an environment of its own; None: `actor` does.
+        evaluate_every: episodes from one test to the next; 0: no tests.
         test_episodes: episodes of a test.
-        early_stopping: the condition under which training ends early.
-        on_episode: called after each episode.
+        early_stopping: conditions under which training ends early.
+        on_episode: called with the result of each episode.
+
+    Raises:
+        ConfigError: a number is out of range, or tests are wanted but the actor cannot play them.
+
+    Attributes:
+        episodes: number of episodes since the start of training.
     """
 
     def __init__(
@@ -84,28 +105,53 @@ class Learner:
         early_stopping: EarlyStopping | None = None,
         on_episode: Callable[[EpisodeResult], None] | None = None,
     ) -> None:
+        if evaluate_every < 0 or test_episodes < 1:
+            raise ConfigError(
+                f"evaluate_every must be at least 0 and test_episodes at least 1, got {evaluate_every} and "
+                f"{test_episodes}"
+            )
         self.agents = trainable_agents
         self.actor = actor
-        self.seed = seed
-        self.test_actor = test_actor
-        self.evaluate_every = evaluate_every
+        self.test_actor = actor if test_actor is None and isinstance(actor, Actor) else test_actor
         self.test_episodes = test_episodes
-        self.early_stopping = early_stopping
-        self.on_episode = on_episode
         self.episodes = 0
+        self._seed = seed
+        self._evaluate_every = evaluate_every
+        self._early_stopping = early_stopping
+        self._on_episode = on_episode
+        self._best = -math.inf
+        self._scores_since_best = 0
+        if evaluate_every:
+            self._check_test_actor()
+        self._first_seed = seed(0) if callable(seed) else seed
+        if self._first_seed is not None:
+            trainable_agents.set_seed(self._first_seed)
 
     def train(self, total_episodes: int) -> list[EpisodeResult]:
-        """Train for a number of episodes, or until early stopping. Return one result per episode."""
-        results = []
+        """Train for a number of episodes, or until early stopping.
+
+        Returns:
+            One result per episode.
+        """
+        results: list[EpisodeResult] = []
         for _ in range(total_episodes):
-            results.append(self.run_episode())
+            result = self.run_episode()
+            tested = self._evaluate_every and self.episodes % self._evaluate_every == 0
+            if tested:
+                tests = self.test()
+                result = replace(result, tests=tuple(tests), test_score=self.agents.mean_score({"test": tests}))
+            results.append(result)
+            if self._on_episode is not None:
+                self._on_episode(result)
+            if (tested or not self._evaluate_every) and self._ends(result.test_score if tested else result.score):
+                break
         return results
 
     def run_episode(self) -> EpisodeResult:
         """Play one episode (or round), store its experiences, train, and move the exploration parameters."""
         agents = self.agents
         epsilons = dict(agents.explorer.epsilons)
-        seed = self.seed(self.episodes) if callable(self.seed) else self.seed
+        seed = self._seed(self.episodes) if callable(self._seed) else self._seed
         performance, experiences = self.actor.roll_out(models=agents.get_models(), epsilons=epsilons, seed=seed)
         agents.store_experiences(experiences)
         metrics = agents.train()
@@ -120,13 +166,53 @@ class Learner:
         )
 
     def test(self, episodes: int | None = None) -> list[Any]:
-        """Play episodes with the current models, deterministically. Return their performances."""
-        actor = self.test_actor or self.actor
-        if not isinstance(actor, Actor):
-            raise ConfigError("the actor plays elsewhere: give the learner a test_actor")
+        """Play episodes with the present models, deterministically and without exploration.
+
+        Every call plays with the same seeds, which training episodes do not have, if the learner has a seed.
+
+        Args:
+            episodes: their number; None: `test_episodes`.
+
+        Returns:
+            The performance of each episode.
+
+        Raises:
+            ConfigError: the actor plays elsewhere, and there is no test actor.
+        """
+        actor = self._check_test_actor()
         models = self.agents.get_models()
         performances = []
-        for _ in range(self.test_episodes if episodes is None else episodes):
-            performance, _ = actor.roll_out(models=models, test=True)
+        for number in range(self.test_episodes if episodes is None else episodes):
+            seed = None if self._first_seed is None else _derived(self._first_seed, number, "test")
+            performance, _ = actor.roll_out(models=models, seed=seed, test=True)
             performances.append(performance["local"])
         return performances
+
+    def _check_test_actor(self) -> Actor:
+        if self.test_actor is None:
+            raise ConfigError("the actor of this learner plays elsewhere: give the learner a test_actor for its tests")
+        return self.test_actor
+
+    def _ends(self, score: float) -> bool:
+        """Return True if early stopping ends training after this score."""
+        stopping = self._early_stopping
+        if stopping is None:
+            return False
+        if math.isnan(score):
+            raise ConfigError(
+                "early stopping needs a score, and the performance has none: override AgentManager.score, or give the "
+                "environment's metrics the key 'score'"
+            )
+        if score > self._best + stopping.min_delta:
+            self._best, self._scores_since_best = score, 0
+        else:
+            self._scores_since_best += 1
+        return (stopping.target is not None and score >= stopping.target) or (
+            stopping.patience is not None and self._scores_since_best >= stopping.patience
+        )
+
+
+def _derived(seed: int, number: int, kind: str = "") -> int:
+    """Return a seed of 63 bits that differs for each argument."""
+    sequence = np.random.SeedSequence([seed, number, *kind.encode()])
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))

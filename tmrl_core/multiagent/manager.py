@@ -5,42 +5,54 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
+from numpy import ndarray
 
-from tmrl_core.errors import ConfigError, EpisodeError, WrongModeError
-from tmrl_core.multiagent.agent import Agent
+from tmrl_core.actor.rollout.step_checks import copy_action, is_finite
+from tmrl_core.errors import (
+    ConfigError,
+    EpisodeError,
+    PolicyFailedError,
+    SampleRefusedError,
+    WeightsError,
+    WrongModeError,
+)
+from tmrl_core.multiagent.agent import Agent, mean_metrics
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.assembly import Assembly
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
-from tmrl_core.multiagent.trajectory import Decision, Experiences, Trajectory
+from tmrl_core.multiagent.trajectory import Decision, Experiences, Trajectory, experience_problem
 from tmrl_core.networking.protocol.messages import Blob
 
 Mode = Literal["inference", "training"]
 
 
 class AgentManager:
-    """Agents of one scenario.
+    """The agents of one scenario.
 
-    In inference, the manager chooses actions and makes experiences; in training, it stores them and updates models.
+    In inference, the manager chooses actions and makes experiences. In training, it stores experiences and updates
+    models. Each of its methods belongs to one mode; the other mode raises `WrongModeError`.
 
     Args:
         mode: `inference` (in an actor) or `training` (in a learner).
-        agent_ids: the agents.
+        agent_ids: ids of the agents.
         config: argument of `assemble_agents`.
-        state_shaper: makes model states; None: the decision event's attribute or key `state`.
+        state_shaper: makes model states; None: the attribute `state` of the decision event, or that key of a dict.
         action_shaper: makes executable actions; None: the model action is executed.
-        experience_shaper: makes experiences; None: k-step returns with the defaults.
+        experience_shaper: makes experiences; None: `KStepExperienceShaper` with its defaults.
         explorer: exploration parameters; None: 0 for all agents.
 
+    Raises:
+        ConfigError: the mode is unknown, an id is not unique, or `assemble_agents` or the explorer left an agent out.
+
     Attributes:
-        agents: the agents by id.
-        policies: the algorithms by policy name.
-        policy_of: the policy name of each agent.
+        agents: each `Agent` by its id.
+        policies: each algorithm by its policy's name.
+        policy_of: the policy's name of each agent.
         explorer: the exploration parameters.
-        deterministic: act without exploration, for tests.
     """
 
     def __init__(
@@ -58,53 +70,72 @@ class AgentManager:
             raise ConfigError(f"mode must be 'inference' or 'training', got {mode!r}")
         self.mode: Mode = mode
         self.agent_ids = tuple(agent_ids)
+        if not self.agent_ids or len(set(self.agent_ids)) < len(self.agent_ids):
+            raise ConfigError(f"agent_ids must be one or more unique ids, got {list(self.agent_ids)}")
         self.state_shaper = state_shaper
         self.action_shaper = action_shaper
         self.experience_shaper = experience_shaper or KStepExperienceShaper()
         self.explorer = explorer or Explorer(self.agent_ids)
+        if missing := [agent for agent in self.agent_ids if agent not in self.explorer.epsilons]:
+            raise ConfigError(f"the explorer has no epsilon for {missing}: give it all agent ids")
         self.agents: dict[str, Agent] = {}
-        self.policies: dict[str, AgentAlgorithm] = {}
         self.policy_of: dict[str, str] = {}
         self.assemble_agents(config)
-        self._name_policies()
+        self.policies = self._named_policies()
         self._deterministic = False
         self._trajectory = Trajectory()
 
-    def assemble_agents(self, config: Any) -> None:
-        """Fill `agents` with one `Agent` for each id. Override it to make pools, models and algorithms differently.
+    # --- for users to override ----------------------------------------------------------------------------------------
 
-        A policy is named by `policy_of`; an override may leave it out: then an algorithm has the name of its first
-        agent.
+    def assemble_agents(self, config: Any) -> None:
+        """Fill `agents` with one `Agent` for each id in `agent_ids`.
+
+        An override makes pools, models and algorithms by other means. It may fill `policy_of` too; otherwise each
+        algorithm has the name of its first agent.
 
         Args:
-            config: an `Assembly`, unless overridden.
+            config: an `Assembly`, unless the method is overridden.
         """
         if not isinstance(config, Assembly):
-            raise ConfigError(f"config must be an Assembly, got {config!r}; or override assemble_agents")
+            raise ConfigError(
+                f"config must be an Assembly, got {type(config).__name__}. For another config override assemble_agents"
+            )
         self.agents = config.assemble(self.agent_ids)
         self.policy_of = {agent: config.agents[agent] for agent in self.agent_ids}
 
     def agent_of(self, decision_event: Any) -> str:
-        """Return the id of the agent that decides."""
-        agent: str = decision_event["agent"] if isinstance(decision_event, Mapping) else decision_event.agent
+        """Return the id of the agent that decides: the attribute `agent`, or that key of a dict."""
+        agent: str = decision_event["agent"] if isinstance(decision_event, dict) else decision_event.agent
         return agent
 
     def score(self, performance: Any) -> float:
         """Return the value of one episode's performance; larger is better.
 
-        The default is a number itself, or the value of the key `score`; without one, NaN.
+        The default is the performance if it is a number, or the number under its key `score`; otherwise NaN.
         """
-        value = performance.get("score", math.nan) if isinstance(performance, Mapping) else performance
+        value = performance.get("score") if isinstance(performance, Mapping) else performance
         return float(value) if isinstance(value, int | float | np.number) else math.nan
 
+    # --- both modes ---------------------------------------------------------------------------------------------------
+
     def set_seed(self, seed: int) -> None:
-        """Seed each policy's generator, from the seed and the policy's name."""
+        """Seed the generator of each policy, and in training that of each pool.
+
+        Args:
+            seed: at least 0. The same seed and name of a policy give the same generator in every process.
+        """
+        if seed < 0:
+            raise ConfigError(f"a seed must be at least 0, got {seed}")
         for name, algorithm in self.policies.items():
-            algorithm.seed(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
+            algorithm.seed(_seed_of(seed, "policy", name))
+        if self.mode == "training":
+            # Of agents that share a pool, the first one counts.
+            for name, agent in reversed(self.agents.items()):
+                agent.experience_pool.seed(_seed_of(seed, "pool", name))
 
     @property
     def deterministic(self) -> bool:
-        """Act without exploration. Assign it for tests."""
+        """Act without exploration. Assign True for tests."""
         return self._deterministic
 
     @deterministic.setter
@@ -113,90 +144,182 @@ class AgentManager:
         for algorithm in self.policies.values():
             algorithm.deterministic = deterministic
 
-    # Inference
+    # --- inference ----------------------------------------------------------------------------------------------------
 
     def choose_action(self, decision_event: Any, snapshot_list: Any) -> Any:
-        """Return the executable action for a decision event, and record the decision."""
-        self._require("inference", "choose_action")
-        name = self.agent_of(decision_event)
-        agent = self.agents.get(name)
-        if agent is None:
-            raise EpisodeError(f"the decision event names the agent {name!r}; the agents are {list(self.agents)}")
-        state = decision_event.state if self.state_shaper is None else self.state_shaper(decision_event, snapshot_list)
+        """Return the executable action for a decision event, and record the decision.
+
+        Raises:
+            EpisodeError: the event names no known agent, a shaper failed, or the state is not finite.
+            PolicyFailedError: the action is not finite.
+        """
+        if self.mode != "inference":
+            self._refuse("choose_action")
+        trajectory = self._trajectory
+        try:
+            name = self.agent_of(decision_event)
+        except Exception as exc:
+            raise EpisodeError(
+                f"no agent was found in the decision event {decision_event!r:.200} ({_named(exc)}). "
+                "Give events an attribute or key 'agent', or override agent_of"
+            ) from exc
+        if name not in self.agents:
+            raise EpisodeError(
+                f"the decision event names the agent {name!r}; the agents are {list(self.agents)}. "
+                "Correct the environment's event, or add the agent to agent_ids"
+            )
+        try:
+            if self.state_shaper is not None:
+                state = self.state_shaper(decision_event, snapshot_list)
+            else:
+                state = decision_event["state"] if isinstance(decision_event, dict) else decision_event.state
+        except Exception as exc:
+            self._fail("state shaper", name, exc)
+        # Environments reuse arrays, and the state is read again at the end of the episode.
+        state = state.copy() if type(state) is ndarray else copy_action(state)
         epsilon = 0.0 if self._deterministic else self.explorer.epsilons[name]
-        action, extras = agent.choose_action_with_extras(state, epsilon)
-        self._trajectory.append(Decision(name, state, action, decision_event, None, extras))
-        return action if self.action_shaper is None else self.action_shaper(action, decision_event, snapshot_list)
+        action, extras = self.agents[name].choose_action_with_extras(state, epsilon)
+        if type(action) is not int and not is_finite(action):
+            if not is_finite(state):
+                raise EpisodeError(
+                    f"the state of decision {len(trajectory)}, of the agent {name!r}, is not finite: {state!s:.200}. "
+                    "Correct the environment or the state shaper"
+                )
+            raise PolicyFailedError(f"the policy {self.policy_of[name]!r} chose an action that is not finite: {action}")
+        trajectory.append(Decision(name, state, action, decision_event, None, extras))
+        if self.action_shaper is None:
+            return action
+        try:
+            return self.action_shaper(action, decision_event, snapshot_list)
+        except Exception as exc:
+            self._fail("action shaper", name, exc)
 
     def on_env_feedback(self, metrics: Any) -> None:
         """Record the metrics that followed the last action."""
-        self._require("inference", "on_env_feedback")
+        if self.mode != "inference":
+            self._refuse("on_env_feedback")
         self._trajectory[-1].metrics = metrics
 
     def post_process(self, snapshot_list: Any) -> Experiences:
-        """Return the experiences of the episode, and begin a new trajectory."""
-        self._require("inference", "post_process")
+        """Return the experiences of the episode, and begin a new trajectory.
+
+        Raises:
+            EpisodeError: the experience shaper failed, or an experience is not finite or lacks a column.
+        """
+        if self.mode != "inference":
+            self._refuse("post_process")
         trajectory, self._trajectory = self._trajectory, Trajectory()
-        return self.experience_shaper(trajectory, snapshot_list)
+        try:
+            experiences = self.experience_shaper(trajectory, snapshot_list)
+        except EpisodeError:
+            raise
+        except Exception as exc:
+            raise EpisodeError(
+                f"the experience shaper failed on a trajectory of {len(trajectory)} decisions: {_named(exc)}"
+            ) from exc
+        if problem := experience_problem(experiences, self.agents):
+            raise EpisodeError(f"{problem}. Correct the environment, its metrics or the shapers")
+        return experiences
 
     def discard_trajectory(self) -> None:
-        """Begin a new trajectory without experiences of the current one."""
+        """Begin a new trajectory, without experiences of the present one."""
         self._trajectory = Trajectory()
 
     def load_models(self, models: Mapping[str, Blob]) -> None:
-        """Take over the models of the named policies."""
-        self._require("inference", "load_models")
+        """Load the models of the named policies.
+
+        Raises:
+            WeightsError: a name is unknown, or a model belongs to another architecture.
+        """
+        if self.mode != "inference":
+            self._refuse("load_models")
+        if unknown := sorted(models.keys() - self.policies.keys()):
+            raise WeightsError(f"models of unknown policies {unknown}; the policies are {list(self.policies)}")
         for name, model in models.items():
             self.policies[name].load_model(model)
 
-    # Training
+    # --- training -----------------------------------------------------------------------------------------------------
 
     def get_models(self) -> dict[str, Blob]:
         """Return the model of each policy by its name."""
-        self._require("training", "get_models")
+        if self.mode != "training":
+            self._refuse("get_models")
         return {name: algorithm.get_model() for name, algorithm in self.policies.items()}
 
     def store_experiences(self, experiences: Experiences) -> None:
-        """Store the experiences of each agent in its pool."""
-        self._require("training", "store_experiences")
+        """Store the experiences of each agent in its pool.
+
+        Raises:
+            SampleRefusedError: an agent is unknown, or an experience is not finite or lacks a column. Nothing has been
+                stored.
+        """
+        if self.mode != "training":
+            self._refuse("store_experiences")
+        if problem := experience_problem(experiences, self.agents):
+            raise SampleRefusedError(problem)
         for agent, columns in experiences.items():
             self.agents[agent].store_experiences(columns)
 
     def train(self) -> dict[str, Mapping[str, float]]:
-        """Train each policy once on each of its pools. Return metrics by policy name."""
-        self._require("training", "train")
-        metrics = {}
+        """Train each policy on its pool, once even if agents share both. Return metrics by policy name."""
+        if self.mode != "training":
+            self._refuse("train")
+        trained: dict[str, list[dict[str, float]]] = {}
         done = set()
         for name, agent in self.agents.items():
             pair = id(agent.algorithm), id(agent.experience_pool)
             if pair not in done:
                 done.add(pair)
-                metrics[self.policy_of[name]] = agent.train()
-        return metrics
+                trained.setdefault(self.policy_of[name], []).append(agent.train())
+        return {policy: mean_metrics(several) for policy, several in trained.items()}
 
     def update_epsilon(self, performance: Mapping[str, Any]) -> None:
         """Move the exploration parameters to the next episode.
 
         Args:
-            performance: of each worker, by its name; a list has the performances of several episodes.
+            performance: by worker; a list has the performances of several episodes.
         """
-        self._require("training", "update_epsilon")
+        if self.mode != "training":
+            self._refuse("update_epsilon")
         self.explorer.update(self.mean_score(performance))
 
     def mean_score(self, performance: Mapping[str, Any]) -> float:
-        """Return the mean score of the episodes of all workers; NaN without an episode."""
+        """Return the mean score over the episodes of all workers; NaN without an episode."""
         episodes = [one for own in performance.values() for one in (own if isinstance(own, list) else [own])]
         return math.fsum(map(self.score, episodes)) / len(episodes) if episodes else math.nan
 
-    def _require(self, mode: Mode, method: str) -> None:
-        if self.mode != mode:
-            raise WrongModeError(f"{method} needs a manager in mode {mode!r}, and this one is in mode {self.mode!r}")
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _name_policies(self) -> None:
-        """Check the assembled agents, and name the policies that have no name yet."""
-        if list(self.agents) != list(self.agent_ids):
-            raise ConfigError(f"assemble_agents must make the agents {list(self.agent_ids)}, got {list(self.agents)}")
+    def _refuse(self, method: str) -> NoReturn:
+        wanted = "training" if self.mode == "inference" else "inference"
+        raise WrongModeError(
+            f"{method} belongs to the mode {wanted!r}, and this manager is in mode {self.mode!r}. "
+            f"Make a manager with mode={wanted!r} for it"
+        )
+
+    def _fail(self, part: str, agent: str, exc: Exception) -> NoReturn:
+        where = f"decision {len(self._trajectory)}, of the agent {agent!r}"
+        raise EpisodeError(f"the {part} failed at {where}: {_named(exc)}") from exc
+
+    def _named_policies(self) -> dict[str, AgentAlgorithm]:
+        """Return the algorithms by policy name, and complete `policy_of`."""
+        if set(self.agents) != set(self.agent_ids):
+            raise ConfigError(
+                f"assemble_agents must make one agent for each of {list(self.agent_ids)}, got {list(self.agents)}"
+            )
         first: dict[int, str] = {}
-        for name, agent in self.agents.items():
-            policy = self.policy_of.setdefault(name, first.setdefault(id(agent.algorithm), name))
-            self.policies[policy] = agent.algorithm
+        policies: dict[str, AgentAlgorithm] = {}
+        for name in self.agent_ids:
+            algorithm = self.agents[name].algorithm
+            policy = self.policy_of.setdefault(name, first.setdefault(id(algorithm), name))
+            if policies.setdefault(policy, algorithm) is not algorithm:
+                raise ConfigError(f"assemble_agents gave the policy {policy!r} two algorithms: share one, or rename it")
+        return policies
+
+
+def _seed_of(seed: int, kind: str, name: str) -> np.random.SeedSequence:
+    return np.random.SeedSequence([seed, zlib.crc32(f"{kind} {name}".encode())])
+
+
+def _named(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {exc}"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tmrl_core.samples.columns import Tree
+import numpy as np
+
+from tmrl_core.errors import EpisodeError
+from tmrl_core.samples.columns import Tree, leaves
 
 Columns = dict[str, Tree]
 """Experiences by key (`state`, `action`, `reward`, ...): arrays [n, ...], or nested dicts of arrays."""
 
 Experiences = dict[str, Columns]
 """The experiences of each agent, by its id."""
+
+End = Literal["terminated", "truncated"]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,14 +44,67 @@ class Decision:
 class Trajectory(list[Decision]):
     """All decisions of an episode, in their order."""
 
-    def ended(self, agent: str) -> Literal["terminated", "truncated"]:
-        """Return how the run of an agent ended. Use it once the episode is over."""
+    _ends: tuple[dict[str, End], End] | None = None
+
+    def ended(self, agent: str) -> End:
+        """Return how the run of an agent ended. Use it only once the episode is over.
+
+        Raises:
+            EpisodeError: an agent decided after its end, or a reserved key of the metrics has a wrong value.
+        """
+        if self._ends is None:
+            self._ends = self._read_ends()
+        ends, others = self._ends
+        return ends.get(agent, others)
+
+    def _read_ends(self) -> tuple[dict[str, End], End]:
+        """Return the end of each agent that the metrics name, and the end of all others."""
+        ends: dict[str, End] = {}
         metrics: Any = None
-        for decision in self:
+        for number, decision in enumerate(self):
+            if decision.agent in ends:
+                raise EpisodeError(
+                    f"decision {number} is by the agent {decision.agent!r}, whose run had {ends[decision.agent]}. "
+                    "Name another agent, or leave it out of the earlier metrics' terminations and truncations"
+                )
             metrics = decision.metrics
-            if isinstance(metrics, Mapping):
-                if metrics.get("terminations", {}).get(agent):
-                    return "terminated"
-                if metrics.get("truncations", {}).get(agent):
-                    return "truncated"
-        return "truncated" if isinstance(metrics, Mapping) and metrics.get("truncated") else "terminated"
+            if isinstance(metrics, dict):
+                for key, end in _ENDS:
+                    if key in metrics:
+                        ends |= {agent: end for agent in _flagged(metrics[key], key) if agent not in ends}
+        return ends, "truncated" if isinstance(metrics, dict) and metrics.get("truncated") else "terminated"
+
+
+_ENDS: tuple[tuple[str, End], ...] = (("terminations", "terminated"), ("truncations", "truncated"))
+
+
+def _flagged(flags: Any, key: str) -> list[str]:
+    if not isinstance(flags, Mapping):
+        raise EpisodeError(f"metrics[{key!r}] must map agent ids to bools, got {flags!r:.100}")
+    return [agent for agent, flag in flags.items() if flag]
+
+
+def experience_problem(experiences: Any, agents: Collection[str]) -> str | None:
+    """Return the first problem of experiences, or None.
+
+    Args:
+        experiences: should have, for agents among `agents`, the columns state, action and reward, of one length and
+            with finite numbers.
+        agents: the known ids.
+    """
+    if not isinstance(experiences, Mapping):
+        return f"experiences must map agent ids to columns, got {type(experiences).__name__}"
+    for agent, columns in experiences.items():
+        if agent not in agents:
+            return f"experiences name the agent {agent!r}; the agents are {list(agents)}"
+        if missing := [key for key in ("state", "action", "reward") if key not in columns]:
+            return f"the experiences of {agent!r} lack {missing}; they have {list(columns)}"
+        rows = len(columns["reward"])
+        for key, column in columns.items():
+            for leaf in leaves(column):
+                if len(leaf) != rows:
+                    return f"the experiences of {agent!r} have {rows} rewards, but {len(leaf)} rows of {key!r}"
+                if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                    row = int(np.argwhere(~np.isfinite(leaf))[0][0])
+                    return f"{key!r} of experience {row} of {agent!r} holds {leaf[row]!s:.100}; it must be finite"
+    return None
