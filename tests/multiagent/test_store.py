@@ -338,6 +338,7 @@ def test_without_replacement_no_row_comes_twice() -> None:
 
 def test_weights_of_any_magnitude_are_possible() -> None:
     np.testing.assert_allclose(frequencies(weighted([1e308, 1e308, 1e308]), 30_000, "weight"), 1 / 3, atol=0.015)
+    assert weighted([1e308, 1e-10, 0.0]).sample(2, "weight", replace=False)[0].tolist() == [0, 1]
     assert frequencies(weighted([0.0, 5e-324, 0.0]), 100, "weight").tolist() == [0, 1, 0]
 
 

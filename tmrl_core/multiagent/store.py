@@ -244,7 +244,8 @@ class SimpleStore:
         else:
             # The row of the least arrival time is a draw by weight, the next one a draw among the others, and so on.
             positive = np.flatnonzero(weights)
-            arrival = self.rng.exponential(size=len(positive)) / weights[positive]
+            with np.errstate(over="ignore"):  # a time that is infinite comes last
+                arrival = self.rng.exponential(size=len(positive)) / weights[positive]
             chosen = positive[np.argsort(arrival)[:size]]
         rows = chosen if among is None else among[chosen]
         return rows, self.get(rows)
