@@ -1,6 +1,6 @@
 """Many agents in one environment: agent managers, shapers, exploration, and the Learner and Actor of a scenario.
 
-Names are resolved when first used: those of `algorithms` need torch.
+Names are resolved when first used: those of `algorithms` need torch, those of `pettingzoo` the extra `marl`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from tmrl_core.multiagent.learner import EarlyStopping, EpisodeResult, Learner, episode_seeds
     from tmrl_core.multiagent.manager import AgentManager
+    from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment
     from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
     from tmrl_core.multiagent.store import SimpleStore
     from tmrl_core.multiagent.trajectory import Decision, Trajectory
@@ -41,6 +42,7 @@ __all__ = [
     "Decision",
     "EarlyStopping",
     "EpisodeResult",
+    "EventAECEnv",
     "EventEnvironment",
     "ExperienceShaper",
     "Explorer",
@@ -48,6 +50,7 @@ __all__ = [
     "Learner",
     "LinearExplorer",
     "MemorySettings",
+    "PettingZooEnvironment",
     "PolicySettings",
     "SimpleStore",
     "StateShaper",
@@ -68,6 +71,7 @@ _, __getattr__, __dir__ = lazy_names(
         "exploration": "AdaptiveExplorer Explorer LinearExplorer TwoPhaseLinearExplorer",
         "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
         "manager": "AgentManager",
+        "pettingzoo": "EventAECEnv PettingZooEnvironment",
         "shapers": "ActionShaper ExperienceShaper KStepExperienceShaper StateShaper",
         "store": "SimpleStore",
         "trajectory": "Decision Trajectory",

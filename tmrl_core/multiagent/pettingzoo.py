@@ -1,0 +1,283 @@
+"""PettingZoo's environments as event environments, and event environments as PettingZoo's. Needs the extra `marl`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.wrappers.utils import create_zero_array
+
+from tmrl_core.config.references import resolve
+from tmrl_core.errors import ConfigError, EpisodeError, MissingExtraError
+from tmrl_core.multiagent.environment import EventEnvironment
+from tmrl_core.multiagent.shapers import ActionShaper, StateShaper
+
+try:
+    from pettingzoo import AECEnv, ParallelEnv, aec_registry, parallel_registry
+    from pettingzoo import make as make_registered
+    from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+    from pettingzoo.utils.conversions import parallel_to_aec
+except ModuleNotFoundError as exc:
+    if exc.name != "pettingzoo":
+        raise
+    raise MissingExtraError("pettingzoo", "marl", __name__) from exc
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """A turn of an agent, as a decision event.
+
+    Args:
+        agent: its name.
+        observation: a copy of the agent's observation.
+        info: a copy of the agent's info.
+    """
+
+    agent: str
+    observation: Any
+    info: Mapping[str, Any]
+
+    @property
+    def state(self) -> Any:
+        """The model state: the observation. With an `action_mask`, in it or in the info, a dict that has both."""
+        if "action_mask" not in self.info or (
+            isinstance(self.observation, Mapping) and "action_mask" in self.observation
+        ):
+            return self.observation
+        seen = self.observation if isinstance(self.observation, Mapping) else {"observation": self.observation}
+        return {**seen, "action_mask": self.info["action_mask"]}
+
+
+class PettingZooEnvironment(EventEnvironment):
+    """An environment of PettingZoo. Each turn of a live agent is a decision event.
+
+    Agents of a parallel environment decide one after another, with the observations of the same time; then all actions
+    are executed at once. An agent's reward arrives with its next turn, and is the sum of all its rewards since its last
+    one. Agents that have ended get no turn. Rewards before an agent's first turn belong to no decision, and count in
+    the metrics only.
+
+    Args:
+        env: an AECEnv or ParallelEnv, or the name of one: an id of PettingZoo's registry, such as
+            `classic/tictactoe-v3`; `package.module`, whose function `env` makes it; or `package.module:name` for
+            another callable, such as `parallel_env`.
+        kwargs: keyword arguments of the environment, if `env` is a name.
+
+    Raises:
+        ConfigError: the name, the keyword arguments or the environment is wrong, or a package that it needs is
+            missing.
+    """
+
+    def __init__(self, env: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        made = _make(env, kwargs or {}) if isinstance(env, str) else env
+        if isinstance(made, ParallelEnv):
+            made = parallel_to_aec(made)
+        if not isinstance(made, AECEnv):
+            raise ConfigError(
+                f"{env!r:.200} is a {type(made).__name__}, not an environment of PettingZoo. Allowed: an AECEnv, a "
+                "ParallelEnv, an id such as classic/tictactoe-v3, or package.module with a function `env`."
+            )
+        self.env: Any = made
+        self._seed: int | None = None
+        self._returns: dict[str, float] = {}
+        self._turns = 0
+
+    @property
+    def agents(self) -> dict[str, Any]:
+        """The environment's agents by their names. Those that appear later are missing if it does not list them."""
+        try:
+            known = self.env.possible_agents
+        except AttributeError:
+            known = self.env.agents
+        return {str(agent): agent for agent in known}
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's observations."""
+        found: Space[Any] = self.env.observation_space(self.agents[agent])
+        return found
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's actions."""
+        found: Space[Any] = self.env.action_space(self.agents[agent])
+        return found
+
+    def set_seed(self, seed: int) -> None:
+        """Seed the next episode. Later ones go on with the environment's generator."""
+        self._seed = seed
+
+    def reset(self) -> None:
+        """End the episode. The environment itself is reset when the next one begins."""
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Turn | None, bool]:
+        """Execute an action and go to the next turn of a live agent.
+
+        Returns:
+            The metrics have `rewards`, `terminations`, `truncations` and `final_events` (agent -> the turn that it no
+            longer gets) of the agents whose turn came.
+        """
+        if action is None:
+            self.env.reset(seed=self._seed)
+            self._seed = None
+            self._returns = {}
+            self._turns = 0
+        else:
+            self.env.step(self._executable(action))
+            self._turns += 1
+        metrics: dict[str, dict[str, Any]] = {"rewards": {}, "terminations": {}, "truncations": {}, "final_events": {}}
+        while self.env.agents:
+            agent = str(self.env.agent_selection)
+            observation, given, terminated, truncated, info = self.env.last()
+            reward = float(np.asarray(given).item())
+            metrics["rewards"][agent] = reward
+            self._returns[agent] = self._returns.get(agent, 0.0) + reward
+            turn = Turn(agent, copy.deepcopy(observation), copy.deepcopy(info))
+            if not (terminated or truncated):
+                return metrics, turn, False
+            metrics["terminations" if terminated else "truncations"][agent] = True
+            metrics["final_events"][agent] = turn
+            self.env.step(None)
+        return metrics, None, True
+
+    def _executable(self, action: Any) -> Any:
+        """Return an action of a discrete space as an int, which some environments need as an index."""
+        discrete = isinstance(self.env.action_space(self.env.agent_selection), spaces.Discrete)
+        return int(np.asarray(action).item()) if discrete else action
+
+    @property
+    def snapshot_list(self) -> tuple[()]:
+        """Empty: PettingZoo keeps no history."""
+        return ()
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The episode so far: `returns` by agent, their mean as the `score`, and the number of `turns`."""
+        returns = dict(self._returns)
+        return {"score": sum(returns.values()) / max(1, len(returns)), "returns": returns, "turns": self._turns}
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def _make(name: str, kwargs: Mapping[str, Any]) -> Any:
+    """Return the environment that a configuration names.
+
+    Raises:
+        ConfigError: there is no such environment, a package that it needs is missing, or it does not accept the
+            keyword arguments.
+    """
+    try:
+        if "/" in name:
+            kind = "parallel" if name in parallel_registry and name not in aec_registry else "aec"
+            return make_registered(kind, name, **kwargs)
+        return resolve(name if ":" in name else f"{name}:env", "environment.kwargs.env")(**kwargs)
+    except PettingZooRegistryError as exc:
+        raise ConfigError(f"environment.kwargs.env: {exc}") from exc
+    except TypeError as exc:
+        if "unexpected keyword argument" not in str(exc):
+            raise
+        raise ConfigError(f"environment.kwargs.kwargs: {exc}") from exc
+
+
+class EventAECEnv(AECEnv):  # type: ignore[misc]  # PettingZoo has no types
+    """An event environment as an AEC environment of PettingZoo. Each decision event is a turn.
+
+    Args:
+        env: the event environment. This environment closes it.
+        observation_spaces: by agent. All agents take part from the start.
+        action_spaces: by agent.
+        state_shaper: makes the observation of a decision event; None: the event's `state`.
+        action_shaper: makes executable actions; None: an action is executed as it is.
+        reward: a function from metrics and agent to the agent's reward; None: the metrics' `rewards`.
+        name: name in the metadata.
+    """
+
+    def __init__(
+        self,
+        env: EventEnvironment,
+        observation_spaces: Mapping[str, Space[Any]],
+        action_spaces: Mapping[str, Space[Any]],
+        *,
+        state_shaper: StateShaper | None = None,
+        action_shaper: ActionShaper | None = None,
+        reward: Callable[[Any, str], float] | None = None,
+        name: str = "events_v0",
+    ) -> None:
+        super().__init__()
+        self.env = env
+        self.observation_spaces = dict(observation_spaces)
+        self.action_spaces = dict(action_spaces)
+        self.possible_agents = list(observation_spaces)
+        self.metadata = {"name": name, "render_modes": [], "is_parallelizable": False}
+        self.render_mode = None
+        self._state_shaper = state_shaper
+        self._action_shaper = action_shaper
+        self._reward = reward or (lambda metrics, agent: metrics["rewards"].get(agent, 0.0))
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's observations."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's actions."""
+        return self.action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Begin an episode. There are no options."""
+        self.agents = self.possible_agents[:]
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+        self._observations = {agent: create_zero_array(space) for agent, space in self.observation_spaces.items()}
+        if seed is not None:
+            self.env.set_seed(seed)
+        self.env.reset()
+        self.agent_selection = self.agents[0]
+        self._go_on(*self.env.step(None))
+
+    def observe(self, agent: str) -> Any:
+        """Return the observation of an agent's last turn; zeros before its first one."""
+        return self._observations[agent]
+
+    def step(self, action: Any) -> None:
+        """Execute the action of the selected agent; None for one that has ended."""
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[agent] = 0.0
+        if self._action_shaper is not None:
+            action = self._action_shaper(action, self._event, self.env.snapshot_list)
+        metrics, event, done = self.env.step(action)
+        self.rewards = {agent: float(self._reward(metrics, agent)) for agent in self.agents}
+        self._accumulate_rewards()
+        self._go_on(metrics, event, done)
+
+    def _go_on(self, metrics: Any, event: Any, done: bool) -> None:
+        """Note which agents have ended, and give the turn to the agent of the event."""
+        said = metrics if isinstance(metrics, Mapping) else {}
+        for agent in self.agents:
+            self.terminations[agent] |= bool(said.get("terminations", {}).get(agent))
+            self.truncations[agent] |= bool(said.get("truncations", {}).get(agent))
+            if done and not (self.terminations[agent] or self.truncations[agent]):
+                self.truncations[agent] = bool(said.get("truncated"))
+                self.terminations[agent] = not self.truncations[agent]
+        if not done:
+            agent = event["agent"] if isinstance(event, Mapping) else event.agent
+            if agent not in self.agents or self.terminations[agent] or self.truncations[agent]:
+                raise EpisodeError(f"the decision event names the agent {agent!r}; live agents are {self.agents}")
+            self._event = event
+            self._observations[agent] = (
+                event.state if self._state_shaper is None else self._state_shaper(event, self.env.snapshot_list)
+            )
+            self.agent_selection = agent
+        self._deads_step_first()
+
+    def close(self) -> None:
+        """Close the event environment."""
+        self.env.close()
