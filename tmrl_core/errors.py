@@ -96,7 +96,7 @@ class EnvironmentFailedError(TmrlError):
 
 
 class ObservationError(TmrlError, ValueError):
-    """An observation from a client does not belong to its space; the message names the value that does not fit."""
+    """An observation does not belong to its space, or allows no action; the message names what does not fit."""
 
 
 class PolicyFailedError(TmrlError):

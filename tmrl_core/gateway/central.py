@@ -28,7 +28,7 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.actor.rollout.uplink import Uplink
-from tmrl_core.errors import TmrlError
+from tmrl_core.errors import ObservationError, TmrlError
 from tmrl_core.gateway.evaluations import Assignment, Evaluations
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
@@ -399,7 +399,8 @@ class CentralPlayer:
             return runner.decide(obs, not explores, self._explores)
         except TmrlError as exc:
             runner.carried = before
-            self._agent.note_policy_failure(exc)
+            if not isinstance(exc, ObservationError):  # the client's fault, and not the policy's
+                self._agent.note_policy_failure(exc)
             raise
 
     def _decide_anew(self, obs: Any) -> tuple[Any, dict[str, Any] | None, tuple[bool, Assignment | None]]:

@@ -16,6 +16,7 @@ from tmrl_core.training.agents.losses import (
     discrete_policy_loss,
     double_value,
     huber_loss,
+    largest_value,
     policy_loss,
     smoothed_action,
     soft_value,
@@ -190,3 +191,33 @@ def test_the_error_of_a_row_is_the_mean_over_critics_without_gradient() -> None:
 def test_the_deterministic_policy_s_loss_falls_as_values_rise() -> None:
     q = torch.randn(20)
     assert float(deterministic_policy_loss(q)) == pytest.approx(-sum(q.tolist()) / 20, rel=1e-4)
+
+
+def test_values_of_a_masked_state_are_those_of_its_allowed_actions() -> None:
+    online, target, alpha = torch.randn(20, 4), torch.randn(20, 4), torch.tensor(0.3)
+    allowed = torch.rand(20, 4) < 0.5
+    allowed[0] = False  # a state without any action has no value
+    assert allowed.any(dim=1).sum() > 10
+    log_prob = torch.log_softmax(torch.randn(20, 4).masked_fill(~allowed, -1e9), dim=-1)
+    largest, double, soft = (
+        largest_value(target, allowed).tolist(),
+        double_value(online, target, allowed).tolist(),
+        soft_value(target, log_prob, alpha, allowed).tolist(),
+    )
+    assert (largest[0], double[0], soft[0]) == (0.0, 0.0, 0.0)
+    for i in range(20):
+        choices = [n for n in range(4) if allowed[i, n]]
+        if not choices:
+            continue
+        assert largest[i] == max(float(target[i, n]) for n in choices)
+        assert double[i] == float(target[i, max(choices, key=lambda n: float(online[i, n]))])
+        expected = sum(math.exp(log_prob[i, n]) * (float(target[i, n]) - 0.3 * float(log_prob[i, n])) for n in choices)
+        assert soft[i] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_target_entropy_for_each_state_equals_that_of_the_slow_loop() -> None:
+    log_alpha, entropy, wanted = torch.tensor(0.3), torch.rand(20), torch.rand(20)
+    expected = sum(-0.3 * (float(wanted[i]) - float(entropy[i])) for i in range(20)) / 20
+    assert float(temperature_loss(log_alpha, -entropy, wanted)) == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(ValueError, match="target_entropy must be"):
+        temperature_loss(log_alpha, -entropy, wanted[:, None])

@@ -28,6 +28,7 @@ from tmrl_core.training.updates.update_graph import Backend, Graph
 OBSERVATIONS = gym.spaces.Box(-8, 8, (3,), np.float32)
 ACTIONS = gym.spaces.Box(-2, 2, (1,), np.float32)
 CHOICES = gym.spaces.Discrete(4, start=1)
+MASKED = gym.spaces.Dict({"x": OBSERVATIONS, "action_mask": gym.spaces.MultiBinary(4)})
 SMALL: dict[str, Any] = {"hidden_sizes": (8, 8)}
 
 AGENTS: dict[str, Callable[[], Any]] = {
@@ -40,7 +41,10 @@ AGENTS: dict[str, Callable[[], Any]] = {
     "td3": lambda: training.TD3Agent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "dqn": lambda: training.DQNAgent(OBSERVATIONS, CHOICES, "cpu", target_interval=3, **SMALL),
     "discrete sac": lambda: training.DiscreteSacAgent(OBSERVATIONS, CHOICES, "cpu", **SMALL),
+    "dqn, action mask": lambda: training.DQNAgent(MASKED, CHOICES, "cpu", target_interval=3, **SMALL),
+    "discrete sac, action mask": lambda: training.DiscreteSacAgent(MASKED, CHOICES, "cpu", **SMALL),
 }
+UNMASKED = [name for name in AGENTS if "mask" not in name]
 
 
 def interpreted(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
@@ -58,10 +62,20 @@ def batch(generator: torch.Generator, discrete: bool, size: int = 16, extras: bo
     return (*rows, {"weights": normal(size).abs(), "discount": torch.full((size,), 0.9)}) if extras else rows
 
 
+def with_masks(rows: tuple[Any, ...], generator: torch.Generator) -> tuple[Any, ...]:
+    """The rows with masks, of which some allow no action."""
+    masks = (torch.rand(2, len(rows[0]), 4, generator=generator) < 0.5).to(torch.int8)
+    obs, next_obs = ({"x": x, "action_mask": mask} for x, mask in zip((rows[0], rows[3]), masks, strict=True))
+    return (obs, *rows[1:3], next_obs, *rows[4:])
+
+
 def train(agent: Any, discrete: bool, updates: int, *, seed: int = 0, extras: bool = False) -> list[dict[str, Any]]:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    return [agent.train(batch(generator, discrete, extras=extras)) for _ in range(updates)]
+    batches = [batch(generator, discrete, extras=extras) for _ in range(updates)]
+    if agent.observation_space is MASKED:
+        batches = [with_masks(rows, generator) for rows in batches]
+    return [agent.train(rows) for rows in batches]
 
 
 def make(name: str, wanted: bool, backend: Backend = interpreted) -> Any:
@@ -82,7 +96,7 @@ def assert_alike(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("name", AGENTS)
 def test_a_compiled_update_equals_an_uncompiled_one(name: str, extras: bool) -> None:
     plain, fast = make(name, False), make(name, True)
-    discrete = name in ("dqn", "discrete sac")
+    discrete = name.startswith(("dqn", "discrete sac"))
     expected = train(plain, discrete, 7, extras=extras)
     found = train(fast, discrete, 7, extras=extras)
     assert not fast.compiler.gave_up
@@ -273,10 +287,10 @@ def test_bfloat16_applies_to_products_but_not_to_stored_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "column"), [*(("sac", column) for column in range(5)), *((name, 2) for name in AGENTS if name != "sac")]
+    ("name", "column"), [*(("sac", column) for column in range(5)), *((name, 2) for name in UNMASKED if name != "sac")]
 )
 def test_a_poisoned_batch_changes_no_bit_of_a_compiled_agent(name: str, column: int) -> None:
-    discrete = name in ("dqn", "discrete sac")
+    discrete = name.startswith(("dqn", "discrete sac"))
     agent = make(name, True)
     train(agent, discrete, 7)
     before = [tensor.detach().clone() for tensor in agent_tensors(agent)]

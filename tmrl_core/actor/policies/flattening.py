@@ -3,7 +3,8 @@
 Order of the elements: a Dict's entries in the space's own order (Gymnasium sorts the keys of a plain dict), a Tuple's
 entries by index, each nested space in place; a Box in C order; a Discrete as a one-hot vector of its n values; a
 MultiDiscrete as one one-hot vector per entry; a MultiBinary as zeros and ones. Values are taken as they are, without
-scaling. Images (uint8 Boxes of two dimensions or more) are rejected: a multi-layer perceptron does not suit them.
+scaling. An action mask (see `masks`) is left out. Images (uint8 Boxes of two dimensions or more) are rejected: a
+multi-layer perceptron does not suit them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
+from tmrl_core.actor.policies.masks import ACTION_MASK, is_masked
 from tmrl_core.errors import ConfigError
 
 Kind = Literal["values", "one_hot", "one_hots"]
@@ -50,14 +52,19 @@ class Leaf:
         return obs
 
 
-def layout_of(space: Any) -> tuple[Leaf, ...]:
-    """Return the leaves of an observation space, in order.
+def layout_of(space: Any, action_space: Any = None) -> tuple[Leaf, ...]:
+    """Return the leaves of an observation space, in order, without the mask of these actions.
 
     Raises:
         ConfigError: the space, or a nested one, cannot be flattened to a vector of numbers.
     """
     leaves: list[Leaf] = []
-    _collect(space, (), leaves)
+    if is_masked(space, action_space):
+        for key, entry in space.spaces.items():
+            if key != ACTION_MASK:
+                _collect(entry, (key,), leaves)
+    else:
+        _collect(space, (), leaves)
     if not leaves:
         raise ConfigError(f"the observation space {space} has no elements, a policy needs at least one.")
     return tuple(leaves)

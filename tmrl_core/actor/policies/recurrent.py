@@ -14,6 +14,7 @@ import numpy as np
 
 from tmrl_core.actor.module import STATE_COLUMN, RecurrentActor, State
 from tmrl_core.actor.policies.exploration import EpsilonGreedy, RandomUntilTrained
+from tmrl_core.actor.policies.masks import ALLOWED, check_allowed, limited_choice
 from tmrl_core.actor.policies.spaces import BoxBounds, DiscreteActions
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
@@ -76,8 +77,14 @@ class RecurrentPolicy(RecurrentActor):
     def act_batch(
         self, obs_B: Any, state_B: State, rng: np.random.Generator, deterministic: bool
     ) -> tuple[Any, State, dict[str, Any]]:
-        """Act on a batch of NumPy observations, with the random numbers of `rng` on every backend."""
+        """Act on a batch of NumPy observations, with the random numbers of `rng` on every backend.
+
+        Raises:
+            ObservationError: the action mask of an observation allows no action.
+        """
         outputs_B, state_B = self.infer(obs_B, state_B)
+        if ALLOWED in outputs_B:
+            check_allowed(bool(outputs_B[ALLOWED].any(axis=1).all()))
         action_B, extras_B = self.choose(outputs_B, rng, deterministic)
         return action_B, state_B, extras_B
 
@@ -103,7 +110,10 @@ class RecurrentPolicy(RecurrentActor):
 
     @abstractmethod
     def infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[Mapping[str, np.ndarray], State]:
-        """Return the parameters [B, ...] of the action distributions and the state after this tick, as new arrays."""
+        """Return the parameters [B, ...] of the action distributions and the state after this tick, as new arrays.
+
+        In an environment with an action mask, these include `allowed` [B, N] bool.
+        """
 
     @abstractmethod
     def choose(
@@ -181,6 +191,8 @@ class CategoricalChoice(RecurrentPolicy):
         else:
             # Below the last sum, which rounding may otherwise let it reach.
             index_B = (rng.random((len(sums_BN), 1)) * sums_BN[:, -1:] >= sums_BN[:, :-1]).sum(axis=1)
+            if ALLOWED in outputs_B:  # the last sum may be that of an earlier action
+                index_B = np.minimum(index_B, (sums_BN == sums_BN[:, -1:]).argmax(axis=1))
         logp_B = logits_BN[np.arange(len(index_B)), index_B] - np.log(sums_BN[:, -1])
         return index_B + self._actions.start, {"logp": logp_B.astype(np.float32)}
 
@@ -198,8 +210,13 @@ class EpsilonGreedyChoice(EpsilonGreedy, RecurrentPolicy):
         self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Return actions without extras."""
-        index_B = outputs_B["q"].argmax(axis=1)
+        allowed_BN = outputs_B.get(ALLOWED)
+        q_BN = outputs_B["q"]
+        index_B = (q_BN if allowed_BN is None else np.where(allowed_BN, q_BN, -np.inf)).argmax(axis=1)
         if not deterministic:
             at = rng.random(len(index_B)) < self.epsilon
-            index_B[at] = rng.integers(self._actions.count, size=int(at.sum()))
+            if allowed_BN is None:
+                index_B[at] = rng.integers(self._actions.count, size=int(at.sum()))
+            else:
+                index_B[at] = limited_choice(allowed_BN[at], rng)
         return index_B + self._actions.start, {}

@@ -21,7 +21,7 @@ from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
-from tmrl_core.errors import EnvironmentFailedError, PolicyFailedError
+from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class EnvironmentLoop:
                 self.policy_failures_in_a_row += 1
                 raise
             except Exception as exc:
-                if exc is not self.environment.fault:
+                if exc is not self.environment.fault and not isinstance(exc, ObservationError):
                     raise
                 self.environment.fault = None
                 self._recover(exc)
@@ -268,7 +268,7 @@ class EnvironmentLoop:
         self.recorder.end(record=episode is not None and episode.sent)
         # An invalid result has only our traceback. For an exception, log the user's traceback once and not at every
         # attempt.
-        found_here = isinstance(fault, EnvironmentFailedError)
+        found_here = isinstance(fault, EnvironmentFailedError | ObservationError)
         failure = str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}"
         if self._failures_in_a_row > self.max_failures:
             advice = "see what its reset and step return" if found_here else "fix it"

@@ -32,7 +32,7 @@ def softmax(q_N: np.ndarray, temperature: float) -> Choice:
     """Return the probabilities of actions with these values.
 
     Args:
-        q_N: [N] values.
+        q_N: [N] values; minus infinity: the action is not allowed.
         temperature: above 0; a large one makes the choice uniform.
     """
     scaled_N = q_N.astype(np.float64) / temperature
@@ -42,8 +42,14 @@ def softmax(q_N: np.ndarray, temperature: float) -> Choice:
 
 
 def epsilon_greedy(q_N: np.ndarray, epsilon: float) -> Choice:
-    """Return the probabilities of the epsilon-greedy choice, whose random actions may be the best one too."""
-    choice_N = np.full(len(q_N), epsilon / len(q_N))
+    """Return the probabilities of the epsilon-greedy choice, whose random actions may be the best one too.
+
+    Args:
+        q_N: as for `softmax`.
+        epsilon: share of random actions.
+    """
+    is_allowed_N = ~np.isneginf(q_N)
+    choice_N: Choice = is_allowed_N * (epsilon / is_allowed_N.sum())
     choice_N[q_N.argmax()] += 1.0 - epsilon
     return choice_N
 
@@ -88,7 +94,8 @@ def gaussian_product(policies: Sequence[Gaussian]) -> Gaussian | None:
 def sample_choice(choice_N: Choice, rng: np.random.Generator) -> int:
     """Return a random action's index, drawn with one number of the generator."""
     cumulative_N = np.cumsum(choice_N)
-    return min(int(np.searchsorted(cumulative_N, rng.random() * cumulative_N[-1], side="right")), len(choice_N) - 1)
+    last = int(np.searchsorted(cumulative_N, cumulative_N[-1]))  # the last action with a probability
+    return min(int(np.searchsorted(cumulative_N, rng.random() * cumulative_N[-1], side="right")), last)
 
 
 def sample_gaussian(policy: Gaussian, rng: np.random.Generator) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tmrl_core.actor import ActorModule
+from tmrl_core.actor.policies.masks import allowed_indices
 from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.actor.policies.torch.module import collate_one
@@ -53,12 +54,12 @@ class _QValues(AdvisedPolicy[Choice]):
         self._actions = discrete_actions("QValueMLPActor", actor.action_space)
 
     def act(self, obs: Any, advisors: Sequence[Advisor[Choice]], rng: np.random.Generator) -> Any:
-        own_N = epsilon_greedy(_row(self._actor, obs), self._actor.epsilon)
+        own_N = epsilon_greedy(_values(self._actor, obs), self._actor.epsilon)
         return self._actions.of(sample_choice(choice_product(own_N, [each(obs) for each in advisors]), rng))
 
     def snapshot(self) -> Advisor[Choice]:
         actor, temperature = _frozen(self._actor), self._temperature
-        return lambda obs: softmax(_row(actor, obs), temperature)
+        return lambda obs: softmax(_values(actor, obs), temperature)
 
 
 class _Categorical(AdvisedPolicy[Choice]):
@@ -181,7 +182,20 @@ def _row(actor: Any, obs: Any) -> np.ndarray:
     return row
 
 
+def _values(actor: QValueMLPActor, obs: Any) -> np.ndarray:
+    """Return [N] values of actions, minus infinity for those that are not allowed."""
+    q_N = _row(actor, obs)
+    if not actor.masked:
+        return q_N
+    limited_N = np.full_like(q_N, -np.inf)
+    allowed = allowed_indices(obs, len(q_N))
+    limited_N[allowed] = q_N[allowed]
+    return limited_N
+
+
 def _probabilities(actor: CategoricalMLPActor, obs: Any) -> Choice:
+    if actor.masked:
+        allowed_indices(obs, int(actor.action_space.n))  # refuses to act where there are none
     with torch.no_grad():
         log_probs_BN = actor.log_probs(flatten_batch(actor.layout, collate_one(obs, "cpu")))
     return np.exp(log_probs_BN[0].numpy().astype(np.float64))

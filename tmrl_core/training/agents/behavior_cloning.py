@@ -113,8 +113,12 @@ class BehaviorCloningAgent(OffPolicyAgent):
         return torch.mean(error_BA.square(), dim=1)
 
     def _cross_entropy(self, t: Transitions) -> Tensor:
-        """Return [B] the negative log-probability of the actions, in nats."""
+        """Return [B] the negative log-probability of the actions, in nats; 0 for those that a mask does not allow."""
         actor = self.model.actor
         log_prob_BN: Tensor = actor.log_probs(flatten_batch(actor.layout, t.obs))
         index_B = t.action.reshape(-1).to(torch.int64) - self.first_action
-        return -log_prob_BN.gather(1, index_B[:, None]).squeeze(1)
+        log_prob_B = log_prob_BN.gather(1, index_B[:, None]).squeeze(1)
+        allowed_BN = self.allowed(t.obs)
+        if allowed_BN is not None:
+            log_prob_B = log_prob_B.masked_fill(~allowed_BN.gather(1, index_B[:, None]).squeeze(1), 0.0)
+        return -log_prob_B

@@ -46,7 +46,7 @@ class DiscreteSacAgent(OffPolicyAgent):
     type_version = 1
 
     action_spaces: ClassVar[frozenset[str]] = frozenset({"discrete"})
-    transient: ClassVar[frozenset[str]] = frozenset({"target_entropy"})
+    transient: ClassVar[frozenset[str]] = frozenset({"target_entropy", "target_entropy_share"})
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         arguments = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
         super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
         self.compute_with(s.compile, s.precision)
+        self.target_entropy_share = s.target_entropy_share
         self.target_entropy = s.target_entropy_share * math.log(actions.count)
         self.first_action = actions.start
         self.critics = self.model.critics
@@ -92,7 +93,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         metrics = self._update_critics(transitions)
         log_prob_BN = self._log_probs(transitions.obs)
         metrics |= self._update_policy(transitions.obs, log_prob_BN)
-        metrics |= self._update_temperature(log_prob_BN.detach())
+        metrics |= self._update_temperature(log_prob_BN.detach(), self._target_entropy(transitions.obs))
         self._update_targets()
         return metrics
 
@@ -100,7 +101,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         alpha = self.log_alpha.detach().exp()
         with torch.no_grad():
             next_q_BN = self.target_critics(t.next_obs).amin(dim=0)
-            next_value_B = soft_value(next_q_BN, self._log_probs(t.next_obs), alpha)
+            next_value_B = soft_value(next_q_BN, self._log_probs(t.next_obs), alpha, self.allowed(t.next_obs))
             target_B = td_target(t.reward_B, t.terminated_B, next_value_B, t.discount)
         index_B = t.action.reshape(-1).to(torch.int64) - self.first_action
         q_KBN = self.critics(t.obs)
@@ -115,11 +116,18 @@ class DiscreteSacAgent(OffPolicyAgent):
         minimise(self.optimizer_actor, loss)
         return {"loss_actor": loss.detach()}
 
-    def _update_temperature(self, log_prob_BN: Tensor) -> dict[str, Tensor]:
+    def _target_entropy(self, obs: Tree) -> float | Tensor:
+        """Return the target, of [B] each state's allowed actions if there is an action mask."""
+        allowed_BN = self.allowed(obs)
+        if allowed_BN is None:
+            return self.target_entropy
+        return self.target_entropy_share * allowed_BN.sum(dim=-1).clamp(min=1).log()
+
+    def _update_temperature(self, log_prob_BN: Tensor, target_entropy: float | Tensor) -> dict[str, Tensor]:
         entropy_B = -(log_prob_BN.exp() * log_prob_BN).sum(dim=-1)
         metrics = {"entropy": entropy_B.mean()}
         if self.optimizer_alpha is not None:
-            loss = temperature_loss(self.log_alpha, -entropy_B, self.target_entropy)
+            loss = temperature_loss(self.log_alpha, -entropy_B, target_entropy)
             minimise(self.optimizer_alpha, loss)
             metrics["loss_entropy"] = loss.detach()
         return metrics | {"entropy_coef": self.log_alpha.detach().exp()}

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from tmrl_core.config.agent_settings import DqnSettings
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.declared import Setting, takes
-from tmrl_core.training.agents.losses import chosen_value, double_value, huber_loss, td_error, td_target
+from tmrl_core.training.agents.losses import (
+    chosen_value,
+    double_value,
+    huber_loss,
+    largest_value,
+    td_error,
+    td_target,
+)
 from tmrl_core.training.agents.networks import QNetwork
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
@@ -98,8 +105,11 @@ class DQNAgent(OffPolicyAgent):
         self.updates += 1
         online = self.model.actor
         with torch.no_grad():
-            next_q_BN = self.target_network(t.next_obs)
-            next_value_B = double_value(online(t.next_obs), next_q_BN) if self.double else next_q_BN.amax(dim=-1)
+            next_q_BN, allowed_BN = self.target_network(t.next_obs), self.allowed(t.next_obs)
+            if self.double:
+                next_value_B = double_value(online(t.next_obs), next_q_BN, allowed_BN)
+            else:
+                next_value_B = largest_value(next_q_BN, allowed_BN)
             target_B = td_target(t.reward_B, t.terminated_B, next_value_B, t.discount)
         q_B = chosen_value(online(t.obs), online.index(t.action))
         loss = huber_loss(q_B, target_B, t.weight_B)

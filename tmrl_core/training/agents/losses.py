@@ -8,6 +8,7 @@ arXiv:1712.00378). No function here takes truncation.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -88,29 +89,51 @@ def chosen_value(q_BN: Tensor, index_B: Tensor) -> Tensor:
     return q_BN.gather(-1, index_B.to(torch.int64).unsqueeze(-1)).squeeze(-1)
 
 
-def double_value(online_q_BN: Tensor, target_q_BN: Tensor) -> Tensor:
+def largest_value(q_BN: Tensor, allowed_BN: Tensor | None = None) -> Tensor:
+    """Return [B] the value of the best action.
+
+    Args:
+        q_BN: [B, N] values of a state's actions.
+        allowed_BN: [B, N] bool action mask; None: all are allowed. A state without an allowed action has the value 0.
+    """
+    return _of_allowed(_limited(q_BN, allowed_BN).amax(dim=-1), allowed_BN)
+
+
+def double_value(online_q_BN: Tensor, target_q_BN: Tensor, allowed_BN: Tensor | None = None) -> Tensor:
     """Return [B] the target network's value of the online network's best action (double DQN).
 
     Args:
         online_q_BN: [B, N] the online network's values of the next state's actions.
         target_q_BN: [B, N] the target network's values.
+        allowed_BN: as for `largest_value`.
 
     Source: van Hasselt et al., arXiv:1509.06461, eq. 4.
     """
-    return chosen_value(target_q_BN, online_q_BN.argmax(dim=-1))
+    best_B = _limited(online_q_BN, allowed_BN).argmax(dim=-1)
+    return _of_allowed(chosen_value(target_q_BN, best_B), allowed_BN)
 
 
-def soft_value(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
+def _limited(q_BN: Tensor, allowed_BN: Tensor | None) -> Tensor:
+    return q_BN if allowed_BN is None else q_BN.masked_fill(~allowed_BN, -math.inf)
+
+
+def _of_allowed(value_B: Tensor, allowed_BN: Tensor | None) -> Tensor:
+    """Return the values, 0 where no action is allowed."""
+    return value_B if allowed_BN is None else value_B.masked_fill(~allowed_BN.any(dim=-1), 0.0)
+
+
+def soft_value(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor, allowed_BN: Tensor | None = None) -> Tensor:
     """Return [B] the soft value of a state under a policy over discrete actions, as an exact expectation.
 
     Args:
         q_BN: [B, N] values.
-        log_prob_BN: [B, N] the policy's log-probabilities, in nats.
+        log_prob_BN: [B, N] the policy's log-probabilities, in nats; finite also where an action is not allowed.
         alpha: scalar temperature.
+        allowed_BN: as for `largest_value`.
 
     Source: Christodoulou, arXiv:1910.07207, eq. 10.
     """
-    return (log_prob_BN.exp() * (q_BN - alpha * log_prob_BN)).sum(dim=-1)
+    return _of_allowed((log_prob_BN.exp() * (q_BN - alpha * log_prob_BN)).sum(dim=-1), allowed_BN)
 
 
 def smoothed_action(
@@ -238,7 +261,7 @@ def deterministic_policy_loss(q_B: Tensor) -> Tensor:
 
 
 def temperature_loss(
-    log_alpha: Tensor, log_prob_B: Tensor, target_entropy: float, weight_B: Tensor | None = None
+    log_alpha: Tensor, log_prob_B: Tensor, target_entropy: float | Tensor, weight_B: Tensor | None = None
 ) -> Tensor:
     """Loss that moves the temperature towards a target entropy.
 
@@ -246,7 +269,7 @@ def temperature_loss(
         log_alpha: scalar; the temperature is exp(log_alpha).
         log_prob_B: [B] float32, log-density of freshly sampled actions, in nats; for discrete actions minus each
             state's entropy.
-        target_entropy: nats, usually minus the action dimension.
+        target_entropy: nats, usually minus the action dimension; a number or [B].
         weight_B: [B] weights of the rows, with a mean of 1; None: all 1.
 
     Raises:
@@ -255,5 +278,6 @@ def temperature_loss(
     Source: Haarnoja et al., arXiv:1812.05905, eq. 18, with log_alpha in place of alpha, as its authors' code has it.
     """
     _one_dimensional(log_prob_B=log_prob_B, weight_B=weight_B)
+    _scalar_or_one_dimensional(target_entropy=target_entropy)
     loss_B = -(log_alpha * (log_prob_B.detach() + target_entropy))
     return (loss_B if weight_B is None else loss_B * weight_B).mean()

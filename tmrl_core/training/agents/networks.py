@@ -158,7 +158,7 @@ class EnsembleQ(nn.Module):
         count: int = 2,
     ) -> None:
         super().__init__()
-        self._layout = layout_of(observation_space)
+        self._layout = layout_of(observation_space, action_space)
         self.count = count
         actions = discrete_actions("EnsembleQ", action_space).count
         self.net = ensemble_mlp(count, vector_size(self._layout), hidden_sizes, actions, activation)

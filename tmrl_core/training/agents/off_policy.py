@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from tmrl_core.actor.policies.masks import ACTION_MASK, is_masked
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.losses import critic_loss, td_error
@@ -19,7 +20,7 @@ from tmrl_core.training.agents.optimizers import minimise, polyak_update
 from tmrl_core.training.batches import Transitions, transitions_of
 from tmrl_core.training.updates.compiled import Compiler
 from tmrl_core.training.updates.rollback import UpdateRollback
-from tmrl_core.training.value_types import Batch, Maker, Metrics, Policy, Settings, Space
+from tmrl_core.training.value_types import Batch, Maker, Metrics, Policy, Settings, Space, Tree
 
 COMPILE_AFTER = 20_000
 """Updates after which `compile: auto` compiles: they have cost several times what compiling does."""
@@ -158,6 +159,14 @@ class OffPolicyAgent(TrainingAgent):
     @abstractmethod
     def target_pairs(self) -> Sequence[tuple[nn.Module, nn.Module]]:
         """Return each target network with its source network."""
+
+    def allowed(self, obs: Tree) -> Tensor | None:
+        """Return the action mask [..., N] of observations, as bool; None: the environment has none."""
+        return obs[ACTION_MASK] > 0 if self._masked else None
+
+    @cached_property
+    def _masked(self) -> bool:
+        return is_masked(self.observation_space, self.action_space)
 
     # Cached properties are not part of checkpoints: the modules' parameters, listed once.
     @cached_property

@@ -14,7 +14,6 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from tmrl_core.actor.policies.flattening import vector_size
 from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
 from tmrl_core.actor.policies.torch.on_policy import (
     CategoricalMLPActor,
@@ -86,7 +85,7 @@ class PPOActorCritic(OnPolicyModel):
         self.actor = actor_cls(
             observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation, **actor_kwargs
         )
-        layers, width = hidden_layers(vector_size(self.actor.layout), hidden_sizes, activation, orthogonal_linear)
+        layers, width = hidden_layers(self.actor.inputs, hidden_sizes, activation, orthogonal_linear)
         self.critic = torch.nn.Sequential(*layers, orthogonal(torch.nn.Linear(width, 1), 1.0))
 
     def value(self, flat_BD: Tensor) -> Tensor:
@@ -208,8 +207,7 @@ class PPOAgent(TrainingAgent):
             kwargs["normalize_observations"] = True
         self.model = self._make_model(s, actor_cls, kwargs).to(self.device)
         self.model.actor.to_device(self.device)
-        width = vector_size(self.model.actor.layout)
-        self.observations = RunningMoments(width) if s.normalize_observations else None
+        self.observations = RunningMoments(self.model.actor.inputs) if s.normalize_observations else None
         self.returns = RunningMoments(1) if s.normalize_rewards else None
         self._last_sums: dict[int, tuple[int, int, float]] = {}
         """Last position of each stream in the last round: episode, step, and discounted sum of rewards so far."""
@@ -325,7 +323,7 @@ class PPOAgent(TrainingAgent):
     def _count_observations(self, flat_TD: Tensor) -> None:
         """Add these observations to the statistics that the policy's next version normalizes by."""
         if self.observations is not None:
-            self.observations.see(flat_TD)
+            self.observations.see(self.model.actor.inputs_of(flat_TD))
             self.model.actor.obs_mean.copy_(self.observations.mean)
             self.model.actor.obs_std.copy_(self.observations.std)
 

@@ -12,7 +12,13 @@ from tmrl_core.config.agent_settings import DqnSettings, RecurrentDqnSettings
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.dqn import DQNAgent
-from tmrl_core.training.agents.losses import chosen_value, double_value, huber_loss, td_error
+from tmrl_core.training.agents.losses import (
+    chosen_value,
+    double_value,
+    huber_loss,
+    largest_value,
+    td_error,
+)
 from tmrl_core.training.agents.optimizers import minimise
 from tmrl_core.training.agents.recurrent import (
     check_computation,
@@ -80,7 +86,12 @@ class RecurrentDQNAgent(DQNAgent):
         q_BTN = unrolled(online.unroll, s, state)["q"]
         with torch.no_grad():
             next_q = unrolled(self.target_network.unroll, s, state)["q"][:, 1:].flatten(0, 1)
-            next_value = double_value(q_BTN[:, 1:].flatten(0, 1), next_q) if self.double else next_q.amax(dim=-1)
+            allowed_BTN = self.allowed(s.obs)
+            allowed = None if allowed_BTN is None else allowed_BTN[:, 1:].flatten(0, 1)
+            if self.double:
+                next_value = double_value(q_BTN[:, 1:].flatten(0, 1), next_q, allowed)
+            else:
+                next_value = largest_value(next_q, allowed)
             if self.rescale_values:
                 next_value = unrescaled(next_value)
             target = n_tick_target(s, next_value.view_as(s.reward_BT), self.n_step).flatten()

@@ -127,9 +127,13 @@ class RoundSequences(RoundRows):
 
     def evaluate(self, minibatch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return, with gradients, [B] log-densities, entropies and values of the rows of sequences."""
-        features_BH = self._features(minibatch)[self._alive_SL[minibatch]]
-        outputs = self._networks.actor.outputs_of(features_BH)
-        log_prob_B, entropy_B = self._networks.actor.density(outputs, self._known_T[self.rows_of(minibatch)])
+        alive_SL = self._alive_SL[minibatch]
+        features_BH = self._features(minibatch)[alive_SL]
+        actor = self._networks.actor
+        outputs = actor.outputs_of(features_BH)
+        if actor.masked:
+            outputs = actor.limited(outputs, self.flat_SLD[minibatch][alive_SL])
+        log_prob_B, entropy_B = actor.density(outputs, self._known_T[self.rows_of(minibatch)])
         return log_prob_B, entropy_B, self._networks.critic(features_BH).squeeze(-1)
 
     def _features(self, sequence_S: Tensor | slice) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.flattening import flatten_into, layout_of, vector_size
+from tmrl_core.actor.policies.masks import is_masked
 from tmrl_core.actor.policies.weights import (
     ADVICE,
     SAFETENSORS_FORMAT,
@@ -66,7 +67,8 @@ class NumpyActor(ActorModule):
         normalize_observations: bool = False,
     ) -> None:
         super().__init__(observation_space, action_space)
-        self._layout = layout_of(observation_space)
+        self._layout = layout_of(observation_space, action_space)
+        self._masked = is_masked(observation_space, action_space)
         self._activation = activation_name(activation)
         if self._activation not in SUPPORTED_ACTIVATIONS:
             raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tmrl_core.actor.policies.exploration import EpsilonGreedy
+from tmrl_core.actor.policies.masks import allowed_indices
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
 from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
 
@@ -43,10 +44,19 @@ class NumpyQValueMLPActor(EpsilonGreedy, NumpyMLPActor):
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """The action for one observation; `test`: the best one."""
+        if self._masked:
+            return self._act_masked(obs, test)
         if not test and self._rng.random() < self.epsilon:
             return self._actions.of(int(self._rng.integers(self._actions.count)))
         self._forward(obs)
         return self._actions.of(int(self._ranked.argmax()))
+
+    def _act_masked(self, obs: Any, test: bool) -> Any:
+        allowed = allowed_indices(obs, self._actions.count)
+        if not test and self._rng.random() < self.epsilon:
+            return self._actions.of(int(allowed[self._rng.integers(len(allowed))]))
+        self._forward(obs)
+        return self._actions.of(int(allowed[self._ranked[allowed].argmax()]))
 
 
 class NumpyDeterministicMLPActor(NumpyMLPActor):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.actor.policies.masks import allowed_indices
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
 
@@ -105,7 +106,9 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
         """The action, with its log-probability `logp`; `test`: the most likely one."""
-        logits = self._forward(obs).tolist()
+        allowed = allowed_indices(obs, self._actions.count) if self._masked else None
+        outputs = self._forward(obs)
+        logits = (outputs if allowed is None else outputs[allowed]).tolist()
         top = max(logits)
         # A few numbers: Python's floats are faster than calls to NumPy, and have more digits.
         weights = [math.exp(logit - top) for logit in logits]
@@ -120,7 +123,8 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
             while index < len(weights) - 1 and left >= weights[index]:
                 left -= weights[index]
                 index += 1
-        return self._actions.of(index), {"logp": np.float32(logits[index] - top - math.log(total))}
+        action = self._actions.of(index if allowed is None else int(allowed[index]))
+        return action, {"logp": np.float32(logits[index] - top - math.log(total))}
 
 
 class NumpyGaussianMLPActor(NumpyOnPolicyActor):

@@ -15,6 +15,7 @@ import numpy as np
 
 from tmrl_core.actor.module import State
 from tmrl_core.actor.policies.flattening import flatten_into
+from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN
 from tmrl_core.actor.policies.numpy.mlp import NumpyActor
 from tmrl_core.actor.policies.numpy.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN
 from tmrl_core.actor.policies.recurrent import (
@@ -136,7 +137,13 @@ class NumpyRecurrentActor(RecurrentPolicy, NumpyActor):
         after_B = self._next_state(x, state_B)
         np.dot(after_B["h"], self._matrices[-1][:-1], out=self._heads_BN)
         self._heads_BN += self._matrices[-1][-1]
-        return self._outputs(self._columns_of_heads), after_B
+        outputs_B = self._outputs(self._columns_of_heads)
+        if self._masked:
+            allowed_BN = np.asarray(obs_B[ACTION_MASK]) > 0
+            outputs_B = {**outputs_B, ALLOWED: allowed_BN}
+            if "logits" in outputs_B:
+                outputs_B["logits"] = np.where(allowed_BN, outputs_B["logits"], np.float32(FORBIDDEN))
+        return outputs_B, after_B
 
     def _next_state(self, x_BH: np.ndarray, state_B: Mapping[str, Any]) -> State:
         gates, state_gates = self._gates, self._state_gates

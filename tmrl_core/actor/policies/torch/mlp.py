@@ -12,6 +12,7 @@ from torch.nn import functional
 from tmrl_core.actor.module import State
 from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.flattening import Leaf, layout_of, vector_size
+from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN, is_masked
 from tmrl_core.actor.policies.torch.module import TorchActorModule
 from tmrl_core.errors import ConfigError
 
@@ -49,6 +50,11 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
+def forbid(logits_BN: Tensor, allowed_BN: Tensor | None) -> Tensor:
+    """Return [..., N] logits, `FORBIDDEN` for actions that are not allowed; None: all are."""
+    return logits_BN if allowed_BN is None else logits_BN.masked_fill(~allowed_BN, FORBIDDEN)
+
+
 def hidden_layers(
     width: int,
     hidden_sizes: Sequence[int],
@@ -82,7 +88,9 @@ class TorchMLPActor(TorchActorModule):
         linear: makes an affine layer of so many inputs and outputs.
 
     Attributes:
-        layout: of a flattened observation.
+        layout: of a flattened observation; an action mask is its last leaf.
+        inputs: number of elements of a flattened observation without the mask.
+        masked: True: the environment has an action mask.
         net: the hidden layers.
         features: width of their output.
     """
@@ -96,10 +104,15 @@ class TorchMLPActor(TorchActorModule):
         linear: Callable[[int, int], nn.Module] = nn.Linear,
     ) -> None:
         super().__init__(observation_space, action_space)
-        self.layout = layout_of(observation_space)
+        self.layout = layout_of(observation_space, action_space)
+        self.inputs = vector_size(self.layout)
+        self.masked = is_masked(observation_space, action_space)
+        if self.masked:
+            count = int(action_space.n)
+            self.layout += (Leaf((ACTION_MASK,), "values", self.inputs, count, (count,)),)
         self._activation = activation_name(activation)
         self._generator: torch.Generator | None = None
-        self.net, self.features = hidden_layers(vector_size(self.layout), hidden_sizes, activation, linear)
+        self.net, self.features = hidden_layers(self.inputs, hidden_sizes, activation, linear)
 
     def weights_metadata(self) -> dict[str, str]:
         """Return the activation, which the shapes do not show."""
@@ -107,8 +120,16 @@ class TorchMLPActor(TorchActorModule):
 
     def encode(self, flat_BD: Tensor) -> Tensor:
         """Return [B, H] features of flattened observations [B, D]."""
-        features_BH: Tensor = self.net(flat_BD)
+        features_BH: Tensor = self.net(self.inputs_of(flat_BD))
         return features_BH
+
+    def inputs_of(self, flat_BD: Tensor) -> Tensor:
+        """Return flattened observations [..., D] without the action mask."""
+        return flat_BD[..., : self.inputs] if self.masked else flat_BD
+
+    def allowed(self, flat_BD: Tensor) -> Tensor | None:
+        """Return the action mask [..., N] of flattened observations [..., D], as bool; None: there is none."""
+        return flat_BD[..., self.inputs :] > 0 if self.masked else None
 
     # --- whole sequences: what `tmrl_core.envs.get_sessions` needs; recurrent policies have their own ---
 
@@ -124,13 +145,28 @@ class TorchMLPActor(TorchActorModule):
             state_B: not looked at.
         """
         flat_ND = flatten_batch(self.layout, obs_BT)
-        return self.outputs_of(self.encode(flat_ND.reshape(*self.layout[0].of(obs_BT).shape[:2], -1))), {}
+        return self.outputs_at(flat_ND.reshape(*self.layout[0].of(obs_BT).shape[:2], -1)), {}
 
     def step(
         self, obs_B: Any, state_B: Mapping[str, Any], deterministic: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return actions [B, *action shape], with gradients where they are continuous, and the empty state."""
-        return self.action_of(self.outputs_of(self.encode(flatten_batch(self.layout, obs_B))), deterministic), {}
+        return self.action_of(self.outputs_at(flatten_batch(self.layout, obs_B)), deterministic), {}
+
+    def outputs_at(self, flat_BD: Tensor) -> dict[str, Tensor]:
+        """Return the masked outputs by name, [..., N], of flattened observations [..., D]."""
+        return self.limited(self.outputs_of(self.encode(flat_BD)), flat_BD)
+
+    def limited(self, outputs: dict[str, Tensor], flat_BD: Tensor) -> dict[str, Tensor]:
+        """Return the outputs with the action mask of flattened observations [..., D], if there is one.
+
+        It is the output `allowed`, and logits of other actions are `FORBIDDEN`.
+        """
+        allowed = self.allowed(flat_BD)
+        if allowed is None:
+            return outputs
+        logits = {name: forbid(value, allowed) for name, value in outputs.items() if name == "logits"}
+        return {**outputs, **logits, ALLOWED: allowed}
 
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return the outputs of the last layers by name, [..., N], of [..., H] features."""

@@ -6,6 +6,7 @@ A action elements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.policies.exploration import EpsilonGreedy
+from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, allowed_indices
 from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
 from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
+
+
+def best_action(outputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the [...] index of the best action by [..., N] values `q`, among those `allowed` if there is a mask."""
+    allowed = outputs.get(ALLOWED)
+    q_BN = outputs["q"]
+    return (q_BN if allowed is None else q_BN.masked_fill(~allowed, -math.inf)).argmax(dim=-1)
 
 
 def dueling_q(value_B1: Tensor, advantage_BN: Tensor) -> Tensor:
@@ -52,8 +61,13 @@ class QValueHead(EpsilonGreedy, TorchMLPActor):
 
     def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor:
         """Return the [...] log-probabilities of actions; with `epsilon` 0, those that are not the best have -inf."""
-        best_BT = outputs_BT["q"].argmax(dim=-1) == action_BT - self._actions.start
-        return torch.log(self.epsilon / self._actions.count + (1.0 - self.epsilon) * best_BT)
+        index_BT = action_BT - self._actions.start
+        random_BT: float | Tensor = self.epsilon / self._actions.count
+        if ALLOWED in outputs_BT:
+            allowed_BTN = outputs_BT[ALLOWED]
+            is_allowed_BT = allowed_BTN.gather(-1, index_BT.to(torch.int64)[..., None]).squeeze(-1)
+            random_BT = self.epsilon * is_allowed_BT / allowed_BTN.sum(dim=-1).clamp(min=1)
+        return torch.log(random_BT + (1.0 - self.epsilon) * (best_action(outputs_BT) == index_BT))
 
     def index(self, action_B: Tensor) -> Tensor:
         """Return [B] int64 indices, from 0, of a batch's actions."""
@@ -90,7 +104,7 @@ class QValueMLPActor(QValueHead):
         self.make_head("QValueMLPActor", dueling, epsilon)
 
     def forward(self, obs: Any) -> Tensor:
-        """Return [B, N] values of the actions, with gradients to the weights.
+        """Return [B, N] values of all actions, with gradients to the weights; an action mask changes none.
 
         Args:
             obs: nested as the observation space is, leaves [B, *shape] tensors.
@@ -99,19 +113,30 @@ class QValueMLPActor(QValueHead):
 
     def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
         """Return actions [B], a share `epsilon` of them random."""
-        index_B = outputs_B["q"].argmax(dim=-1)
+        index_B = best_action(outputs_B)
         if not deterministic:
-            random_B = (self._uniform(index_B.shape) * self._actions.count).to(torch.int64)
+            if ALLOWED in outputs_B:
+                allowed_BN = outputs_B[ALLOWED]
+                rank_B = (self._uniform(index_B.shape) * allowed_BN.sum(dim=-1)).floor()
+                random_B = (allowed_BN.cumsum(dim=-1) > rank_B[:, None]).to(torch.int8).argmax(dim=-1)
+            else:
+                random_B = (self._uniform(index_B.shape) * self._actions.count).to(torch.int64)
             index_B = torch.where(self._uniform(index_B.shape) < self.epsilon, random_B, index_B)
         return index_B + self._actions.start
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """Return the action for one observation, collated with a batch dimension of one."""
+        allowed = None
+        if self.masked:
+            allowed = allowed_indices({ACTION_MASK: obs[ACTION_MASK][0].cpu()}, self._actions.count)
         if not test and self._uniform().item() < self.epsilon:
-            index = torch.randint(self._actions.count, (), generator=self._generator, device=self._own_device)
-            return self._actions.of(int(index.item()))
-        with torch.no_grad():
-            return self._actions.of(int(self(obs)[0].argmax().item()))
+            count = self._actions.count if allowed is None else len(allowed)
+            index = int(torch.randint(count, (), generator=self._generator, device=self._own_device).item())
+        else:
+            with torch.no_grad():
+                q_N = self(obs)[0]
+                index = int((q_N if allowed is None else q_N[allowed]).argmax().item())
+        return self._actions.of(index if allowed is None else int(allowed[index]))
 
 
 class DeterministicMLPActor(TorchMLPActor):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tmrl_core.actor.policies.flattening import vector_size
+from tmrl_core.actor.policies.masks import check_allowed
 from tmrl_core.actor.policies.numpy.mlp import OBSERVATION_LIMIT
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
 from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
@@ -63,11 +63,12 @@ class OnPolicyHead(TorchMLPActor):
         super().__init__(observation_space, action_space, hidden_sizes, activation, orthogonal_linear)
         self.normalizes = normalize_observations
         if normalize_observations:
-            self.register_buffer("obs_mean", torch.zeros(vector_size(self.layout)))
-            self.register_buffer("obs_std", torch.ones(vector_size(self.layout)))
+            self.register_buffer("obs_mean", torch.zeros(self.inputs))
+            self.register_buffer("obs_std", torch.ones(self.inputs))
 
     def normalized(self, flat_BD: Tensor) -> Tensor:
-        """Return [B, D] flattened observations, normalized if that is enabled."""
+        """Return [B, D] flattened observations without the action mask, normalized if that is enabled."""
+        flat_BD = self.inputs_of(flat_BD)
         if not self.normalizes:
             return flat_BD
         return ((flat_BD - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
@@ -111,7 +112,7 @@ class OnPolicyActor(OnPolicyHead):
             flat_BD: [B, D] flattened observations.
             action: [B, ...] what `trained_action` makes of a batch.
         """
-        return self.density(self.outputs_of(self.encode(flat_BD)), action)
+        return self.density(self.outputs_at(flat_BD), action)
 
     @abstractmethod
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
@@ -120,13 +121,19 @@ class OnPolicyActor(OnPolicyHead):
     def act(self, obs: Any, test: bool = False) -> Any:
         """Return the action for one observation, collated with a batch dimension of one."""
         with torch.no_grad():
-            return self._of_space(self.sample(flatten_batch(self.layout, obs), test)[0])
+            return self._of_space(self.sample(self._flat(obs), test)[0])
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
         """Return the action, with its log-density `logp`."""
         with torch.no_grad():
-            known, logp_B = self.sample(flatten_batch(self.layout, collate_one(obs, self.device)), test)
+            known, logp_B = self.sample(self._flat(collate_one(obs, self.device)), test)
             return self._of_space(known), {"logp": np.float32(logp_B[0].item()), **self._more(known)}
+
+    def _flat(self, obs: Any) -> Tensor:
+        flat_BD = flatten_batch(self.layout, obs)
+        if self.masked:
+            check_allowed(bool((flat_BD[..., self.inputs :] > 0).any(dim=-1).all()))
+        return flat_BD
 
     @abstractmethod
     def _of_space(self, known: Tensor) -> Any:
@@ -234,7 +241,7 @@ class CategoricalMLPActor(CategoricalHead, OnPolicyActor):
 
     def log_probs(self, flat_BD: Tensor) -> Tensor:
         """Return [B, N] log-probability of each action, in nats."""
-        return torch.log_softmax(self.logits(self.encode(flat_BD)), dim=-1)
+        return torch.log_softmax(self.outputs_at(flat_BD)["logits"], dim=-1)
 
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
         """Sample [B] int64 indices, or return the most likely ones with `test`, and [B] their log-probability."""

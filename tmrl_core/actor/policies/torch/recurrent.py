@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.module import State
+from tmrl_core.actor.policies.masks import ALLOWED
 from tmrl_core.actor.policies.recurrent import (
     CategoricalChoice,
     EpsilonGreedyChoice,
@@ -95,7 +96,7 @@ class TorchRecurrentActor(RecurrentPolicy, TorchMLPActor):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """As `unroll`, of flattened observations."""
         features_BTH, after_B = unroll_layer(self.rnn, self.encode(flat_BTD), state_B)
-        return self.outputs_of(features_BTH), after_B
+        return self.limited(self.outputs_of(features_BTH), flat_BTD), after_B
 
     def unroll_states(
         self, obs_BT: Any, state_B: Mapping[str, Tensor | np.ndarray]
@@ -107,7 +108,8 @@ class TorchRecurrentActor(RecurrentPolicy, TorchMLPActor):
         """
         batch = self.check_state(state_B)
         flat_ND = flatten_batch(self.layout, obs_BT)
-        x_BTH = self.encode(flat_ND.reshape(batch, -1, flat_ND.shape[-1]))
+        flat_BTD = flat_ND.reshape(batch, -1, flat_ND.shape[-1])
+        x_BTH = self.encode(flat_BTD)
         states_T = [{name: torch.as_tensor(value).to(x_BTH) for name, value in state_B.items()}]
         if self.cell == "gru":  # its outputs are its states
             seen_BTH, _ = unroll_layer(self.rnn, x_BTH, states_T[0])
@@ -120,7 +122,7 @@ class TorchRecurrentActor(RecurrentPolicy, TorchMLPActor):
                 states_T.append(after_B)
             seen_BTH = torch.cat(seen_T, dim=1)
             states = {name: torch.stack([each[name] for each in states_T[:-1]], dim=1) for name in state_B}
-        return self.outputs_of(seen_BTH), states
+        return self.limited(self.outputs_of(seen_BTH), flat_BTD), states
 
     def step(
         self, obs_B: Any, state_B: Mapping[str, Tensor | np.ndarray], deterministic: bool = False
@@ -143,7 +145,8 @@ class TorchRecurrentActor(RecurrentPolicy, TorchMLPActor):
 
 def _arrays(outputs_BT: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Return the outputs of the only tick."""
-    return {name: value.detach()[:, 0].float().cpu().numpy() for name, value in outputs_BT.items()}
+    of_tick = {name: value.detach()[:, 0].cpu() for name, value in outputs_BT.items()}
+    return {name: (value if name == ALLOWED else value.float()).numpy() for name, value in of_tick.items()}
 
 
 class SquashedGaussianRNNActor(SquashedGaussianChoice, SquashedGaussianHead, TorchRecurrentActor):
