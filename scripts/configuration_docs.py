@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from tmrl_core.config.algorithms import ALGORITHMS, POLICIES  # noqa: E402
 from tmrl_core.config.descriptions import described  # noqa: E402
-from tmrl_core.config.error_messages import allowed, inner_types, section_of  # noqa: E402
+from tmrl_core.config.error_messages import allowed, inner_types, keys_of, section_of  # noqa: E402
 from tmrl_core.config.loading import ENVIRONMENT_KEYS, OTHER_VARIABLES  # noqa: E402
 from tmrl_core.config.sections import Config  # noqa: E402
 
@@ -100,6 +100,9 @@ machines, both sides detect this and stop with an error that contains the number
 """
 
 
+TOP_SECTIONS = set(keys_of(Config).values())
+
+
 def rows(struct: type[msgspec.Struct], path: str) -> Iterator[str]:
     """Yield the heading, description and table of a section, then those of its inner sections."""
     info = inspect.type_info(struct)
@@ -109,11 +112,28 @@ def rows(struct: type[msgspec.Struct], path: str) -> Iterator[str]:
     for item in info.fields:
         section = section_of(item.type)
         if section is not None:
-            inner.append((section, f"{path}.{item.encode_name}"))
+            if item.default is None:  # a section or null, which gets a row too; those of all roles have their heading
+                yield row(item)
+            if item.default is not None or section not in TOP_SECTIONS:
+                inner.append((section, f"{path}.{item.encode_name}"))
             continue
-        yield f"| `{item.encode_name}` | {kind(item.type)} | {default(item)} | {meaning(item.type)} |\n"
+        if (section := section_of(value_type(item.type))) is not None:
+            inner.append((section, f"{path}.{item.encode_name}.<name>"))
+        yield row(item)
     for section, name in inner:
         yield from rows(section, name)
+
+
+def row(item: inspect.Field) -> str:
+    """Return the row of a key."""
+    return f"| `{item.encode_name}` | {kind(item.type)} | {default(item)} | {meaning(item.type)} |\n"
+
+
+def value_type(of: inspect.Type) -> inspect.Type:
+    """Return the type of a mapping's values, or the type itself."""
+    if isinstance(of, inspect.Metadata):
+        return value_type(of.type)
+    return of.value_type if isinstance(of, inspect.DictType) else of
 
 
 def kind(of: inspect.Type) -> str:
@@ -126,6 +146,8 @@ def default(item: inspect.Field) -> str:
     """Return the default as JSON."""
     if item.default_factory is not msgspec.NODEFAULT:
         value: Any = item.default_factory()
+    elif item.required:
+        return "required"
     elif item.default is msgspec.NODEFAULT or item.default is msgspec.UNSET:  # msgspec tells of no UNSET here
         return "left out"
     else:

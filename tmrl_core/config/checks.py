@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -115,10 +115,12 @@ def contradictions(config: Config) -> Iterator[str]:
         yield "worker.when_full: drop_oldest would drop requested samples in lockstep; use block or auto"
     yield from limiter_problems(config)
     yield from lockstep_problems(config)
+    yield from multiagent_problems(config)
     yield from recorded_problems(config)
-    yield from mismatches(config)
-    yield from unknown_keywords(config)
-    yield from burn_in_problem(config)
+    if config.multiagent is None:
+        yield from mismatches(config)
+        yield from unknown_keywords(config)
+        yield from burn_in_problem(config)
     evaluation = trainer.evaluation
     if evaluation.target_return is not None and not evaluation.every_updates:
         yield (
@@ -205,7 +207,7 @@ def lockstep_problems(config: Config) -> Iterator[str]:
                 "off-policy agents take tmrl_core.training:TorchTrainingOffline"
             )
         return
-    if trainer.loop in OTHER_LOOPS:
+    if trainer.loop in OTHER_LOOPS and config.multiagent is None:
         yield (
             f"trainer.loop: {trainer.loop} does not train in lockstep, and worker.collection is lockstep; take "
             "tmrl_core.training:TrainingLockstep (with an agent such as tmrl_core.training:PPOAgent), or another "
@@ -231,3 +233,68 @@ def lockstep_problems(config: Config) -> Iterator[str]:
     ):
         if value is not None:
             yield f"{key}: {value} is for a replay memory, and lockstep collection has none; leave it out"
+
+
+def multiagent_problems(config: Config) -> Iterator[str]:
+    """Yield one line for each key of many agents that names nothing, and for each key that does not go with them."""
+    many, worker, trainer = config.multiagent, config.worker, config.trainer
+    if many is None:
+        return
+    if not many.agents:
+        yield "multiagent.agents: found none; write the policy of each agent, such as {port_1: shared, port_2: shared}"
+    for agent, policy in many.agents.items():
+        if policy not in many.policies:
+            yield (
+                f"multiagent.agents.{agent}: found the policy {policy!r}, allowed: {_listed(many.policies)}; add it to "
+                "multiagent.policies"
+            )
+    for name, section in many.policies.items():
+        if name not in many.agents.values():
+            yield f"multiagent.policies.{name}: no agent uses it; name it in multiagent.agents, or leave it out"
+        if section.memory is not None and many.memories and section.memory not in many.memories:
+            yield (
+                f"multiagent.policies.{name}.memory: found {section.memory!r}, allowed: {_listed(many.memories)}; add "
+                "it to multiagent.memories"
+            )
+    named = {section.memory for section in many.policies.values()}
+    for name in many.memories:
+        if name not in named:
+            yield f"multiagent.memories.{name}: no policy uses it; name it in a policy's memory, or leave it out"
+    if worker.collection != "lockstep":
+        yield (
+            f"worker.collection: found {worker.collection}, and many agents (the section multiagent) are collected in "
+            "rounds; write lockstep"
+        )
+    elif trainer.lockstep.episodes_per_round is None or trainer.lockstep.steps_per_round is not None:
+        yield (
+            "trainer.lockstep: many agents (the section multiagent) are collected in whole episodes; write "
+            "steps_per_round: null and, for example, episodes_per_round: 2"
+        )
+    if trainer.loop in LOCKSTEP_LOOPS:
+        yield f"trainer.loop: {trainer.loop} trains one agent, and multiagent has a loop of its own; leave it out"
+    found, default = msgspec.to_builtins(config), msgspec.to_builtins(Config())
+    for key in ("agent", "actor", "memory"):
+        if found[key] != default[key]:
+            yield f"{key}: has no effect with the section multiagent; write the settings there, and leave {key} out"
+    for key in (
+        "max_samples_per_episode",
+        "test_episode_interval",
+        "send_every",
+        "update_weights",
+        "sample_compressor",
+        "obs_preprocessor",
+        "crc_debug",
+        "info_metrics",
+        "record",
+        "evaluation_videos",
+        "strict_spaces",
+    ):
+        value = found["worker"][key]
+        if value != default["worker"][key]:
+            yield f"worker.{key}: found {value!r:.100}, and it has no effect with the section multiagent; leave it out"
+    if trainer.offline is not None:
+        yield "trainer.offline: recorded sessions hold one agent, and the section multiagent has many; leave one out"
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(map(repr, names)) or "none yet"

@@ -45,6 +45,8 @@ def section_of(kind: inspect.Type) -> type[msgspec.Struct] | None:
     """Return the section structure in a type; None: there is none."""
     if isinstance(kind, inspect.Metadata):
         return section_of(kind.type)
+    if isinstance(kind, inspect.UnionType):  # a section or null
+        return next(filter(None, map(section_of, kind.types)), None)
     return kind.cls if isinstance(kind, inspect.StructType) else None
 
 

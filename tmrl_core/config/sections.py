@@ -798,6 +798,93 @@ class GatewaySection(Section, frozen=True, kw_only=True):
     ] = 100
 
 
+class AgentParametersSection(Section, frozen=True, kw_only=True):
+    """Storage, sampling and training of the agents of a policy: `tmrl_core.multiagent.AgentParameters`."""
+
+    capacity: Annotated[Positive, doc("Experiences in the policy's own memory; `memories` have their own number.")] = (
+        100_000
+    )
+    overwrite: Annotated[
+        Literal["rolling", "random"], doc("Replaced experiences once that memory is full: the oldest, or random ones.")
+    ] = "rolling"
+    batch_size: Annotated[Positive, doc("Experiences per update.")] = 64
+    sample_by: Annotated[Text | None, doc("Key of the weights by which experiences are sampled. null: uniformly.")] = (
+        None
+    )
+    min_experiences: Annotated[Positive, doc("Experiences in the memory before training starts.")] = 1
+    updates_per_episode: Annotated[Positive, doc("Updates after each round of episodes.")] = 1
+    on_policy: Annotated[
+        bool, doc("Train once on all experiences of the memory, in batches, then clear it. For A2C and PPO.")
+    ] = False
+    epochs: Annotated[Positive, doc("Passes over the experiences, with `on_policy` only.")] = 1
+
+
+class AgentPolicySection(Section, frozen=True, kw_only=True):
+    """A policy of many agents. Agents that name the same policy share it."""
+
+    algorithm: Annotated[Reference, doc("Callable `(**kwargs)` that makes the algorithm: chooses actions and learns.")]
+    kwargs: Annotated[Kwargs, doc("Keyword arguments of `algorithm` and `acting`.")] = field(default_factory=dict)
+    acting: Annotated[
+        Reference | None,
+        doc(
+            "Callable `(**kwargs)` that workers call instead of `algorithm`, for a policy that only acts, such as one "
+            "that needs no torch. Its model has the same format. null: `algorithm`."
+        ),
+    ] = None
+    memory: Annotated[
+        Text | None,
+        doc("Memory of the experiences; policies that name the same one share it. null: one of its own."),
+    ] = None
+    parameters: Annotated[AgentParametersSection, doc("Storage, sampling and training of its agents.")] = field(
+        default_factory=AgentParametersSection
+    )
+
+
+class AgentMemorySection(Section, frozen=True, kw_only=True):
+    """A memory that policies may share."""
+
+    capacity: Annotated[Positive, doc("Maximum number of experiences.")] = 100_000
+    overwrite: Annotated[
+        Literal["rolling", "random"], doc("Replaced experiences once it is full: the oldest, or random ones.")
+    ] = "rolling"
+
+
+class AgentExplorationSection(Section, frozen=True, kw_only=True):
+    """Exploration of many agents, from episode to episode."""
+
+    cls: Annotated[Reference, doc("Callable `(agent_ids, **kwargs)` that makes the Explorer.")] = (
+        "tmrl_core.multiagent:Explorer"
+    )
+    kwargs: Annotated[Kwargs, doc("Keyword arguments of `cls`.")] = field(default_factory=dict)
+
+
+class MultiAgentSection(Section, frozen=True, kw_only=True):
+    """Many agents in one environment, which is then an `EventEnvironment`. null: one agent."""
+
+    manager: Annotated[
+        Reference,
+        doc("Callable `(mode, agent_ids, *, config, explorer, **kwargs)` that makes the AgentManager of each role."),
+    ] = "tmrl_core.multiagent:AgentManager"
+    kwargs: Annotated[Kwargs, doc("Further keyword arguments of `manager`.")] = field(default_factory=dict)
+    agents: Annotated[dict[Text, Text], doc("Policy by the agent's id, in the order of the ids.")]
+    policies: Annotated[dict[Text, AgentPolicySection], doc("Policies by name.")]
+    memories: Annotated[dict[Text, AgentMemorySection], doc("Memories by name.")] = field(default_factory=dict)
+    exploration: Annotated[AgentExplorationSection, doc("Exploration of the agents, from episode to episode.")] = field(
+        default_factory=AgentExplorationSection
+    )
+    test_environment: Annotated[
+        EnvironmentSection | None,
+        doc("Environment of evaluations and `--test`. null: a second one of `environment`."),
+    ] = None
+    max_decisions: Annotated[Positive, doc("Maximum number of decisions of an episode; a longer one is an error.")] = (
+        1_000_000
+    )
+    max_episode_bytes: Annotated[
+        Positive,
+        doc("Maximum size of the experiences of one episode. Workers refuse to send more, and the trainer to take it."),
+    ] = 256 * MIB
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole configuration, the same file for all roles."""
 
@@ -813,6 +900,8 @@ class Config(Section, frozen=True, kw_only=True):
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
     gateway: GatewaySection = field(default_factory=GatewaySection)
+    multiagent: MultiAgentSection | None = None
+    """Many agents in one environment; None: one agent, of the sections `agent`, `actor` and `memory`."""
 
     @property
     def run_folder(self) -> Path:

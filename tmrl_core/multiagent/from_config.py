@@ -1,0 +1,110 @@
+"""Parts of many agents, as the section `multiagent` of the configuration names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tmrl_core.config import Config
+from tmrl_core.config.references import resolve_with
+from tmrl_core.config.sections import AgentPolicySection, MultiAgentSection
+from tmrl_core.errors import ConfigError
+from tmrl_core.multiagent.agent import AgentParameters
+from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettings
+from tmrl_core.multiagent.environment import EventEnvironment
+from tmrl_core.multiagent.exploration import Explorer
+from tmrl_core.multiagent.manager import AgentManager, Mode
+
+
+def section_of(config: Config) -> MultiAgentSection:
+    """Return the section of many agents.
+
+    Raises:
+        ConfigError: the configuration has none.
+    """
+    if config.multiagent is None:
+        raise ConfigError("multiagent: found null; write the agents and their policies there, see docs/multiagent.md")
+    return config.multiagent
+
+
+def make_manager(config: Config, mode: Mode) -> AgentManager:
+    """Return the manager of a role: `inference` in workers, `training` in the trainer.
+
+    Raises:
+        ConfigError: a reference names nothing, or something of another kind.
+    """
+    section = section_of(config)
+    ids = tuple(section.agents)
+    assembly = Assembly(
+        agents=section.agents,
+        policies={name: _policy(name, policy, mode) for name, policy in section.policies.items()},
+        memories={
+            name: MemorySettings(capacity=memory.capacity, overwrite=memory.overwrite)
+            for name, memory in section.memories.items()
+        },
+    )
+    exploration = section.exploration
+    key = "multiagent.exploration.cls"
+    explorer = resolve_with(exploration.cls, exploration.kwargs, key)(ids)
+    _check_kind(explorer, Explorer, f"{key}: {exploration.cls!r}")
+    key = "multiagent.manager"
+    # Its keyword arguments are checked by Python, because a class may pass them on to its base.
+    manager = resolve_with(section.manager, {}, key)(mode, ids, config=assembly, explorer=explorer, **section.kwargs)
+    _check_kind(manager, AgentManager, f"{key}: {section.manager!r}")
+    made: AgentManager = manager
+    return made
+
+
+def _policy(name: str, policy: AgentPolicySection, mode: Mode) -> PolicySettings:
+    return PolicySettings(
+        algorithm=partial(_make_algorithm, f"multiagent.policies.{name}", policy, mode),
+        memory=policy.memory,
+        parameters=AgentParameters(**msgspec.structs.asdict(policy.parameters)),
+    )
+
+
+def _make_algorithm(key: str, policy: AgentPolicySection, mode: Mode) -> AgentAlgorithm:
+    acts = mode == "inference" and policy.acting is not None
+    key, reference = (f"{key}.acting", policy.acting) if acts else (f"{key}.algorithm", policy.algorithm)
+    assert reference is not None
+    algorithm = resolve_with(reference, policy.kwargs, key)()
+    _check_kind(algorithm, AgentAlgorithm, f"{key}: {reference!r}")
+    made: AgentAlgorithm = algorithm
+    return made
+
+
+def environment_maker(config: Config, *, test: bool = False) -> Callable[[], EventEnvironment]:
+    """Return a function that makes the environment.
+
+    The function raises ConfigError if the result is of another kind.
+
+    Args:
+        config: the configuration.
+        test: True: the environment of evaluations and tests.
+
+    Raises:
+        ConfigError: the reference names nothing, or does not accept the keyword arguments.
+    """
+    wanted = section_of(config).test_environment if test else None
+    key = "environment.cls" if wanted is None else "multiagent.test_environment.cls"
+    environment = wanted or config.environment
+    make = resolve_with(environment.cls, environment.kwargs, key)
+
+    def make_environment() -> EventEnvironment:
+        made: EventEnvironment = make()
+        _check_kind(made, EventEnvironment, f"{key}: {environment.cls!r}")
+        return made
+
+    return make_environment
+
+
+def _check_kind(made: Any, kind: type, label: str) -> None:
+    if not isinstance(made, kind):
+        raise ConfigError(
+            f"{label} made a {type(made).__name__}; the section multiagent needs an object of a class derived from "
+            f"tmrl_core.multiagent.{kind.__name__}"
+        )
