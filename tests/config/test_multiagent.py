@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_classes() -> None:
     many = from_values(values(memories={"all": {}}, policies={"shared": {"algorithm": "a:b", "memory": "all"}}))
     assert many.multiagent is not None
     assert AgentParameters(**msgspec.to_builtins(many.multiagent.policies["shared"].parameters)) == AgentParameters()
-    assert MemorySettings(**msgspec.to_builtins(many.multiagent.memories["all"])) == MemorySettings()
+    assert many.multiagent.memories["all"].overwrite == MemorySettings(capacity=1).overwrite
 
 
 POLICY = {"algorithm": "ports:make"}
