@@ -9,10 +9,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.multiagent.trajectory import Columns
+
+LOWEST_WEIGHT = 1e-6
+"""Weight of an experience whose priority is 0. With the weight 0 it would never be sampled again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +27,8 @@ class AgentParameters:
         overwrite: experiences that are replaced in a full pool: the oldest ones (`rolling`), or `random` ones.
         batch_size: experiences per update.
         sample_by: key of the weights by which experiences are sampled; None samples uniformly. An algorithm that
-            returns `priorities` sets the weights of its batch. New experiences without the key get the weight 1.
+            returns `priorities` sets the weights of its batch; those that are not finite are ignored. New experiences
+            without the key get the highest weight of the pool, so that all are sampled soon.
         min_experiences: experiences in the pool before training starts.
         updates_per_episode: updates after each episode.
         on_policy: instead, train on all experiences of the pool, each `epochs` times, then clear it.
@@ -90,11 +94,19 @@ class Agent:
         return self.algorithm.choose_action_with_extras(model_state, epsilon)
 
     def store_experiences(self, experiences: Columns) -> None:
-        """Append the experiences of an episode to the pool."""
+        """Append the experiences of an episode to the pool.
+
+        Raises:
+            SampleRefusedError: they do not fit those that are stored.
+        """
         weights = self.params.sample_by
         if weights is not None and weights not in experiences:
-            experiences = {**experiences, weights: np.ones(len(experiences["reward"]))}
-        self.experience_pool.put(experiences)
+            highest = self.experience_pool.highest(weights) or 1.0
+            experiences = {**experiences, weights: np.full(len(experiences["reward"]), highest)}
+        try:
+            self.experience_pool.put(experiences)
+        except SampleRefusedError as exc:
+            raise SampleRefusedError(f"experiences of the agent {self.name!r}: {exc}") from exc
 
     def train(self) -> dict[str, float]:
         """Sample from the pool and update the algorithm, as the parameters say.
@@ -110,7 +122,11 @@ class Agent:
             metrics = dict(self.algorithm.train_on_batch(batch))
             priorities = metrics.pop("priorities", None)
             if priorities is not None and params.sample_by is not None:
-                pool.update(indexes, {params.sample_by: np.asarray(priorities)})
+                weights = np.asarray(priorities, np.float64)
+                weights = np.where(weights == 0, LOWEST_WEIGHT, weights)
+                usable = np.isfinite(weights)
+                dtype = np.asarray(batch[params.sample_by]).dtype
+                pool.update(indexes[usable], {params.sample_by: weights[usable].astype(dtype)})
             updates.append(metrics)
         if params.on_policy:
             pool.clear()

@@ -272,6 +272,11 @@ class SimpleStore:
         scaled: Array = weights / highest  # a sum of large weights would be infinite
         return scaled
 
+    def highest(self, key: str) -> float:
+        """Return the largest finite value of a column [n]; 0 if there is none."""
+        column = self._leaves.get((key,), np.zeros(0))[: self._size]
+        return float(column.max(initial=0, where=np.isfinite(column)))
+
     def clear(self) -> None:
         """Remove all rows. The layout stays."""
         self._leaves = {path: leaf[:0].copy() for path, leaf in self._leaves.items()}
