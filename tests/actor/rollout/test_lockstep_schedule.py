@@ -167,6 +167,14 @@ def test_assignments_of_episodes_begin_with_a_reset_and_send_complete_episodes(m
     assert [record.end for record in link.records] == ["aborted", "truncated", "truncated", "truncated"]
 
 
+def test_an_episode_given_up_does_not_count_for_the_next_assignment(make: Any, link: Any) -> None:
+    worker = make(length=1000)
+    trainer = Trainer(link, asks(Collect(1, (1, 1), episodes=1)), asks(Collect(2, (1, 2), episodes=1)))
+    worker.env.on_step = lambda: trainer.direct() if worker.env.steps == 100 else None
+    worker.run_lockstep()
+    assert [(version, step) for version, _, step in steps(link)] == [((1, 2), step) for step in range(1001)]
+
+
 def test_a_seed_begins_an_episode_with_it(make: Any, link: Any) -> None:
     worker = make(length=10, seed=1)
     Trainer(link, asks(Collect(1, (1, 1), 2)), asks(Collect(2, (1, 2), 2, seed=77)), asks(Collect(3, (1, 3), 2)))

@@ -187,7 +187,7 @@ class EnvironmentLoop:
                 episode.limit, episode.test, episode.evaluation = limit, test, evaluation
                 while episode.open:
                     longest = allow()
-                    if episode is not self.recorder.episode:
+                    if episode is not self.recorder.episode or not episode.open:
                         return False
                     if not longest:
                         self.recorder.end()
