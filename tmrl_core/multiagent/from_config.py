@@ -60,10 +60,13 @@ def make_manager(config: Config, mode: Mode) -> AgentManager:
 
 
 def _policy(name: str, policy: AgentPolicySection, mode: Mode) -> PolicySettings:
+    key = f"multiagent.policies.{name}"
+    try:
+        parameters = AgentParameters(**msgspec.structs.asdict(policy.parameters))
+    except ConfigError as exc:
+        raise ConfigError(f"{key}.parameters: {exc}") from None
     return PolicySettings(
-        algorithm=partial(_make_algorithm, f"multiagent.policies.{name}", policy, mode),
-        memory=policy.memory,
-        parameters=AgentParameters(**msgspec.structs.asdict(policy.parameters)),
+        algorithm=partial(_make_algorithm, key, policy, mode), memory=policy.memory, parameters=parameters
     )
 
 

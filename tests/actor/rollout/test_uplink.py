@@ -97,6 +97,18 @@ def test_the_end_of_the_run_ends_the_wait(end: str, make: Any, link: Any) -> Non
     assert link.waits == 1
 
 
+def test_a_version_of_several_policies_is_refused(make: Any, link: Any, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make()
+    link.publish(0.5)
+    worker.update_actor_weights()
+    link.publish(0.7)
+    link.policy = PolicyUpdate((1, 2), {"a": Blob("file", b"0.7"), "b": Blob("file", b"0.7")})
+    worker.update_actor_weights()
+    assert "the version contains the policies ['a', 'b']; this worker uses one policy" in caplog.text
+    assert worker.actor.value == 0.5
+    assert worker.uplink.policies_refused == 1
+
+
 def test_weights_that_do_not_fit_are_refused_and_counted(
     make: Any, link: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

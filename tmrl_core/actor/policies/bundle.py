@@ -29,9 +29,11 @@ class PolicyBundle:
         Raises:
             OSError: the file cannot be written.
         """
-        write_whole(
-            Path(path), encode_body(PolicyUpdate((0, 0), dict(self.policies), dict(self.exploration))), mode=0o600
-        )
+        write_whole(Path(path), self.to_bytes(), mode=0o600)
+
+    def to_bytes(self) -> bytes:
+        """Return policies and exploration parameters as the content of a file."""
+        return encode_body(PolicyUpdate((0, 0), dict(self.policies), dict(self.exploration)))
 
     @classmethod
     def read(cls, path: str | Path) -> PolicyBundle:

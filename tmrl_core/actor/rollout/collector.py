@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from tmrl_core.actor.rollout.uplink import WAIT_S, Uplink
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import PolicyFailedError
 from tmrl_core.metrics.text import return_text
-from tmrl_core.networking.protocol.messages import Evaluation
+from tmrl_core.networking.protocol.messages import Evaluation, Version
+from tmrl_core.samples import Chunk
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,6 @@ class Collector:
         self.seeded = seed is not None
         loop.next_seed = seed
         self._seeds = np.random.default_rng(seed)
-        self._evaluated: int | None = None
         self._rest_logged = False
         self._logged_at = -math.inf
 
@@ -58,6 +59,31 @@ class Collector:
     def recorder(self) -> StepRecorder:
         """Return the loop's recorder."""
         return self.loop.recorder
+
+    @property
+    def name(self) -> str:
+        """Return the worker's label."""
+        return self.recorder.name
+
+    @property
+    def version(self) -> Version:
+        """Return the version of the acting policy."""
+        return self.recorder.version
+
+    @property
+    def recording(self) -> bool:
+        """True: an episode is open."""
+        return self.recorder.recording
+
+    @property
+    def unsent(self) -> Sequence[Chunk]:
+        """Return the samples that were not passed to the link."""
+        return self.recorder.buffer.chunks
+
+    @property
+    def steps_until_poll(self) -> int:
+        """Return the number of steps to take before the link is polled again."""
+        return self.loop.steps_until_poll
 
     def seed_next_episode(self, seed: int) -> None:
         """Reset the next episode with this seed, and seed the exploration with it."""
@@ -174,16 +200,9 @@ class Collector:
 
         It ends an open episode, because the trainer may wait only for the evaluation.
         """
-        evaluation = self.uplink.evaluation
-        if evaluation is None or evaluation.id == self._evaluated:
+        evaluation = self.uplink.due_evaluation()
+        if evaluation is None:
             return False
-        # A policy of another incarnation may be older with a higher number: see `Welcome.anew`.
-        version = self.recorder.version
-        if version < evaluation.version or version[0] != evaluation.version[0]:
-            self.uplink.take_policy(verbose=False)
-            if self.recorder.version < evaluation.version:
-                return False
-        self._evaluated = evaluation.id
         self.recorder.end()
         self._evaluate(evaluation)
         return True

@@ -10,17 +10,63 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from tmrl_core.actor.rollout.collector import Collector
-from tmrl_core.actor.rollout.uplink import WAIT_S
+from tmrl_core.actor.rollout.loop import Hook
+from tmrl_core.actor.rollout.uplink import WAIT_S, Uplink
 from tmrl_core.errors import RemoteProtocolError, StarvedError
-from tmrl_core.networking.protocol.messages import Collect, decode_body
+from tmrl_core.networking.protocol.messages import Collect, Version, decode_body
 from tmrl_core.samples import Chunk
 
 logger = logging.getLogger(__name__)
 
 SEND_S = 1.0
 """Seconds after which collected samples of an assignment are sent, so that a killed worker loses few."""
+
+
+class LockstepCollector(Protocol):
+    """Collector of episodes for `LockstepSchedule`. `Collector` implements it."""
+
+    @property
+    def uplink(self) -> Uplink:
+        """Return the uplink to the trainer."""
+
+    @property
+    def name(self) -> str:
+        """Return the worker's label."""
+
+    @property
+    def version(self) -> Version:
+        """Return the version of the acting policy."""
+
+    @property
+    def recording(self) -> bool:
+        """True: an episode is open."""
+
+    @property
+    def unsent(self) -> Sequence[Chunk]:
+        """Return the samples that were not passed to the link."""
+
+    @property
+    def steps_until_poll(self) -> int:
+        """Return the number of steps to take before the link is polled again."""
+
+    def train(self, allow: Hook, /) -> bool:
+        """Collect an episode; True: it ended in order.
+
+        Args:
+            allow: called before the episode and before each slice of it; returns the maximum number of its steps. 0, or
+                a call of `give_up_episode` meanwhile: the episode ends here.
+        """
+
+    def give_up_episode(self) -> None:
+        """End the open episode immediately, and drop its unsent samples."""
+
+    def evaluate_if_due(self) -> bool:
+        """Run the evaluation that the trainer requests, if it is new and its policy has arrived; it ends an episode."""
+
+    def seed_next_episode(self, seed: int, /) -> None:
+        """Begin the next episode with this seed, and seed the exploration with it."""
 
 
 class LockstepSchedule:
@@ -36,7 +82,7 @@ class LockstepSchedule:
 
     def __init__(
         self,
-        collector: Collector,
+        collector: LockstepCollector,
         *,
         send_every: int = 0,
         verbose: bool = False,
@@ -44,7 +90,6 @@ class LockstepSchedule:
     ) -> None:
         self._collector = collector
         self._uplink = collector.uplink
-        self._recorder = collector.recorder
         self._send_every = send_every
         self._level = logging.INFO if verbose else logging.DEBUG
         self._clock = clock
@@ -64,7 +109,7 @@ class LockstepSchedule:
         request = self._current
         if request is None:
             return 0
-        return self._sent if request.episodes is not None else self._sent + steps_in(self._recorder.buffer.chunks)
+        return self._sent if request.episodes is not None else self._sent + steps_in(self._collector.unsent)
 
     def run(self) -> None:
         """Collect as `Worker.run_lockstep` documents."""
@@ -99,17 +144,17 @@ class LockstepSchedule:
                 self._abandon()
             if not self._wait():
                 return 0
-        if self._fresh and self._recorder.recording:
+        if self._fresh and self._collector.recording:
             return 0
         self._fresh = False
         request = self._current
         assert request is not None
         if request.episodes is not None:
-            return self._collector.loop.steps_until_poll
-        unsent = steps_in(self._recorder.buffer.chunks)
+            return self._collector.steps_until_poll
+        unsent = steps_in(self._collector.unsent)
         if unsent and (self._clock() - self._sent_at >= SEND_S or (self._send_every and unsent >= self._send_every)):
             self._send()
-        longest = min(self._collector.loop.steps_until_poll, self._left())
+        longest = min(self._collector.steps_until_poll, self._left())
         return longest if not self._send_every else max(1, min(longest, self._send_every))
 
     def _left(self) -> int:
@@ -130,14 +175,14 @@ class LockstepSchedule:
     def _abandon(self) -> None:
         """End a cancelled assignment. Drop an unfinished episode if whole episodes were requested."""
         request = self._current
-        if request is not None and request.episodes is not None and self._recorder.recording:
+        if request is not None and request.episodes is not None and self._collector.recording:
             self._collector.give_up_episode()
         self._send()
 
     def _send(self) -> None:
         request = self._current
         if request is not None and request.episodes is None:
-            self._sent += steps_in(self._recorder.buffer.chunks)
+            self._sent += steps_in(self._collector.unsent)
         self._uplink.send()
         self._sent_at = self._clock()
 
@@ -175,20 +220,22 @@ class LockstepSchedule:
 
     def _begin(self, request: Collect) -> bool:
         """Begin another assignment, if its policy has arrived."""
-        if self._recorder.version != request.version:
+        if self._collector.version != request.version:
             self._uplink.take_policy(verbose=False)
-            if self._recorder.version != request.version:
+            if self._collector.version != request.version:
                 return False
         before = self._current
         # A restarted trainer does not know the beginning of an open episode.
         restarted = before is None or before.version[0] != request.version[0]
         self._fresh = (
             restarted or request.seed is not None or request.episodes is not None
-        ) and self._recorder.recording
+        ) and self._collector.recording
         if request.seed is not None:
             self._collector.seed_next_episode(request.seed)
         self._current, self._sent, self._sent_at = request, 0, self._clock()
-        logger.log(self._level, "worker %s collects %s of round %d", self._recorder.name, request.amount, request.round)
+        logger.log(
+            self._level, "worker %s collects %s of round %d", self._collector.name, request.amount, request.round
+        )
         return True
 
     def _waits(self, request: Collect | None) -> str:
@@ -196,7 +243,7 @@ class LockstepSchedule:
             return "the trainer's next round"
         if request == self._current:
             return request.done
-        mine = self._recorder.version
+        mine = self._collector.version
         return (
             f"version {request.version[0]}.{request.version[1]} of the policy, to collect round {request.round} with; "
             f"it has {mine[0]}.{mine[1]}"

@@ -33,6 +33,11 @@ class PolicyFiles:
         self._since = 0
         self._now = now
 
+    @property
+    def keeps(self) -> bool:
+        """True: `keep` writes files."""
+        return self.path is not None or self._every > 0
+
     def keep(self, data: bytes) -> Path | None:
         """Store the weights of an update. Return the path of the dated copy if one was made.
 

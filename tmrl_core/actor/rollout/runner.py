@@ -13,7 +13,8 @@ from numpy import ndarray
 from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, RecurrentActor, State
 from tmrl_core.actor.rollout.environment import check_maker
 from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
-from tmrl_core.errors import ConfigError, PolicyFailedError
+from tmrl_core.errors import ConfigError, PolicyFailedError, WeightsError
+from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.samples.columns import map_leaves
 
 Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
@@ -26,6 +27,20 @@ def exploration_seed(seed: int) -> int:
     Both make NumPy's default generator of it: with equal seeds the environment's noise would be the policy's.
     """
     return int(np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1)[0])
+
+
+def only_policy(policies: Mapping[str, Blob]) -> Blob:
+    """Return the only policy of a version, of any name.
+
+    Raises:
+        WeightsError: there is none, or more than one.
+    """
+    if len(policies) != 1:
+        raise WeightsError(
+            f"the version contains the policies {sorted(policies)}; this worker uses one policy. For many agents, "
+            "workers need the section multiagent of the trainer's configuration"
+        )
+    return next(iter(policies.values()))
 
 
 class PolicyRunner:
@@ -183,6 +198,17 @@ class PolicyRunner:
         """
         actor = self._actor.from_blob(tag, data, self.device)
         self.actor = actor if actor is self._actor else actor.to_device(self.device)
+
+    def load_policies(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> None:
+        """Load the only policy of a version, of any name, and its exploration parameters; see `PolicyTarget`."""
+        blob = only_policy(policies)
+        self.load(blob.format, blob.data)
+        if exploration:
+            self.set_exploration(exploration)
+
+    def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
+        """Return the weights, for `load_file`."""
+        return only_policy(policies).data
 
     def load_file(self, path: Path) -> None:
         """Load weights that `PolicyFiles` has stored. Raises the errors of the actor's `load`."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core.actor.module import ActorModule, BatchActor
-from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.actor.rollout.runner import PolicyRunner, only_policy
 from tmrl_core.errors import ConfigError
-from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.protocol.messages import Blob, Version
 
 
 class SharedPolicy:
@@ -88,6 +88,17 @@ class SharedPolicy:
         # previous version.
         if self._exploration:
             self._loading.set_exploration(self._exploration)
+
+    def load_policies(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> None:
+        """Load the only policy of a version and its exploration parameters, for `adopt`; see `PolicyTarget`."""
+        blob = only_policy(policies)
+        self.load(blob.format, blob.data)
+        if exploration:
+            self.set_exploration(exploration)
+
+    def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
+        """Return the weights, for `load_file`."""
+        return only_policy(policies).data
 
     def load_file(self, path: Path) -> None:
         """Load weights that `PolicyFiles` has stored, and act with them. Raise the errors of the actor's `load`."""

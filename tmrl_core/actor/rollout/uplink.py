@@ -64,18 +64,22 @@ class SampleSource(Protocol):
 class PolicyTarget(Protocol):
     """Target of new weights. `PolicyRunner` implements it."""
 
-    def load(self, tag: str, data: bytes) -> None:
-        """Load weights, given the tag of their format.
+    def load_policies(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> None:
+        """Load one version.
+
+        Args:
+            policies: weights by the policy's name.
+            exploration: the version's exploration parameters; empty: unchanged.
 
         Raises:
-            WeightsError: the weights do not fit this policy, which is unchanged.
+            WeightsError: a part does not fit. Nothing is changed.
         """
+
+    def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
+        """Return a version that was just loaded as the content of a file, for `load_file`."""
 
     def load_file(self, path: Path) -> None:
         """Load weights that `PolicyFiles` has stored. Raises the errors of the actor's `load`."""
-
-    def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Explore with these parameters, which belong to the weights loaded last."""
 
 
 class Uplink:
@@ -120,6 +124,8 @@ class Uplink:
         self._stopping = False
         self._versions_counted = 0
         self._versions_taken = 0
+        self._evaluated: int | None = None
+        """Id of the latest evaluation that `due_evaluation` has returned."""
         self._refusal = ""
         """Reason of the latest refusal of a policy, so that the same reason is logged once."""
         self._finish_logged = False
@@ -236,6 +242,20 @@ class Uplink:
         """Evaluation that the trainer requests."""
         return self.link.directive.evaluation if self.link is not None else None
 
+    def due_evaluation(self) -> Evaluation | None:
+        """Return the evaluation that the trainer requests, once, as soon as its policy has arrived."""
+        evaluation = self.evaluation
+        if evaluation is None or evaluation.id == self._evaluated:
+            return None
+        # A policy of another incarnation may be older with a higher number: see `Welcome.anew`.
+        version = self._source.version
+        if version < evaluation.version or version[0] != evaluation.version[0]:
+            self.take_policy(verbose=False)
+            if self._source.version < evaluation.version:
+                return None
+        self._evaluated = evaluation.id
+        return evaluation
+
     @property
     def unfit(self) -> bool:
         """True: none of the trainer's policies fits this worker, and its samples are refused."""
@@ -292,7 +312,7 @@ class Uplink:
             name = f"version {update.version[0]}.{update.version[1]}"
             if not all(map(math.isfinite, update.exploration.values())):
                 raise WeightsError(f"its exploration parameters are not finite: {update.exploration}")
-            self._load(_policy_of(update))
+            self._load(update)
         except (WeightsError, RemoteProtocolError) as exc:
             self.policies_refused += 1
             if str(exc) != self._refusal:
@@ -300,8 +320,6 @@ class Uplink:
                 logger.error("%s of the policy is refused, the old one stays: %s", name, exc)
             return
         self._refusal = ""
-        if update.exploration:
-            self._target.set_exploration(update.exploration)
         self._source.set_version(update.version)
         if verbose:
             logger.info("worker %s acts with version %d.%d of the policy", self._source.name, *update.version)
@@ -313,10 +331,12 @@ class Uplink:
             self.send()
             link.wait_change(WAIT_S)
 
-    def _load(self, blob: Blob) -> None:
-        self._target.load(blob.format, blob.data)
+    def _load(self, update: PolicyUpdate) -> None:
+        self._target.load_policies(update.policies, update.exploration)
+        if not self._files.keeps:
+            return
         try:
-            copy = self._files.keep(blob.data)
+            copy = self._files.keep(self._target.file_content(update.policies, update.exploration))
         except OSError as exc:
             if not self._keep_failed:
                 logger.warning("the policy could not be kept in %s: %s", self._files.path, exc)
@@ -340,15 +360,6 @@ class Uplink:
             logger.warning("the policy in %s is left aside, the trainer will send one: %s", path, exc)
         else:
             logger.info("the policy was loaded from %s", path)
-
-
-def _policy_of(update: PolicyUpdate) -> Blob:
-    """Return the only policy of an update, of any name."""
-    if len(update.policies) != 1:
-        raise WeightsError(
-            f"version {update.version} contains the policies {sorted(update.policies)}; this worker uses one policy."
-        )
-    return next(iter(update.policies.values()))
 
 
 def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tuple[list[Chunk], list[EpisodeRecord]]]:
