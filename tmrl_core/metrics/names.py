@@ -19,9 +19,10 @@ VOCABULARY: Final[dict[str, str]] = {}
 """Every name with its meaning.
 
 Further names: `train/<name>` for other metrics of an agent, `train/grad_norm_<optimizer>` (of the last update of the
-round), `worker/<worker>/steps_per_s`. The infos of the latest training episodes give the means `rollout/success_rate`
-and `rollout/info/<key>`, those of evaluations the same names under `eval/`, and those of one episode
-`rollout/ep_info/<key>`."""
+round), `worker/<worker>/steps_per_s`; with many agents `train/<policy>/<name>` and `rollout/experiences/<agent>`, the
+number of an agent's experiences in the round. The infos of the latest training episodes give the means
+`rollout/success_rate` and `rollout/info/<key>`, those of evaluations the same names under `eval/`, and those of one
+episode `rollout/ep_info/<key>`."""
 
 OF_ROWS: Final[dict[str, str]] = {"success_rate": "rollout/success_rate"}
 """Map from names in rows, on the console and in records of earlier versions to names in records. Further metrics of a
@@ -71,6 +72,10 @@ EPISODE_LENGTH_MEAN: Final = _name(
     row="episode_length_mean",
 )
 ROUND_EPISODES: Final = _name("rollout/episodes", "number of episodes that ended in a lockstep round", row="episodes")
+
+EXPLORATION_RATE: Final = _name(
+    "rollout/exploration_rate", "mean exploration parameter of many agents in the round", row="epsilon"
+)
 
 # Evaluations.
 RETURN_EVALUATION: Final = _name(

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.learner import EarlyStopping, EpisodeResult, Learner, episode_seeds
     from tmrl_core.multiagent.manager import AgentManager
     from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment
+    from tmrl_core.multiagent.remote import RemoteActor, remote_actor
     from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
     from tmrl_core.multiagent.store import SimpleStore
+    from tmrl_core.multiagent.training import MultiAgentTraining
     from tmrl_core.multiagent.trajectory import Decision, Trajectory
 
 __all__ = [
@@ -50,13 +52,16 @@ __all__ = [
     "Learner",
     "LinearExplorer",
     "MemorySettings",
+    "MultiAgentTraining",
     "PettingZooEnvironment",
     "PolicySettings",
+    "RemoteActor",
     "SimpleStore",
     "StateShaper",
     "Trajectory",
     "TwoPhaseLinearExplorer",
     "episode_seeds",
+    "remote_actor",
 ]
 
 _, __getattr__, __dir__ = lazy_names(
@@ -72,8 +77,10 @@ _, __getattr__, __dir__ = lazy_names(
         "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
         "manager": "AgentManager",
         "pettingzoo": "EventAECEnv PettingZooEnvironment",
+        "remote": "RemoteActor remote_actor",
         "shapers": "ActionShaper ExperienceShaper KStepExperienceShaper StateShaper",
         "store": "SimpleStore",
+        "training": "MultiAgentTraining",
         "trajectory": "Decision Trajectory",
     },
 )

@@ -84,6 +84,8 @@ class Agent:
         self.algorithm = algorithm
         self.experience_pool = experience_pool
         self.params = params
+        self.updates = 0
+        """Number of updates that `train` has made."""
 
     def choose_action(self, model_state: Any, epsilon: float) -> Any:
         """Return the model action for a model state."""
@@ -99,14 +101,20 @@ class Agent:
         Raises:
             SampleRefusedError: they do not fit those that are stored.
         """
-        weights = self.params.sample_by
-        if weights is not None and weights not in experiences:
-            highest = self.experience_pool.highest(weights) or 1.0
-            experiences = {**experiences, weights: np.full(len(experiences["reward"]), highest)}
+        if not len(experiences["reward"]):
+            return  # in columns without rows, dtypes and shapes mean nothing
         try:
-            self.experience_pool.put(experiences)
+            self.experience_pool.put(self.with_weights(experiences))
         except SampleRefusedError as exc:
             raise SampleRefusedError(f"experiences of the agent {self.name!r}: {exc}") from exc
+
+    def with_weights(self, experiences: Columns) -> Columns:
+        """Return the experiences with the highest stored weight, if they need weights to sample by and have none."""
+        weights = self.params.sample_by
+        if weights is None or weights in experiences:
+            return experiences
+        highest = self.experience_pool.highest(weights) or 1.0
+        return {**experiences, weights: np.full(len(experiences["reward"]), highest)}
 
     def train(self) -> dict[str, float]:
         """Sample from the pool and update the algorithm, as the parameters say.
@@ -128,6 +136,7 @@ class Agent:
                 dtype = np.asarray(batch[params.sample_by]).dtype
                 pool.update(indexes[usable], {params.sample_by: weights[usable].astype(dtype)})
             updates.append(metrics)
+            self.updates += 1
         if params.on_policy:
             pool.clear()
         return mean_metrics(updates)

@@ -361,7 +361,7 @@ def _columns_of(name: str, keys: Sequence[str], parts: Sequence[Chunk]) -> Colum
         )
     if not all(same_layout(first, part) for part in parts[1:]):
         raise SampleRefusedError(f"the experiences of agent {name!r:.100} differ in structure, dtype or shape")
-    return {key: _joined([_column_of(part, key) for part in parts]) for key in keys}
+    return {key: joined([_column_of(part, key) for part in parts]) for key in keys}
 
 
 def _column_of(part: Chunk, key: str) -> Tree:
@@ -370,17 +370,17 @@ def _column_of(part: Chunk, key: str) -> Tree:
 
 
 def _copied(columns: Columns) -> Columns:
-    return {key: _joined([tree]) for key, tree in columns.items()}
+    return {key: joined([tree]) for key, tree in columns.items()}
 
 
-def _joined(trees: Sequence[Any]) -> Any:
+def joined(trees: Sequence[Any]) -> Any:
     """Return copies of trees of one layout, joined row by row."""
     first = trees[0]
     if isinstance(first, np.ndarray):
         # Without the dtype, NumPy would change the byte order to its own.
         return np.concatenate(trees, dtype=first.dtype)
     if isinstance(first, dict):
-        return {key: _joined([tree[key] for tree in trees]) for key in first}
+        return {key: joined([tree[key] for tree in trees]) for key in first}
     if isinstance(first, tuple):
-        return tuple([_joined(children) for children in zip(*trees, strict=True)])
+        return tuple([joined(children) for children in zip(*trees, strict=True)])
     return [value for tree in trees for value in tree]

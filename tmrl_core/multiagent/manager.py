@@ -26,6 +26,7 @@ from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
 from tmrl_core.multiagent.trajectory import Decision, Experiences, Trajectory, experience_problem
 from tmrl_core.networking.protocol.messages import Blob
+from tmrl_core.training.loops.evaluation import mean_of
 
 Mode = Literal["inference", "training"]
 
@@ -286,7 +287,7 @@ class AgentManager:
     def mean_score(self, performance: Mapping[str, Any]) -> float:
         """Return the mean score over the episodes of all workers; NaN without an episode."""
         episodes = [one for own in performance.values() for one in (own if isinstance(own, list) else [own])]
-        return math.fsum(map(self.score, episodes)) / len(episodes) if episodes else math.nan
+        return mean_of(list(map(self.score, episodes))) if episodes else math.nan
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

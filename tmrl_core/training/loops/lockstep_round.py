@@ -165,10 +165,14 @@ class Round:
         return sum(assignment.collected for assignment in self.assignments.values())
 
     @property
+    def ordered(self) -> list[tuple[bytes, Assignment]]:
+        """Return the assignments with their streams, in the order of the workers' names."""
+        return sorted(self.assignments.items(), key=lambda item: (item[1].name, item[0]))
+
+    @property
     def segments(self) -> list[RoundSegment]:
         """Return the round's segments, stream by stream in the order of the workers' names, not of their arrival."""
-        ordered = sorted(self.assignments.items(), key=lambda item: (item[1].name, item[0]))
-        return [segment for _, assignment in ordered for segment in assignment.segments]
+        return [segment for _, assignment in self.ordered for segment in assignment.segments]
 
     # --- arriving rows ------------------------------------------------------------------------------------------------
 

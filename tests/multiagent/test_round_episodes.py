@@ -1,0 +1,193 @@
+"""A round holds whole episodes of its version, and refuses the others with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.multiagent.remote_scenario import Weights
+from tmrl_core.multiagent.agent import Agent, AgentParameters
+from tmrl_core.multiagent.experiences import PlayedEpisode, chunks_of
+from tmrl_core.multiagent.round_episodes import RoundEpisodes
+from tmrl_core.multiagent.store import SimpleStore
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.loops.lockstep_round import Round
+
+FIRST, SECOND = b"1" * 16, b"2" * 16
+VERSION = (1, 3)
+
+
+def columns(rows: int, **other: Any) -> dict[str, Any]:
+    return {
+        "state": np.arange(rows, dtype=np.float32)[:, None],
+        "action": np.zeros(rows, np.int64),
+        "reward": np.ones(rows, np.float32),
+        **other,
+    }
+
+
+def score(performance: Any) -> float:
+    return float(performance["score"])
+
+
+def chunks(
+    stream: bytes, number: int, *, version: tuple[int, int] = VERSION, performance: Any = None, **agents: dict[str, Any]
+) -> list[Chunk]:
+    episode = PlayedEpisode(
+        experiences=agents, performance=performance or {"score": number}, number=number, version=version
+    )
+    made = chunks_of(episode, max_head_bytes=1 << 20)
+    for chunk in made:
+        chunk.stream = stream
+    return made
+
+
+def agents_of(pool: SimpleStore, **parameters: Any) -> dict[str, Agent]:
+    own = AgentParameters(capacity=9, **parameters)
+    return {name: Agent(name, Weights(), pool, own) for name in ("a", "b")}
+
+
+def memory_of(amount: int, *, agents: dict[str, Agent] | None = None, **kwargs: Any) -> RoundEpisodes:
+    memory = RoundEpisodes(agents or agents_of(SimpleStore(9)), score, clock=lambda: 0.0, **kwargs)
+    begin(memory, amount)
+    return memory
+
+
+def begin(memory: RoundEpisodes, amount: int) -> Round:
+    round_ = Round(1, VERSION, amount=amount, episodes=True, grace_s=10.0)
+    memory.begin(round_)
+    round_.poll([(SECOND, "anna"), (FIRST, "berta")], 0.0, lambda stream, what: False)
+    return round_
+
+
+def put(memory: RoundEpisodes, *arrived: list[Chunk]) -> list[str]:
+    """Insert chunks; return the reasons of refusals."""
+    reasons = []
+    for chunk in [chunk for chunks in arrived for chunk in chunks]:
+        buffer = Buffer(maxlen=None)
+        buffer.extend([chunk], [])
+        reasons += [str(reason) for _, reason in memory.append(buffer)]
+    return reasons
+
+
+def complete(memory: RoundEpisodes) -> bool:
+    assert memory.round is not None
+    return memory.round.complete
+
+
+def test_experiences_are_joined_in_the_order_of_the_workers_names() -> None:
+    memory = memory_of(3)  # two episodes of anna, one of berta
+    own = columns(2, reward=np.full(2, 5, np.float32))
+    assert not put(memory, chunks(FIRST, 0, a=own, b=columns(1)), chunks(SECOND, 1, a=columns(1)))
+    assert not complete(memory)
+    assert not put(memory, chunks(SECOND, 2, a=columns(3), b=columns(1)))
+    assert complete(memory)
+    performances, joined = memory.joined()
+    experiences: dict[str, Any] = joined
+    assert performances == {"anna": [{"score": 1}, {"score": 2}], "berta": {"score": 0}}
+    assert list(performances) == ["anna", "berta"]
+    assert experiences["a"]["reward"].tolist() == [1, 1, 1, 1, 5, 5]
+    assert experiences["a"]["state"][:, 0].tolist() == [0, 0, 1, 2, 0, 1]
+    assert memory.experiences_by_agent() == {"a": 6, "b": 2}
+    assert len(memory) == 8
+
+
+def test_a_list_of_metrics_is_one_performance() -> None:
+    memory = RoundEpisodes(agents_of(SimpleStore(9)), score=sum)
+    begin(memory, 1)
+    put(memory, chunks(SECOND, 0, performance=[1.0, 2.0], a=columns(1)))
+    assert memory.joined()[0] == {"anna": [[1.0, 2.0]]}
+
+
+def test_late_and_surplus_rows_are_counted_and_not_held() -> None:
+    memory = memory_of(1)
+    round_ = memory.round
+    assert round_ is not None
+    put(memory, chunks(SECOND, 0, version=(1, 2), a=columns(4)))
+    assert round_.late == 6  # head and end included
+    put(memory, chunks(FIRST, 0, a=columns(1)))  # no assignment
+    assert round_.surplus == 3
+    put(memory, chunks(SECOND, 1, a=columns(1)), chunks(SECOND, 2, a=columns(1)))
+    assert round_.surplus == 6
+    assert round_.complete
+    assert memory.joined()[0] == {"anna": {"score": 1}}
+
+
+def test_an_episode_without_one_of_its_messages_does_not_count() -> None:
+    memory = memory_of(1)
+    head, rows, end = chunks(SECOND, 0, a=columns(2))
+    assert put(memory, [head, end])
+    assert not put(memory, [rows])[1:]
+    assert memory.round is not None
+    assert not memory.round.collected
+    assert not put(memory, chunks(SECOND, 1, a=columns(1)))
+    assert memory.round.complete
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"c": columns(1)}, "name the agent 'c'"),
+        ({"a": columns(1, reward=np.ones(1, np.float64))}, "its pool holds"),
+        ({"a": columns(1, state=np.ones((1, 3), np.float32))}, "its pool holds"),
+        ({"a": columns(1, logp=np.ones(1, np.float32))}, "its pool holds"),
+        ({"a": columns(1, state=["text"])}, "numeric arrays only"),
+    ],
+)
+def test_experiences_that_a_pool_cannot_store_are_refused(bad: dict[str, Any], reason: str) -> None:
+    pool = SimpleStore(9)
+    pool.put(columns(1))
+    memory = memory_of(2, agents=agents_of(pool))
+    (found,) = put(memory, chunks(SECOND, 0, **bad))
+    assert reason in found
+    assert not put(memory, chunks(FIRST, 0, a=columns(1)), chunks(SECOND, 1, b=columns(1)))
+    assert memory.round is not None
+    assert memory.round.complete
+
+
+def test_the_first_experiences_of_an_empty_pool_define_its_layout() -> None:
+    pool = SimpleStore(9)
+    memory_agents = agents_of(pool)
+    memory = memory_of(2, agents=memory_agents)
+    empty = columns(0, state=np.zeros((0, 7)))  # of no rows, dtypes and shapes mean nothing
+    assert not put(memory, chunks(FIRST, 0, a=empty, b=columns(1)))
+    assert put(memory, chunks(SECOND, 0, a=columns(1, state=np.ones((1, 2), np.float32))))
+    assert not put(memory, chunks(SECOND, 1, a=columns(2)))
+    for agent, joined in memory.joined()[1].items():
+        memory_agents[agent].store_experiences(joined)
+    assert len(pool) == 3
+
+
+def test_weights_to_sample_by_may_be_missing_but_not_negative() -> None:
+    agents = agents_of(SimpleStore(9), sample_by="priority")
+    agents["a"].store_experiences(columns(2))
+    memory = memory_of(2, agents=agents)
+    assert not put(memory, chunks(FIRST, 0, a=columns(1)))
+    (reason,) = put(memory, chunks(SECOND, 0, a=columns(1, priority=np.array([-1.0]))))
+    assert "negative weights" in reason
+
+
+@pytest.mark.parametrize("performance", [{}, {"score": "high"}, {"score": np.inf}, "text"])
+def test_a_performance_without_a_score_is_refused(performance: Any) -> None:
+    memory = memory_of(1)
+    (reason,) = put(memory, chunks(SECOND, 0, performance=performance or {"x": 1}, a=columns(1)))
+    assert "performance" in reason
+    assert memory.round is not None
+    assert not memory.round.collected
+
+
+def test_an_endless_episode_is_refused_at_its_limit() -> None:
+    memory = memory_of(1, max_episode_bytes=4000)
+    parts = chunks(SECOND, 0, a=columns(1000))
+    assert any("max_episode_bytes" in reason for reason in put(memory, parts))
+    assert not put(memory, chunks(SECOND, 1, a=columns(10)))
+
+
+def test_a_new_round_begins_with_empty_hands() -> None:
+    memory = memory_of(1)
+    put(memory, chunks(SECOND, 0, a=columns(1)))
+    begin(memory, 1)
+    assert memory.joined() == ({}, {})
+    assert len(memory) == 0

@@ -1,0 +1,222 @@
+"""Episodes of one round of lockstep collection over TLS, with the experiences of many agents."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tmrl_core.errors import SampleRefusedError
+from tmrl_core.multiagent.agent import Agent
+from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, EpisodeReader, PlayedEpisode, joined
+from tmrl_core.multiagent.trajectory import Columns, Experiences, experience_problem
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.contracts import Refusals, TrainingMemory
+from tmrl_core.training.loops.lockstep_round import Round, RoundSegment
+from tmrl_core.training.memories.layout import Leaf, tree_spec
+
+Layout = dict[str, Leaf]
+"""Dtype and shape of a row of each column, by its path."""
+
+
+class RoundEpisodes(TrainingMemory):
+    """Hold the whole episodes of one round, and refuse experiences that the agents' pools cannot store.
+
+    Rows of streams without an assignment, and of other versions, are counted and not held. So the memory in use is
+    limited to the episodes of the round, and one unfinished episode of each worker, of `max_episode_bytes` each.
+
+    Args:
+        agents: agents with their pools, by id.
+        score: returns the score of a performance, which workers may send in any form.
+        max_episode_bytes: maximum size of one episode.
+        clock: seconds.
+    """
+
+    type_id = "round_episodes"
+    type_version = 1
+
+    transient = frozenset(
+        {"round", "episodes", "max_episode_bytes", "_agents", "_score", "_clock", "_readers", "_played", "_layouts"}
+    )
+    """Attributes that are not in checkpoints: an unfinished round is collected again after a restart."""
+
+    def __init__(
+        self,
+        agents: Mapping[str, Agent],
+        score: Callable[[Any], float],
+        *,
+        max_episode_bytes: int = MAX_EPISODE_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.round: Round | None = None
+        self.episodes: list[tuple[float, int]] = []
+        """(score, length) of the training episodes that have ended in this round."""
+        self.max_episode_bytes = max_episode_bytes
+        self._agents = agents
+        self._score = score
+        self._clock = clock
+        self._readers: dict[bytes, EpisodeReader] = {}
+        self._played: dict[bytes, list[PlayedEpisode]] = {}
+        self._layouts: dict[int, Layout] = {}
+        """Layout of the rows of each pool, by the pool's `id`."""
+
+    def begin(self, round_: Round) -> None:
+        """Begin another round."""
+        self.round = round_
+        self.episodes = []
+        self._readers, self._played = {}, {}
+        for agent in self._agents.values():
+            pool = agent.experience_pool
+            if pool.keys:
+                self._layouts[id(pool)] = _layout_of(pool.get([]), "")
+
+    def append(self, buffer: Buffer) -> Refusals:
+        """Insert the episodes of a buffer that the round wants; count and discard other rows.
+
+        Returns:
+            Rejected chunks, with the reasons.
+        """
+        self.note_statistics(buffer)
+        now = self._clock()
+        refusals: Refusals = []
+        if self.round is not None:
+            for chunk in buffer.chunks:
+                reason = self._take(self.round, chunk, now)
+                if reason:
+                    refusals.append((chunk, SampleRefusedError(reason)))
+            self.episodes += [
+                (record.episode_return, record.length)
+                for record in buffer.episodes
+                if record.mode == "train" and record.end != "aborted" and record.version == self.round.version
+            ]
+        return refusals
+
+    def _take(self, round_: Round, chunk: Chunk, now: float) -> str:
+        """Insert the next rows of a stream. Return the reason of a refusal; empty: none."""
+        assignment = round_.assignments.get(chunk.stream)
+        reason = ""
+        start = 0
+        for run in chunk.segments:
+            rows = chunk.slice(start, start + run.rows)
+            start += run.rows
+            episodes: list[PlayedEpisode] = []
+            if assignment is not None and assignment.missing and run.version == round_.version:
+                reader = self._readers.setdefault(chunk.stream, EpisodeReader(self.max_episode_bytes))
+                episodes, refused = reader.take(rows)
+                for episode in episodes:
+                    refused = refused or self._problem(episode)
+                episodes = [] if refused else episodes
+                reason = reason or refused
+            # Only the last row of an accepted episode counts.
+            round_.take(RoundSegment(_flags(rows), [False] * (run.rows - 1) + [bool(episodes)], None), now)
+            if episodes:
+                self._played.setdefault(chunk.stream, []).extend(episodes)
+        return reason
+
+    def _problem(self, episode: PlayedEpisode) -> str:
+        """Return the reason why an episode cannot be used; empty: it can."""
+        try:
+            score = float(self._score(episode.performance))
+        except Exception as exc:  # the manager's own code, with values of a worker
+            return f"a performance without a score, as AgentManager.score says: {type(exc).__name__}: {exc}"
+        if math.isinf(score):
+            return f"a performance with the score {score}, which is not finite"
+        if problem := experience_problem(episode.experiences, self._agents):
+            return problem
+        found: dict[int, Layout] = {}
+        for name, columns in episode.experiences.items():
+            agent = self._agents[name]
+            if not _rows_of(columns):
+                continue
+            weights = columns.get(agent.params.sample_by) if agent.params.sample_by is not None else None
+            if isinstance(weights, np.ndarray) and weights.dtype.kind in "iuf" and (weights < 0).any():
+                return f"negative weights of agent {name!r:.100}, by which its experiences are sampled"
+            try:
+                layout = _layout_of(agent.with_weights(columns), f"the experiences of agent {name!r:.100}: ")
+            except SampleRefusedError as exc:
+                return str(exc)
+            pool = id(agent.experience_pool)
+            known = self._layouts.get(pool) or found.get(pool)
+            if known is not None and layout != known:
+                return (
+                    f"the experiences of agent {name!r:.100} are {_shown(layout)}, its pool holds {_shown(known)}. "
+                    "See that workers and trainer use the same manager and environment."
+                )
+            found[pool] = layout
+        self._layouts |= found
+        return ""
+
+    def __len__(self) -> int:
+        """Return the number of experiences in the round."""
+        return sum(self.experiences_by_agent().values())
+
+    def experiences_by_agent(self) -> dict[str, int]:
+        """Return the number of experiences of each agent in the round."""
+        counts = dict.fromkeys(self._agents, 0)
+        for episodes in self._played.values():
+            for episode in episodes:
+                for agent, columns in episode.experiences.items():
+                    counts[agent] += _rows_of(columns)
+        return counts
+
+    def joined(self) -> tuple[dict[str, Any], Experiences]:
+        """Return the performances of the round by worker, and the experiences by agent.
+
+        Both are in the order of the workers' names. A worker that has played several episodes has a list of
+        performances.
+        """
+        performances: dict[str, Any] = {}
+        parts: dict[str, list[Columns]] = {}
+        for stream, assignment in self.round.ordered if self.round is not None else ():
+            episodes = self._played.get(stream, [])
+            values = [episode.performance for episode in episodes]
+            if len(values) == 1 and not isinstance(values[0], list):
+                performances[assignment.name] = values[0]
+            elif values:
+                performances[assignment.name] = values
+            for episode in episodes:
+                for agent, columns in episode.experiences.items():
+                    parts.setdefault(agent, []).append(columns)
+        return performances, {agent: _of_agent(columns) for agent, columns in parts.items()}
+
+
+def _layout_of(columns: Columns, what: str) -> Layout:
+    """Return the layout of columns; the order of keys does not matter.
+
+    Raises:
+        SampleRefusedError: a column is not an array of numbers.
+    """
+    return {leaf.path: leaf for leaf in tree_spec(columns, what, False).leaves}
+
+
+def _shown(layout: Layout) -> str:
+    return "(" + ", ".join(map(str, layout.values())) + ")"
+
+
+def _rows_of(columns: Columns) -> int:
+    return len(columns["reward"])
+
+
+def _of_agent(parts: list[Columns]) -> Columns:
+    # In columns without rows, dtypes and shapes mean nothing.
+    filled = [columns for columns in parts if _rows_of(columns)] or parts[:1]
+    return filled[0] if len(filled) == 1 else joined(filled)
+
+
+def _flags(rows: Chunk) -> Chunk:
+    """Return rows without their columns."""
+    return Chunk(
+        rows=rows.rows,
+        action=(),
+        action_present=rows.action_present,
+        observation=(),
+        reward=rows.reward,
+        terminated=rows.terminated,
+        truncated=rows.truncated,
+        segments=rows.segments,
+        stream=rows.stream,
+    )

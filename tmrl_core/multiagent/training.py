@@ -1,0 +1,166 @@
+"""Training of many agents over TLS: rounds of `TrainingLockstep` that workers play, and the learner of a manager."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from tmrl_core.actor.policies.bundle import PolicyBundle
+from tmrl_core.config.descriptions import described_by
+from tmrl_core.config.sections import LockstepSection, TrainerSection
+from tmrl_core.errors import ConfigError, LinkClosedError
+from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES
+from tmrl_core.multiagent.learner import EpisodeResult, Learner, episode_seeds
+from tmrl_core.multiagent.manager import AgentManager
+from tmrl_core.multiagent.remote import RemoteActor
+from tmrl_core.multiagent.round_episodes import RoundEpisodes
+from tmrl_core.training.checkpointable import StateOwner, parameters_of
+from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.loops.evaluation import mean_of
+from tmrl_core.training.loops.lockstep import TrainingLockstep
+from tmrl_core.training.updates.skipped_updates import SKIPPED
+from tmrl_core.training.value_types import Batch, Device, Metrics, State
+
+
+class ManagedAgents(StateOwner):
+    """The agents of a manager, as the agent of a training loop.
+
+    Args:
+        manager: a manager in mode `training`.
+    """
+
+    type_id = "managed_agents"
+    type_version = 1
+
+    def __init__(self, manager: AgentManager) -> None:
+        self.manager = manager
+        self.policies = dict(manager.policies)
+        first = {id(agent.experience_pool): name for name, agent in reversed(manager.agents.items())}
+        self.pools = {name: manager.agents[name].experience_pool for name in reversed(first.values())}
+        """Pools by the first agent that has them."""
+        self.explorer = manager.explorer
+
+    transient = frozenset({"manager"})
+
+    def train(self, batch: Batch) -> Metrics:
+        """Refuse: `Learner.run_episode` trains the agents."""
+        raise NotImplementedError("many agents are trained by their learner")
+
+    def get_actor(self) -> PolicyBundle:
+        """Return the policies of all agents with their exploration parameters."""
+        return PolicyBundle(self.manager.get_models(), self.explorer.epsilons)
+
+
+@described_by(TrainerSection, LockstepSection)
+class MultiAgentTraining(TrainingLockstep):
+    """Train the agents of a manager with episodes that workers play.
+
+    A round is one `Learner.run_episode` with a `RemoteActor`: publish models and exploration parameters, collect
+    episodes, store the experiences, train, update the exploration.
+
+    Args:
+        manager: a manager in mode `training`, or a function that makes one.
+        episodes_per_round: episodes that all workers together play with one version of the policies.
+        seed: seeds the manager, and each round's first episode; None: neither is seeded.
+        max_episode_bytes: maximum size of the experiences of one episode.
+        args, kwargs: as for `TrainingLockstep`, without spaces, memory and agent.
+
+    Raises:
+        ConfigError: the manager is not in mode `training`.
+    """
+
+    type_id = "multi_agent"
+    type_version = 1
+
+    def __init__(
+        self,
+        manager: AgentManager | Callable[[], AgentManager],
+        epochs: int = 10,
+        rounds: int = 50,
+        *,
+        episodes_per_round: int = 1,
+        seed: int | None = None,
+        max_episode_bytes: int = MAX_EPISODE_BYTES,
+        **kwargs: Any,
+    ) -> None:
+        self.manager = manager if isinstance(manager, AgentManager) else manager()
+        if self.manager.mode != "training":
+            raise ConfigError(f"the trainer needs a manager in mode 'training', this one is in {self.manager.mode!r}")
+        self.actor = RemoteActor(self)
+        # The constructor seeds the manager, and a checkpoint then replaces the state of its generators.
+        self.learner = Learner(self.manager, self.actor, None if seed is None else episode_seeds(seed))
+        self.max_episode_bytes = max_episode_bytes
+        self.round_seed: int | None = None
+        """Seed of the first episode of the present round."""
+        self._of_round: dict[str, float] = {}
+        super().__init__(
+            (None, None),
+            None,
+            lambda **spaces: ManagedAgents(self.manager),
+            epochs,
+            rounds,
+            episodes_per_round=episodes_per_round,
+            seed=seed,
+            **kwargs,
+        )
+
+    transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {
+        "manager",
+        "actor",
+        "learner",
+        "round_seed",
+        "_of_round",
+    }
+
+    def make_round_memory(self, *, nb_steps: int, device: Device) -> RoundEpisodes:
+        """Return the memory of the episodes of a round."""
+        return RoundEpisodes(
+            self.manager.agents, self.manager.score, max_episode_bytes=self.max_episode_bytes, clock=self.clock
+        )
+
+    def _seed_of(self, stream: bytes, index: int) -> int | None:
+        seed = self.round_seed
+        return seed if seed is None or index == 0 else episode_seeds(seed)(index)
+
+    def _collect_and_train(self, interface: TrainingInterface) -> bool:
+        self.actor.interface = interface
+        self.learner.episodes = self.rounds_done
+        before = self._updates_made()
+        try:
+            result = self.learner.run_episode()
+        except LinkClosedError:
+            if interface.stopping:
+                return False
+            raise
+        self._note(result, self._updates_made() - before, time.perf_counter() - self.actor.collected_s)
+        return True
+
+    def _updates_made(self) -> int:
+        return sum(agent.updates for agent in self.manager.agents.values())
+
+    def _note(self, result: EpisodeResult, updates: int, training_s: float) -> None:
+        """Count the updates of a round, and keep its metrics."""
+        values: Metrics = {}
+        for policy, metrics in result.metrics.items():
+            skipped = {SKIPPED: bool(metrics.get(SKIPPED))} if SKIPPED in metrics else {}
+            self.updates_skipped += self._bad.note(self.rounds_done + 1, skipped, None, self._memory)
+            values |= {f"train/{policy}/{name}": value for name, value in metrics.items() if name != SKIPPED}
+        statistics = self.statistics
+        statistics.add(values)
+        statistics.updates = updates
+        statistics.training_s += training_s
+        if updates:
+            self._threads.note(updates, training_s)
+        self.total_updates += updates
+        self.rounds_done += 1
+        self._of_round = {"epsilon": mean_of(list(result.epsilons.values()))} if result.epsilons else {}
+
+    def _row(self) -> State:
+        memory: RoundEpisodes = self.memory
+        return {
+            **super()._row(),
+            "memory_len": sum(map(len, self.agent.pools.values())),
+            **self._of_round,
+            **{f"rollout/experiences/{agent}": rows for agent, rows in memory.experiences_by_agent().items()},
+        }
