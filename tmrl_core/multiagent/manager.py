@@ -251,8 +251,8 @@ class AgentManager:
         """Store the experiences of each agent in its pool.
 
         Raises:
-            SampleRefusedError: an agent is unknown, or an experience is not finite or lacks a column. Nothing has been
-                stored.
+            SampleRefusedError: an agent is unknown, or an experience is not finite or lacks a column: nothing was
+                stored. Or they do not fit those in the agent's pool: nothing of this and later agents was stored.
         """
         if self.mode != "training":
             self._refuse("store_experiences")
