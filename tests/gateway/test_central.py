@@ -7,6 +7,7 @@ import math
 import threading
 import tracemalloc
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 from gymnasium import spaces
 
 from tests.actor.conftest import ConstantActor, ScriptedLink
+from tests.masked_corridor import MaskedCorridor
 from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
-from tmrl_core.errors import LinkClosedError, PolicyFailedError
+from tmrl_core.errors import LinkClosedError, ObservationError, PolicyFailedError
 from tmrl_core.gateway.central import CentralAgent, CentralPlayer
 from tmrl_core.gateway.contracts import GatewayAgent
 from tmrl_core.networking.protocol.messages import Directive, Evaluation
@@ -278,6 +280,27 @@ def test_an_action_that_is_not_finite_is_an_error_and_the_request_can_be_repeate
     link = play(scenario, actor=Failing)
     assert [row[1] for row in rows(link)] == [0, 1, 2, 3]
     assert ends(link) == [("terminated", 3, 3.0, "train")]
+
+
+def test_a_client_whose_observation_allows_no_action_gets_an_error_and_the_policy_is_not_to_blame() -> None:
+    corridor = MaskedCorridor()
+    seen, actions = corridor.observation_space, corridor.action_space
+    policy = SharedPolicy(partial(NumpyQValueMLPActor, hidden_sizes=(8,)), seen, actions)
+    first = corridor.reset()[0]
+
+    async def run() -> None:
+        link: Any = ScriptedLink()
+        agent = CentralAgent("default", observation_space=seen, action_space=actions, policy=policy, link=link)
+        await agent.start()
+        player = agent.open("ab12")
+        assert int(await player.begin(first, {})) - 2 in corridor.choices(0)
+        with pytest.raises(ObservationError, match="no action is allowed"):
+            await player.step(corridor.observation(4), 1.0, False, False, {})
+        assert int(await player.step(corridor.observation(1), 1.0, False, False, {})) - 2 in corridor.choices(1)
+        assert agent.policy_failures == 0
+        await agent.close()
+
+    asyncio.run(run())
 
 
 def test_an_evaluation_is_played_by_the_next_episodes_without_collecting() -> None:

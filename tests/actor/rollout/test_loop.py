@@ -4,6 +4,7 @@ import copy
 import itertools
 import logging
 import traceback
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,9 @@ import torch
 from gymnasium import spaces
 
 from tests.actor.rollout.composing import compose
-from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor
+from tests.masked_corridor import MaskedCorridor
+from tmrl_core.actor import ActorModule, NumpyQValueMLPActor, NumpySquashedGaussianMLPActor
+from tmrl_core.actor.policies.masks import ACTION_MASK
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import CodecError, ConfigError, EnvironmentFailedError
@@ -565,6 +568,27 @@ def test_too_many_failures_in_a_row_end_it(
     assert env.episode == max_failures
     assert len(worker.buffer) == 0
     assert [bool(record.exc_info) for record in caplog.records] == [True, False][:max_failures]
+
+
+class Stuck(MaskedCorridor):
+    """Allows no action after its first step."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, *rest = super().step(action)
+        return (obs | {ACTION_MASK: np.zeros_like(obs[ACTION_MASK])}, *rest)
+
+
+def test_an_episode_that_goes_on_without_an_allowed_action_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    worker = make(Stuck, partial(NumpyQValueMLPActor, hidden_sizes=(8,)), max_failures=1)
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(EnvironmentFailedError, match=r"2 times in a row.*no action is allowed by the observation's"),
+    ):
+        worker.collect_train_episode()
+    (message,) = caplog.records
+    assert "2 samples of the episode that were not yet sent are dropped" in message.getMessage()
+    assert message.exc_info is None
+    assert len(worker.buffer) == 0
 
 
 def test_the_error_shows_the_invalid_result_and_the_expected_form(counting_env: Any, constant_actor: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,19 @@ def test_a_high_temperature_makes_the_choice_uniform() -> None:
 @pytest.mark.parametrize(("epsilon", "expected"), [(0.0, [0, 1, 0]), (1.0, [1 / 3] * 3), (0.3, [0.1, 0.8, 0.1])])
 def test_epsilon_greedy(epsilon: float, expected: list[float]) -> None:
     assert np.allclose(epsilon_greedy(np.array([1.0, 3.0, 2.0]), epsilon), expected)
+    masked = epsilon_greedy(np.array([1.0, -np.inf, 3.0, 2.0, -np.inf]), epsilon)
+    assert np.allclose(masked, [expected[0], 0, *expected[1:], 0])
+
+
+def test_an_action_without_probability_is_never_drawn() -> None:
+    choice = np.array([0.1, 0.2, 0.7, 0.0])
+    choice /= choice.sum()
+
+    class Largest(np.random.Generator):
+        def random(self, *args: Any, **kwargs: Any) -> Any:
+            return 1.0  # as rounding may make of the largest number below it, times the sum
+
+    assert sample_choice(choice, Largest(np.random.PCG64())) == 2
 
 
 def test_samples_follow_their_distribution() -> None:

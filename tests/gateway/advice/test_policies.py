@@ -13,7 +13,7 @@ from tmrl_core.actor.policies.torch.module import TorchActorModule
 from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
 from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor, GaussianMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, ObservationError
 from tmrl_core.gateway.advice.combine import Gaussian
 from tmrl_core.gateway.advice.policies import advised_policy
 
@@ -55,6 +55,22 @@ def test_a_categorical_policy_acts_and_advises_by_its_probabilities() -> None:
     assert np.allclose(drawn(actor, []).mean(), advice[1], atol=0.03)
     twice = advice**2 / (advice**2).sum()
     assert np.allclose(drawn(actor, [advice]).mean(), twice[1], atol=0.03)
+
+
+@pytest.mark.parametrize("kind", [QValueMLPActor, CategoricalMLPActor])
+def test_an_action_mask_limits_actions_and_advice(kind: Any) -> None:
+    torch.manual_seed(0)
+    observation_space = spaces.Dict({"x": OBSERVATIONS, "action_mask": spaces.MultiBinary(4)})
+    policy = advised_policy(kind(observation_space, spaces.Discrete(4), hidden_sizes=(8,)), 1.0)
+    obs = {"x": OBS, "action_mask": np.array([0, 1, 0, 1], np.int8)}
+    advice = policy.snapshot()(obs)
+    assert advice[[0, 2]].tolist() == [0.0, 0.0]
+    assert advice.sum() == pytest.approx(1.0)
+    rng = np.random.default_rng(0)
+    uniform = np.full(4, 0.25)
+    assert {int(policy.act(obs, [lambda _: uniform], rng)) for _ in range(200)} == {1, 3}
+    with pytest.raises(ObservationError, match="no action is allowed"):
+        policy.act({**obs, "action_mask": np.zeros(4, np.int8)}, [], rng)
 
 
 def test_a_squashed_gaussian_acts_by_itself_as_without_advice() -> None:
