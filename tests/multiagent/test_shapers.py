@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,8 @@ def own_reward(metrics: Any) -> float:
     return float(metrics["reward"])
 
 
-def episode_of(decisions: Iterable[Decision]) -> Trajectory:
-    trajectory = Trajectory()
-    trajectory.extend(decisions)
-    return trajectory
-
-
 def six_decisions() -> Trajectory:
-    return episode_of(decision("a", np.array([t], np.float32), float(t + 1), action=t) for t in range(6))
+    return Trajectory(decision("a", np.array([t], np.float32), float(t + 1), action=t) for t in range(6))
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -166,17 +160,16 @@ def test_truncated_runs_bootstrap_and_terminated_ones_do_not() -> None:
 
 
 def test_a_known_final_state_is_the_last_next_state() -> None:
-    class WithFinalState(KStepExperienceShaper):
-        def _final_state(self, agent: str, trajectory: Trajectory, snapshot_list: Any) -> Any:
-            return np.array([snapshot_list[agent]], np.float32)
-
-    columns: Any = WithFinalState(own_reward, k=2)(six_decisions(), {"a": 99})["a"]
+    trajectory = six_decisions()
+    trajectory[-1].metrics["truncated"] = True
+    trajectory.final_states["a"] = np.array([99], np.float32)
+    columns: Any = KStepExperienceShaper(own_reward, k=2)(trajectory, None)["a"]
     assert columns["next_state"][:, 0].tolist() == [2, 3, 4, 5, 99, 99]
     assert columns["state"][:, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_agent_that_ends_early_ends_for_itself() -> None:
-    trajectory = episode_of(
+    trajectory = Trajectory(
         [
             decision("a", np.zeros(1), 1.0),
             decision("b", np.zeros(1), 1.0, metrics={"terminations": {"a": True, "b": False}}),
@@ -198,7 +191,7 @@ def test_an_episode_without_decisions_has_no_experiences() -> None:
 def test_rewards_between_turns_belong_to_the_last_decision_of_their_agent() -> None:
     given_rewards = [{"a": 1.0, "b": 100.0}, {"a": 2.0, "b": 3.0}, {"b": 4.0}, {"a": 5.0, "b": 6.0}]
     turns = ["a", "b", "a", "b"]
-    trajectory = episode_of(
+    trajectory = Trajectory(
         decision(agent, np.zeros(1), metrics={"rewards": rewards})
         for agent, rewards in zip(turns, given_rewards, strict=True)
     )
@@ -244,7 +237,7 @@ def test_a_wrong_number_of_rewards_is_refused() -> None:
 
 
 def test_states_of_dicts_with_masks_and_extras_keep_structure_and_dtypes() -> None:
-    trajectory = episode_of(
+    trajectory = Trajectory(
         decision(
             "a",
             {"obs": {"x": np.full(2, t, np.float32), "n": t}, "action_mask": np.array([1, 0, t % 2], np.int8)},
@@ -281,13 +274,13 @@ def test_states_of_dicts_with_masks_and_extras_keep_structure_and_dtypes() -> No
 )
 def test_decisions_that_differ_are_refused_by_name(second: dict[str, Any], message: str) -> None:
     usual: dict[str, Any] = {"state": np.zeros(1), "action": 0, "logp": 1.0}
-    trajectory = episode_of(decision(agent="a", reward=0.0, **fields) for fields in (usual, {**usual, **second}))
+    trajectory = Trajectory(decision(agent="a", reward=0.0, **fields) for fields in (usual, {**usual, **second}))
     with pytest.raises(EpisodeError, match=message):
         KStepExperienceShaper(own_reward)(trajectory, None)
 
 
 def test_extras_with_the_name_of_a_column_are_refused() -> None:
-    trajectory = episode_of([decision("a", np.zeros(1), 1.0, discount=1.0)])
+    trajectory = Trajectory([decision("a", np.zeros(1), 1.0, discount=1.0)])
     with pytest.raises(EpisodeError, match=r"names of other columns: \['discount'\]"):
         KStepExperienceShaper(own_reward)(trajectory, None)
 
@@ -305,6 +298,6 @@ def test_an_impossible_number_of_steps_is_refused(k: Any) -> None:
 
 
 def test_a_state_that_is_no_dict_among_dicts_is_refused() -> None:
-    trajectory = episode_of([decision("a", {"x": 1.0}), decision("a", 1.0)])
+    trajectory = Trajectory([decision("a", {"x": 1.0}), decision("a", 1.0)])
     with pytest.raises(EpisodeError, match=r"states of 'a' differ in their keys; each must have the keys \['x'\]"):
         KStepExperienceShaper(own_reward)(trajectory, None)

@@ -41,7 +41,8 @@ class EventEnvironment(ABC):
                 all of them are optional: `rewards` (agent id -> reward since the last step), `terminations` and
                 `truncations` (agent id -> bool: the agent's run ends here) and, at the end, `truncated` (bool: a limit
                 cut the episode for all agents that the other two do not name). Without them the end of the episode is
-                a termination.
+                a termination. `final_events` (agent id -> event) are the decision events that truncated agents no
+                longer get: learning then estimates what would have followed. Return new objects in each step.
             decision_event: the next decision. It names the agent, in the attribute or key `agent` unless the manager's
                 `agent_of` is overridden. Anything if done.
             is_done: the episode is over.

@@ -169,15 +169,7 @@ class AgentManager:
                 f"the decision event names the agent {name!r}; the agents are {list(self.agents)}. "
                 "Correct the environment's event, or add the agent to agent_ids"
             )
-        try:
-            if self.state_shaper is not None:
-                state = self.state_shaper(decision_event, snapshot_list)
-            else:
-                state = decision_event["state"] if isinstance(decision_event, dict) else decision_event.state
-        except Exception as exc:
-            self._fail("state shaper", name, exc)
-        # Environments reuse arrays, and the state is read again at the end of the episode.
-        state = state.copy() if type(state) is ndarray else copy_action(state)
+        state = self._state_of(name, decision_event, snapshot_list)
         epsilon = 0.0 if self._deterministic else self.explorer.epsilons[name]
         action, extras = self.agents[name].choose_action_with_extras(state, epsilon)
         if type(action) is not int and not is_finite(action):
@@ -209,7 +201,10 @@ class AgentManager:
         """
         if self.mode != "inference":
             self._refuse("post_process")
-        trajectory, self._trajectory = self._trajectory, Trajectory()
+        trajectory = self._trajectory
+        for name, event in trajectory.final_events():
+            trajectory.final_states[name] = self._state_of(name, event, snapshot_list)
+        self._trajectory = Trajectory()
         try:
             experiences = self.experience_shaper(trajectory, snapshot_list)
         except EpisodeError:
@@ -297,6 +292,17 @@ class AgentManager:
             f"{method} belongs to the mode {wanted!r}, and this manager is in mode {self.mode!r}. "
             f"Make a manager with mode={wanted!r} for it"
         )
+
+    def _state_of(self, agent: str, event: Any, snapshot_list: Any) -> Any:
+        """Return the model state of an event, as a copy: environments reuse arrays, and it is read again later."""
+        try:
+            if self.state_shaper is not None:
+                state = self.state_shaper(event, snapshot_list)
+            else:
+                state = event["state"] if isinstance(event, dict) else event.state
+        except Exception as exc:
+            self._fail("state shaper", agent, exc)
+        return state.copy() if type(state) is ndarray else copy_action(state)
 
     def _fail(self, part: str, agent: str, exc: Exception) -> NoReturn:
         where = f"decision {len(self._trajectory)}, of the agent {agent!r}"

@@ -79,13 +79,13 @@ class KStepExperienceShaper(ExperienceShaper):
 
         reward      r_t + gamma r_t+1 + ... + gamma^(n-1) r_t+n-1, float32
         discount    gamma^n, float32
-        next_state  s_t+n, or the last state if the agent's run ends before
+        next_state  s_t+n; at the end of the agent's run its final state if known, else its last state s_T-1
         terminated  the return reaches the end of the run, and there is nothing to expect after it, bool
         truncated   the return reaches the end of the run, which was cut off there, bool
 
     The learning target is `reward + discount * (1 - terminated) * value(next_state)`: truncated runs bootstrap. The
-    state after an agent's last decision is usually unknown. Its last state s_T-1 stands for it, and a truncated run
-    then counts r_T-1 twice: in the return and in the value. Override `_final_state` if the state is known.
+    state after a truncated agent's last decision is known if the metrics have its `final_events`. If not, its last
+    state s_T-1 is used, and r_T-1 counts twice: in the return and in the value.
 
     Further columns are `state`, `action`, and the extras of the decisions, such as `logp`.
 
@@ -127,20 +127,17 @@ class KStepExperienceShaper(ExperienceShaper):
         if len(bad := np.flatnonzero(~np.isfinite(rewards))):
             agents = sorted({trajectory[turn].agent for turn in bad})
             raise EpisodeError(f"the reward of decision {bad[0]} is {rewards[bad[0]]}; {len(bad)} are bad, of {agents}")
-        return {
-            agent: self._experiences(agent, own, rewards[own], trajectory, snapshot_list)
-            for agent, own in turns.items()
-        }
+        return {agent: self._experiences(agent, own, rewards[own], trajectory) for agent, own in turns.items()}
 
     def _experiences(
-        self, agent: str, turns: list[int], rewards: NDArray[np.float64], trajectory: Trajectory, snapshot_list: Any
+        self, agent: str, turns: list[int], rewards: NDArray[np.float64], trajectory: Trajectory
     ) -> Columns:
         count = len(turns)
         k = min(self.k, count)
         own = [trajectory[turn] for turn in turns]
         states = [decision.state for decision in own]
-        if (final := self._final_state(agent, trajectory, snapshot_list)) is not None:
-            states.append(final)
+        if agent in trajectory.final_states:
+            states.append(trajectory.final_states[agent])
         state = stacked(states, f"states of {agent!r}")
         start = np.arange(count)
         steps = np.minimum(k, count - start)
@@ -161,13 +158,6 @@ class KStepExperienceShaper(ExperienceShaper):
         if taken := columns.keys() & extras.keys():
             raise EpisodeError(f"extras of {agent!r} have the names of other columns: {sorted(taken)}. Rename them.")
         return {**columns, **extras}
-
-    def _final_state(self, agent: str, trajectory: Trajectory, snapshot_list: Any) -> Any:
-        """Return the state of an agent after its last decision, for bootstrapping; None: it is unknown.
-
-        Override this method if the environment shows that state, for example in the last metrics.
-        """
-        return None
 
 
 def rewards_between_turns(trajectory: Trajectory) -> NDArray[np.float64]:

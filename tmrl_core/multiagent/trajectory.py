@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,9 +42,29 @@ class Decision:
 
 
 class Trajectory(list[Decision]):
-    """All decisions of an episode, in their order."""
+    """All decisions of an episode, in their order.
+
+    Attributes:
+        final_states: model state of each truncated agent after its last decision, as far as it is known.
+    """
 
     _ends: tuple[dict[str, End], End] | None = None
+
+    def __init__(self, decisions: Iterable[Decision] = ()) -> None:
+        super().__init__(decisions)
+        self.final_states: dict[str, Any] = {}
+
+    def final_events(self) -> Iterator[tuple[str, Any]]:
+        """Yield the agents that were truncated, with their events in `metrics["final_events"]`.
+
+        Raises:
+            EpisodeError: as for `ended`.
+        """
+        for decision in self:
+            if isinstance(decision.metrics, dict) and "final_events" in decision.metrics:
+                for agent, event in _by_agent(decision.metrics, "final_events").items():
+                    if self.ended(agent) == "truncated":
+                        yield agent, event
 
     def ended(self, agent: str) -> End:
         """Return how the run of an agent ended. Use it only once the episode is over.
@@ -71,17 +91,19 @@ class Trajectory(list[Decision]):
             if isinstance(metrics, dict):
                 for key, end in _ENDS:
                     if key in metrics:
-                        ends |= {agent: end for agent in _flagged(metrics[key], key) if agent not in ends}
+                        flagged = [agent for agent, flag in _by_agent(metrics, key).items() if flag]
+                        ends |= {agent: end for agent in flagged if agent not in ends}
         return ends, "truncated" if isinstance(metrics, dict) and metrics.get("truncated") else "terminated"
 
 
 _ENDS: tuple[tuple[str, End], ...] = (("terminations", "terminated"), ("truncations", "truncated"))
 
 
-def _flagged(flags: Any, key: str) -> list[str]:
-    if not isinstance(flags, Mapping):
-        raise EpisodeError(f"metrics[{key!r}] must map agent ids to bools, got {flags!r:.100}")
-    return [agent for agent, flag in flags.items() if flag]
+def _by_agent(metrics: dict[str, Any], key: str) -> Mapping[str, Any]:
+    value = metrics[key]
+    if not isinstance(value, Mapping):
+        raise EpisodeError(f"metrics[{key!r}] must be a mapping from agent ids, got {value!r:.100}")
+    return value
 
 
 def experience_problem(experiences: Any, agents: Collection[str]) -> str | None:
