@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,8 +19,19 @@ from pettingzoo import AECEnv
 from pettingzoo.classic.tictactoe import tictactoe
 
 from tmrl_core.errors import ConfigError, EpisodeError, MissingExtraError
-from tmrl_core.multiagent import ActionShaper, EventEnvironment, StateShaper
-from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment, Turn
+from tmrl_core.multiagent import (
+    ActionShaper,
+    Actor,
+    AgentAlgorithm,
+    AgentManager,
+    Assembly,
+    EventEnvironment,
+    PolicySettings,
+    StateShaper,
+)
+from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment, Turn, TurnExperienceShaper
+from tmrl_core.multiagent.shapers import stacked
+from tmrl_core.networking.protocol.messages import Blob
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it makes an environment in PettingZoo's old way
@@ -77,9 +89,11 @@ class Crowd(AECEnv):  # type: ignore[misc]
         if self.waiting and self.rng.random() < 0.2:
             self.appear()
         for other in self.agents:
+            self.infos[other] = {"action_mask": np.array([self.rng.random() < 0.5, 1, 0, 1], np.int8)}
             self.terminations[other] = bool(self.rng.random() < 0.03)
             self.truncations[other] = bool(self.rng.random() < 0.03) or self.count == 60
-            self.infos[other] = {"action_mask": np.array([self.rng.random() < 0.5, 1, 0, 1], np.int8)}
+            if self.terminations[other] or self.truncations[other]:
+                self.infos[other] = {}
         live = [other for other in self.agents if not (self.terminations[other] or self.truncations[other])]
         self.agent_selection = str(self.rng.choice(live)) if live else self.agents[0]
         self._deads_step_first()
@@ -127,7 +141,8 @@ def by_hand_in_turns(env: Any, seed: int) -> dict[str, list[Step]]:
     sums: dict[str, float] = {}
     for agent in env.agent_iter():
         observation, cumulative, terminated, truncated, info = env.last()
-        if "action_mask" in info:
+        if isinstance(env, Crowd):
+            info = info or {"action_mask": np.ones(4, np.int8)}
             observation = {"observation": observation, "action_mask": info["action_mask"]}
         kind = "terminated" if terminated else "truncated" if truncated else "turn"
         if agent in pending:
@@ -203,6 +218,63 @@ def test_each_step_of_each_agent_is_that_of_the_own_loop(name: str, seed: int) -
             assert one[2] == pytest.approx(other[2], abs=1e-9)
             assert same(one[3], other[3])
             assert one[4] == other[4]
+
+
+class Random(AgentAlgorithm):
+    """Random allowed actions, of all spaces in this file."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.space = space
+
+    def choose_action(self, state: Any, epsilon: float) -> int:
+        return chosen(self.space, state, self.rng)
+
+    def train_on_batch(self, batch: Any) -> dict[str, Any]:
+        return {}
+
+    def get_model(self) -> Blob:
+        return Blob("none", b"")
+
+    def load_model(self, model: Blob) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", ["tictactoe", "spread, parallel", "agents appear"])
+def test_experiences_are_the_steps_of_each_agent(name: str) -> None:
+    env = PettingZooEnvironment(MAKERS[name]())
+    policies = {agent: PolicySettings(algorithm=partial(Random, env.action_space(agent))) for agent in env.agents}
+    assembly = Assembly(agents={agent: agent for agent in policies}, policies=policies)
+    manager = AgentManager("inference", list(policies), config=assembly, experience_shaper=TurnExperienceShaper())
+    _, experiences = Actor(env, manager).roll_out(seed=4)
+    # The same episode again, by hand.
+    env.set_seed(4)
+    manager.set_seed(4)
+    seen: dict[str, list[Turn]] = {}
+    rewards: dict[str, list[float]] = {}
+    ends: dict[str, str] = {}
+    _, turn, done = env.step(None)
+    while not done:
+        assert turn is not None
+        seen.setdefault(turn.agent, []).append(turn)
+        rewards.setdefault(turn.agent, []).append(0.0)
+        metrics, turn, done = env.step(manager.agents[turn.agent].choose_action(turn.state, 0.0))
+        for agent, reward in metrics["rewards"].items():
+            if agent in rewards:
+                rewards[agent][-1] += reward
+        for agent, last in metrics["final_events"].items():
+            seen.setdefault(agent, []).append(last)
+            ends[agent] = "terminated" if metrics["terminations"].get(agent) else "truncated"
+    assert experiences.keys() == rewards.keys()
+    for agent, columns in experiences.items():
+        states = [turn.state for turn in seen[agent]]
+        assert same(columns["state"], stacked(states[:-1], ""))
+        assert same(columns["next_state"], stacked(states[1:], ""))
+        assert columns["reward"] == pytest.approx(rewards[agent])
+        for flag in ("terminated", "truncated"):
+            assert list(columns[flag]) == [*[False] * (len(states) - 2), ends[agent] == flag]
+    expected = {"tictactoe": {"terminated"}, "spread, parallel": {"truncated"}}
+    assert set(ends.values()) == expected.get(name, {"terminated", "truncated"})
 
 
 def played(env: EventEnvironment, rng: np.random.Generator, first: Turn | None = None) -> list[Any]:

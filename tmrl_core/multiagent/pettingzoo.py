@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from gymnasium.wrappers.utils import create_zero_array
 from tmrl_core.config.references import resolve
 from tmrl_core.errors import ConfigError, EpisodeError, MissingExtraError
 from tmrl_core.multiagent.environment import EventEnvironment
-from tmrl_core.multiagent.shapers import ActionShaper, StateShaper
+from tmrl_core.multiagent.shapers import ActionShaper, KStepExperienceShaper, StateShaper
+from tmrl_core.multiagent.trajectory import Trajectory
 
 try:
     from pettingzoo import AECEnv, ParallelEnv, aec_registry, parallel_registry
@@ -52,6 +53,27 @@ class Turn:
         return {**seen, "action_mask": self.info["action_mask"]}
 
 
+class TurnExperienceShaper(KStepExperienceShaper):
+    """k-step returns that bootstrap from the observation after an agent's last action, where its run was truncated.
+
+    Args:
+        gamma: as for `KStepExperienceShaper`.
+        k: as for `KStepExperienceShaper`.
+        state_shaper: the manager's; None: the turn's `state`.
+    """
+
+    def __init__(self, *, gamma: float = 0.99, k: int = 1, state_shaper: StateShaper | None = None) -> None:
+        super().__init__(gamma=gamma, k=k)
+        self._state_shaper = state_shaper
+
+    def _final_state(self, agent: str, trajectory: Trajectory, snapshot_list: Any) -> Any:
+        for decision in reversed(trajectory):
+            turn = decision.metrics["final_events"].get(agent)
+            if turn is not None:
+                return turn.state if self._state_shaper is None else self._state_shaper(turn, snapshot_list)
+        return None
+
+
 class PettingZooEnvironment(EventEnvironment):
     """An environment of PettingZoo. Each turn of a live agent is a decision event.
 
@@ -84,6 +106,8 @@ class PettingZooEnvironment(EventEnvironment):
         self._seed: int | None = None
         self._returns: dict[str, float] = {}
         self._turns = 0
+        self._masks: dict[str, Any] = {}
+        """The last mask of each agent that gets them in its info."""
 
     @property
     def agents(self) -> dict[str, Any]:
@@ -121,8 +145,7 @@ class PettingZooEnvironment(EventEnvironment):
         if action is None:
             self.env.reset(seed=self._seed)
             self._seed = None
-            self._returns = {}
-            self._turns = 0
+            self._returns, self._masks, self._turns = {}, {}, 0
         else:
             self.env.step(self._executable(action))
             self._turns += 1
@@ -135,8 +158,13 @@ class PettingZooEnvironment(EventEnvironment):
             self._returns[agent] = self._returns.get(agent, 0.0) + reward
             turn = Turn(agent, copy.deepcopy(observation), copy.deepcopy(info))
             if not (terminated or truncated):
+                if "action_mask" in info:
+                    self._masks[agent] = turn.info["action_mask"]
                 return metrics, turn, False
             metrics["terminations" if terminated else "truncations"][agent] = True
+            if agent in self._masks and "action_mask" not in info:
+                # At the end many infos are empty. A final state has the keys of the others, and allows all actions.
+                turn = replace(turn, info={**turn.info, "action_mask": np.ones_like(self._masks[agent])})
             metrics["final_events"][agent] = turn
             self.env.step(None)
         return metrics, None, True
