@@ -30,3 +30,31 @@ def test_some_keys_must_not_change_and_some_keep_their_first_value() -> None:
     assert (found.run.seed, found.agent.kwargs["alpha"]) == (1, 0.1)
     assert (found.memory.n_step, found.agent.kwargs["hidden_sizes"]) == (3, [2])
     assert in_force(plain(today), today) is today
+
+
+def test_an_agent_keeps_its_policy_and_memory_in_a_run() -> None:
+    def made(**section: Any) -> Any:
+        policies = {name: {"algorithm": "a:B", "memory": "all"} for name in ("x", "y")}
+        worker, lockstep = {"collection": "lockstep"}, {"steps_per_round": None, "episodes_per_round": 1}
+        many = {"agents": {"one": "x", "two": "y"}, "policies": policies, **section}
+        return from_values({"multiagent": many, "worker": worker, "trainer": {"lockstep": lockstep}})
+
+    def changed(**section: Any) -> dict[str, bool]:
+        return {change.key: bool(change.fixed) for change in changes_since(plain(made()), made(**section))}
+
+    assert changed(agents={"one": "y", "two": "x", "three": "x"}) == {
+        "multiagent.agents.one": True,
+        "multiagent.agents.two": True,
+        "multiagent.agents.three": False,  # a new agent
+    }
+    policies = {
+        "x": {"algorithm": "a:B", "kwargs": {"lr": 0.1}, "memory": "all"},
+        "y": {"algorithm": "a:B", "parameters": {"batch_size": 9, "capacity": 7}},
+    }
+    assert changed(policies=policies) == {
+        "multiagent.policies.x.kwargs.lr": False,
+        "multiagent.policies.y.memory": True,
+        "multiagent.policies.y.parameters.batch_size": False,
+        "multiagent.policies.y.parameters.capacity": True,
+    }
+    assert "multiagent" in {change.key for change in changes_since(plain(from_values({})), made()) if change.fixed}

@@ -15,12 +15,28 @@ import msgspec
 from tmrl_core.config.loading import convert, put
 from tmrl_core.config.sections import Config
 
-COMPARED = ("run.seed", "environment", "actor", "worker.collection", "memory", "agent", "trainer", "checkpoint")
+COMPARED = (
+    "run.seed",
+    "environment",
+    "actor",
+    "worker.collection",
+    "memory",
+    "agent",
+    "multiagent",
+    "trainer",
+    "checkpoint",
+)
 """Keys that are compared. Other keys concern only this process."""
 
 FIXED: dict[str, str] = {
     r"memory\.(n_step|capacity|kwargs\.(length|stride))": "the stored transitions have the earlier value",
     r"memory\.recorded": "the checkpoint holds the recorded sessions that the run began with",
+    r"multiagent": "the checkpoint is of one agent, or of many",
+    r"multiagent\.agents\..*": "the checkpoint's experiences belong to the earlier policy",
+    r"multiagent\.policies\.[^.]*\.(algorithm|memory|parameters\.(capacity|overwrite|sample_by))": (
+        "the stored experiences have the earlier value"
+    ),
+    r"multiagent\.memories\..*": "the stored experiences have the earlier value",
     r"(actor|agent)\.kwargs\.activation": "the networks were trained with the earlier one",
 }
 """Keys that must not change, as regular expressions, with the reasons."""
@@ -92,11 +108,16 @@ def _at(values: Any, key: str) -> Any:
 
 def _differences(key: str, then: Any, now: Any) -> Iterator[Change]:
     if isinstance(then, Mapping) and isinstance(now, Mapping):
-        names = then.keys() | now.keys() if ".kwargs" in key else then.keys() & now.keys()
+        names = then.keys() | now.keys() if _has_free_names(key) else then.keys() & now.keys()
         for name in sorted(names):
             yield from _differences(f"{key}.{name}", then.get(name, LEFT_OUT), now.get(name, LEFT_OUT))
-    elif then != now and (".kwargs." in key or LEFT_OUT not in (then, now)):
+    elif then != now and (LEFT_OUT not in (then, now) or _has_free_names(key.rpartition(".")[0])):
         yield Change(key, then, now)
+
+
+def _has_free_names(key: str) -> bool:
+    """Return True if the names below a key are the user's, so that a configuration may lack some."""
+    return ".kwargs" in key or key in ("multiagent.agents", "multiagent.policies", "multiagent.memories")
 
 
 def _shown(value: Any) -> str:

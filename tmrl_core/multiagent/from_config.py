@@ -80,6 +80,28 @@ def _make_algorithm(key: str, policy: AgentPolicySection, mode: Mode) -> AgentAl
     return made
 
 
+def training_from_config(config: Config) -> Callable[[], Any]:
+    """Return a function that makes the training object of the section `multiagent`.
+
+    Raises:
+        ConfigError: a reference names nothing.
+    """
+    # Workers use this module too, without torch.
+    from tmrl_core.roles.training import lockstep_settings, loop_settings
+    from tmrl_core.training.loops.lockstep import TrainingLockstep
+
+    section, reference = section_of(config), config.trainer.loop
+    if reference == Config().trainer.loop:
+        reference = "tmrl_core.multiagent:MultiAgentTraining"
+    return partial(
+        resolve_with(reference, {}, "trainer.loop"),
+        partial(make_manager, config, "training"),
+        max_episode_bytes=section.max_episode_bytes,
+        **loop_settings(config, TrainingLockstep),
+        **lockstep_settings(config),
+    )
+
+
 def environment_maker(config: Config, *, test: bool = False) -> Callable[[], EventEnvironment]:
     """Return a function that makes the environment.
 

@@ -119,6 +119,11 @@ class MultiAgentTraining(TrainingLockstep):
             self.manager.agents, self.manager.score, max_episode_bytes=self.max_episode_bytes, clock=self.clock
         )
 
+    def follow_memory(self) -> None:
+        """Add agents and policies that are new since a checkpoint to the state of the next ones."""
+        self.agent = ManagedAgents(self.manager)
+        self._follow_parts()
+
     def _seed_of(self, stream: bytes, index: int) -> int | None:
         seed = self.round_seed
         return seed if seed is None or index == 0 else episode_seeds(seed)(index)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
+from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.run_folder import check_run_folder, write_in_force
@@ -269,7 +270,7 @@ class Trainer:
 
     def _actor(self) -> Any:
         actor = actor_of(self._iterations.training)
-        if actor is None:
+        if actor is None or isinstance(actor, PolicyBundle):
             raise ConfigError("this training object has no agent that can act")
         return actor
 

@@ -148,6 +148,9 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     Raises:
         ConfigError: a reference names nothing, or the memory cannot be on disk.
     """
+    if config.multiagent is not None:
+        make: Callable[[Config], Callable[[], Any]] = resolve(OF_MANY_AGENTS, "multiagent")
+        return make(config)
     trainer, memory = config.trainer, config.memory
     agent = agent_from_config(config)
     agent_cls = agent.args[1]
@@ -170,9 +173,9 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         env_cls=_environment(config),
         memory_cls=memory_cls,
         training_agent_cls=agent,
-        **_loop_settings(config, loop),
+        **loop_settings(config, loop),
         **_declared(config, loop),
-        **_lockstep(config),
+        **lockstep_settings(config),
     )
     _check_loop(made, trainer.loop)
     return made
@@ -255,11 +258,14 @@ def _check_loop(made: partial[Any], reference: str) -> None:
         ) from exc
 
 
+OF_MANY_AGENTS = "tmrl_core.multiagent.from_config:training_from_config"
+"""Counterpart of `training_from_config` for the section `multiagent`. Its package uses the roles, so it is a reference.
+"""
 OF_OUR_LOOPS = frozenset({"max_bad_updates", "bad_updates_folder", "threads"})
 """Parameters that are not passed to custom training loops."""
 
 
-def _loop_settings(config: Config, loop: Any) -> dict[str, Any]:
+def loop_settings(config: Config, loop: Any) -> dict[str, Any]:
     """Return the settings of `trainer` and `trainer.limiter` that `TrainingOffline` has a parameter for.
 
     A custom training loop gets the parameters of tmrl's loops, and those of the others that are set.
@@ -311,7 +317,7 @@ def _declared(config: Config, loop: Any) -> dict[str, Any]:
     return {"declared": frozenset(known)}
 
 
-def _lockstep(config: Config) -> dict[str, Any]:
+def lockstep_settings(config: Config) -> dict[str, Any]:
     """Return the keyword arguments of a loop for lockstep collection."""
     if config.worker.collection != "lockstep":
         return {}
