@@ -83,5 +83,5 @@ def test_final_events_of_agents_without_a_decision_are_harmless() -> None:
 
 
 def test_final_events_that_are_no_mapping_are_refused() -> None:
-    with pytest.raises(EpisodeError, match=r"metrics\['final_events'\] must be a mapping from agent ids, got 3"):
+    with pytest.raises(EpisodeError, match=r"metrics\['final_events'\] must map agent ids to events, got 3"):
         played(Manager("inference", ["a"]), [{"truncated": True, "final_events": 3}])

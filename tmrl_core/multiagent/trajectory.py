@@ -102,7 +102,8 @@ _ENDS: tuple[tuple[str, End], ...] = (("terminations", "terminated"), ("truncati
 def _by_agent(metrics: dict[str, Any], key: str) -> Mapping[str, Any]:
     value = metrics[key]
     if not isinstance(value, Mapping):
-        raise EpisodeError(f"metrics[{key!r}] must be a mapping from agent ids, got {value!r:.100}")
+        kind = "events" if key == "final_events" else "bools"
+        raise EpisodeError(f"metrics[{key!r}] must map agent ids to {kind}, got {value!r:.100}")
     return value
 
 
