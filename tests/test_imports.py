@@ -53,7 +53,11 @@ LAYERS: list[tuple[str, ...]] = [
 PROTOCOL = ("networking.protocol", "networking.relay", "networking.peers")
 PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
 DOES_IO = {"asyncio", "selectors", "select", "socket", "ssl", "multiprocessing", "subprocess"}
-TORCH_PACKAGES = ("actor.policies.torch", "gateway.advice", "multiagent.algorithms")  # loaded where they are needed
+TORCH_PACKAGES = (  # loaded where they are needed
+    "actor.policies.torch",
+    "gateway.advice",
+    *(f"multiagent.algorithms.{name}" for name in ("a2c", "algorithm", "batches", "dqn", "training_agent")),
+)
 
 
 def module_name(file: Path) -> str:

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.actor import Actor
     from tmrl_core.multiagent.agent import Agent, AgentParameters
     from tmrl_core.multiagent.algorithm import AgentAlgorithm
-    from tmrl_core.multiagent.algorithms import Algorithm
+    from tmrl_core.multiagent.algorithms.a2c import A2C, A2CParameters
+    from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
+    from tmrl_core.multiagent.algorithms.algorithm import Algorithm
+    from tmrl_core.multiagent.algorithms.dqn import DQN, DQNParameters
+    from tmrl_core.multiagent.algorithms.rules import RandomPolicy, RulePolicy
+    from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
     from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettings
     from tmrl_core.multiagent.environment import EventEnvironment
     from tmrl_core.multiagent.exploration import (
@@ -32,6 +37,10 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.trajectory import Decision, Trajectory
 
 __all__ = [
+    "A2C",
+    "DQN",
+    "A2CParameters",
+    "ActingPolicy",
     "ActionShaper",
     "Actor",
     "AdaptiveExplorer",
@@ -41,6 +50,7 @@ __all__ = [
     "AgentParameters",
     "Algorithm",
     "Assembly",
+    "DQNParameters",
     "Decision",
     "EarlyStopping",
     "EpisodeResult",
@@ -55,9 +65,12 @@ __all__ = [
     "MultiAgentTraining",
     "PettingZooEnvironment",
     "PolicySettings",
+    "RandomPolicy",
     "RemoteActor",
+    "RulePolicy",
     "SimpleStore",
     "StateShaper",
+    "TrainingAgentAlgorithm",
     "Trajectory",
     "TurnExperienceShaper",
     "TwoPhaseLinearExplorer",
@@ -71,7 +84,12 @@ _, __getattr__, __dir__ = lazy_names(
         "actor": "Actor",
         "agent": "Agent AgentParameters",
         "algorithm": "AgentAlgorithm",
-        "algorithms": "Algorithm",
+        "algorithms.a2c": "A2C A2CParameters",
+        "algorithms.acting_policy": "ActingPolicy",
+        "algorithms.algorithm": "Algorithm",
+        "algorithms.dqn": "DQN DQNParameters",
+        "algorithms.rules": "RandomPolicy RulePolicy",
+        "algorithms.training_agent": "TrainingAgentAlgorithm",
         "assembly": "Assembly MemorySettings PolicySettings",
         "environment": "EventEnvironment",
         "exploration": "AdaptiveExplorer Explorer LinearExplorer TwoPhaseLinearExplorer",

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
+from tmrl_core.training.checkpointable import StateOwner
 
 
-class AgentAlgorithm(ABC):
-    """A policy and its learning rule: what an `Agent` needs of an algorithm.
+class AgentAlgorithm(StateOwner, ABC):
+    """A policy and its learning rule: what an `Agent` needs of an algorithm. Its attributes are its state.
 
     Attributes:
         rng: the generator that exploration and sampling draw from, and nothing else does.
         deterministic: act without sampling, for tests.
+        trains_on_rounds: a batch holds all experiences since the last one, those of an agent's episode in their order.
     """
+
+    transient: ClassVar[frozenset[str]] = frozenset({"deterministic", "trains_on_rounds"})
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng()
         self.deterministic = False
+        self.trains_on_rounds = False
 
     def seed(self, seed: int | np.random.SeedSequence) -> None:
         """Restart the generator."""
