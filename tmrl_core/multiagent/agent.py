@@ -31,7 +31,8 @@ class AgentParameters:
             without the key get the highest weight of the pool, so that all are sampled soon.
         min_experiences: experiences in the pool before training starts.
         updates_per_episode: updates after each episode.
-        on_policy: instead, train on all experiences of the pool, each `epochs` times, then clear it.
+        on_policy: instead, train on all experiences of the pool, each `epochs` times, then clear it. An algorithm that
+            trains on rounds needs it, and gets all of them as one batch, once.
         epochs: passes over the experiences, on-policy only.
 
     Raises:
@@ -75,11 +76,19 @@ class Agent:
         algorithm: chooses actions and learns; agents may share it.
         experience_pool: agents may share it.
         params: storage, sampling and training strategy.
+
+    Raises:
+        ConfigError: the algorithm trains on rounds, and the parameters are not on-policy.
     """
 
     def __init__(
         self, name: str, algorithm: AgentAlgorithm, experience_pool: SimpleStore, params: AgentParameters
     ) -> None:
+        if algorithm.trains_on_rounds and not params.on_policy:
+            raise ConfigError(
+                f"the agent {name!r} has an algorithm that trains on all experiences since the last update, in their "
+                "order. Set on_policy"
+            )
         self.name = name
         self.algorithm = algorithm
         self.experience_pool = experience_pool
@@ -144,7 +153,9 @@ class Agent:
     def _batches(self) -> Iterator[tuple[NDArray[np.int64], Columns]]:
         """Yield the indexes and columns of each update's experiences."""
         pool, params = self.experience_pool, self.params
-        if params.on_policy:
+        if self.algorithm.trains_on_rounds:
+            yield np.arange(len(pool)), pool.get()
+        elif params.on_policy:
             # Batches of nearly equal size: a last one of few experiences would weigh as much as a whole one.
             parts = -(-len(pool) // params.batch_size)
             for _ in range(params.epochs):

@@ -56,7 +56,8 @@ class AlgorithmSuite:
             "terminated": np.arange(ROWS) == ROWS - 1,
             "truncated": np.zeros(ROWS, bool),
         }
-        return columns | _columns([dict(extras) for _, extras in chosen])
+        extras: dict[str, Any] = _columns([dict(more) for _, more in chosen])
+        return columns | extras
 
     def actions(self, algorithm: AgentAlgorithm, epsilon: float, count: int = 20) -> np.ndarray:
         """Return the actions for some states."""
@@ -80,7 +81,7 @@ class AlgorithmSuite:
             _seed_everything(other)
             algorithm.seed(np.random.SeedSequence([5, 7]))
             found.append(self.actions(algorithm, 0.5))
-        np.testing.assert_array_equal(*found)
+        np.testing.assert_array_equal(found[0], found[1])
 
     def test_a_state_and_a_batch_are_left_as_they_were(self) -> None:
         """States become experiences, and a batch may be a view of the pool."""

@@ -52,6 +52,12 @@ def errors(made: DQN, rows: dict[str, Any]) -> list[float]:
     return found
 
 
+def values_of(module: Any) -> torch.Tensor:
+    """The values of a table."""
+    values: torch.Tensor = module.values
+    return values
+
+
 VALUES = [[0.0, 1.0, 5.0], [2.0, 3.0, 4.0]]
 
 
@@ -84,16 +90,16 @@ def test_a_next_state_without_an_allowed_action_counts_as_terminal() -> None:
 def test_double_takes_the_targets_value_of_the_online_choice() -> None:
     made = make(VALUES)
     with torch.no_grad():
-        made.models["q"].values[1] = torch.tensor([9.0, 3.0, 4.0])
+        values_of(made.models["q"])[1] = torch.tensor([9.0, 3.0, 4.0])
     assert errors(made, batch())[0] == pytest.approx(1 + 0.81 * 2 - 1)
 
 
 def test_the_loss_is_hubers_and_weighted() -> None:
     made = make(VALUES, target_interval=10)
-    metrics = made.train_on_batch(batch(weights=np.array([0.5, 2.0])))
+    metrics = made.train_on_batch(batch(importance=np.array([0.5, 2.0])))
     assert metrics["loss_critic"] == pytest.approx((0.5 * (3.24 - 0.5) + 2.0 * (4.5 - 0.5)) / 2)
     # The gradient of Huber's loss is the error, at most 1; of a mean over two rows, with the rows' weights.
-    assert made.models["q"].values[0, 1].item() == pytest.approx(1.0 + 0.1 * 0.5 / 2)
+    assert values_of(made.models["q"])[0, 1].item() == pytest.approx(1.0 + 0.1 * 0.5 / 2)
 
 
 def test_another_loss_function_may_be_given() -> None:
@@ -103,13 +109,13 @@ def test_another_loss_function_may_be_given() -> None:
 
 def test_the_target_network_moves_by_polyak_updates_at_its_interval() -> None:
     made = make(VALUES, target_interval=2, polyak=0.75)
-    before = made.target_network.values.clone()
+    before = values_of(made.target_network).clone()
     made.train_on_batch(batch())
-    assert torch.equal(made.target_network.values, before)
+    assert torch.equal(values_of(made.target_network), before)
     made.train_on_batch(batch())
-    expected = 0.75 * before + 0.25 * made.models["q"].values
-    assert torch.allclose(made.target_network.values, expected)
-    assert not torch.equal(made.target_network.values, before)
+    expected = 0.75 * before + 0.25 * values_of(made.models["q"])
+    assert torch.allclose(values_of(made.target_network), expected)
+    assert not torch.equal(values_of(made.target_network), before)
 
 
 def test_a_batch_that_is_not_finite_changes_nothing() -> None:

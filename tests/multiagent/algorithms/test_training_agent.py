@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tmrl_core.actor import QValueMLPActor
+from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor
 from tmrl_core.errors import ConfigError, WeightsError
+from tmrl_core.multiagent.agent import Agent, AgentParameters
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
-from tmrl_core.training import DQNAgent, TrainingAgent
+from tmrl_core.multiagent.store import SimpleStore
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 STATES = gym.spaces.Box(-10, 10, (2,), np.float32)
@@ -93,6 +96,18 @@ def test_a_round_has_the_ends_of_its_runs_and_all_extras() -> None:
     assert extras["ends"].tolist() == [0, 0, 1, 0, 1, 1]
     assert extras["logp"].tolist() == list(range(ROWS))
     assert extras["places"].shape == (ROWS, 3)
+
+
+def test_an_agent_trains_on_whole_rounds_in_their_order() -> None:
+    made = recorder(RoundRecorder)
+    with pytest.raises(ConfigError, match=r"all experiences since the last update, in their order. Set on_policy"):
+        Agent("a", made, SimpleStore(), AgentParameters())
+    agent = Agent("a", made, SimpleStore(), AgentParameters(on_policy=True, batch_size=2, epochs=3))
+    for reward in (0.0, 1.0):
+        agent.store_experiences(batch(reward=np.arange(ROWS) + reward * ROWS))
+    agent.train()
+    assert [rows[2].tolist() for rows in made.agent.batches] == [list(range(2 * ROWS))]
+    assert len(agent.experience_pool) == 0
 
 
 def test_an_agent_without_extras_gets_six_columns() -> None:

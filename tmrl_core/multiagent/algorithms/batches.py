@@ -13,7 +13,9 @@ from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.samples.columns import Tree, map_leaves
 from tmrl_core.training.batches import Transitions
 
-KEYS = frozenset({"state", "action", "reward", "next_state", "discount", "terminated", "truncated", "weights"})
+IMPORTANCE = "importance"
+"""Key of the factors of the rows' losses, where experiences are not sampled uniformly."""
+KEYS = frozenset({"state", "action", "reward", "next_state", "discount", "terminated", "truncated", IMPORTANCE})
 """Keys of experiences with a meaning of their own. All others are extras, such as `logp`."""
 
 
@@ -52,7 +54,7 @@ def transitions_of(batch: Columns, device: torch.device) -> Transitions:
         t["state"] if complete else t["next_state"],
         torch.ones_like(reward_B) if complete else t["terminated"],
         0.0 if complete else t["discount"],
-        t.get("weights"),
+        t.get(IMPORTANCE),
     )
 
 

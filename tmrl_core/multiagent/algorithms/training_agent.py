@@ -11,7 +11,7 @@ import torch
 from tmrl_core.config.references import check_kwargs, resolve
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
-from tmrl_core.multiagent.algorithms.batches import KEYS, require, tensors_of
+from tmrl_core.multiagent.algorithms.batches import IMPORTANCE, KEYS, require, tensors_of
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.agents.ppo import PPOAgent
@@ -114,12 +114,12 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
         columns: dict[str, Any] = dict(batch)
         if self.trains_on_rounds:
             columns = self._round(columns)
-        elif self._agent.wants_extras:
+        else:
             columns = {key: columns[key] for key in KEYS & columns.keys()}
             # With weights, an agent leaves its TD errors.
-            columns.setdefault("weights", np.ones(len(columns["reward"]), np.float32))
+            columns["weights"] = columns.pop(IMPORTANCE, np.ones(len(columns["reward"]), np.float32))
         t = tensors_of(columns, torch.device(self._agent.device or "cpu"))
-        extras = {key: value for key, value in t.items() if key not in KEYS or key in ("discount", "weights")}
+        extras = {key: value for key, value in t.items() if key not in KEYS or key == "discount"}
         rows = (t["state"], t["action"], t["reward"], t["next_state"], t["terminated"], t["truncated"])
         found = self.agent.train((*rows, extras) if self._agent.wants_extras else rows)
         self.updates += 1
