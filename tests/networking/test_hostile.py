@@ -59,7 +59,8 @@ from tmrl_core.networking.protocol.messages import (
 from tmrl_core.networking.relay import core
 from tmrl_core.networking.relay.stream_budget import OF_ONE_BYTES
 from tmrl_core.networking.security import credentials
-from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, encode_message
+from tmrl_core.samples.codec import most_records
 from tmrl_core.training.remote import interface as remote
 from tmrl_core.training.remote.interface import RemoteInterface
 
@@ -643,6 +644,33 @@ def test_names_in_records_of_episodes_are_one_short_line(place: Place) -> None:
     (shown,) = [record for record in sink.records if record.kind == "episode"]
     assert all(shown.text(name).isprintable() for name in ("worker", "agent"))
     assert len(shown.text("worker")) <= 1_000
+
+
+def test_records_of_episodes_are_bounded_by_the_size_of_their_message(place: Place) -> None:
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    interface = RemoteInterface(place.trainer, recorder=recorder)
+    record = EpisodeRecord("", 1.0, 3, "train", "terminated", worker="w" * 300)
+    body = encode_message(None, [record] * 40_000, compression="none")
+    frame = b"\x01" + zstandard.ZstdCompressor(level=19).compress(body[1:])
+    assert len(frame) < 3_000
+    wolf = place.stranger()
+    resume = wolf.as_worker()
+    wolf.frame(Kind.DATA, FIRST | LAST, head(length=len(frame)) + frame, epoch=resume.epoch)
+    taken = 0
+
+    def arrived() -> bool:
+        nonlocal taken
+        taken += len(interface.retrieve_buffer().episodes)
+        return taken > 0
+
+    until(arrived)
+    assert taken == most_records(len(frame)) < 300
+    # An honest worker's short episodes all arrive: its messages are as large as their number needs.
+    place.worker.send(episode(0, 4), [record] * 10_000)
+    taken = 0
+    until(lambda: arrived() and taken == 10_000)
+    recorder.close()
 
 
 def test_a_worker_that_never_finishes_its_turn_does_not_block_training(place: Place) -> None:

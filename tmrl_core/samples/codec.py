@@ -55,6 +55,7 @@ __all__ = [
     "encode_message",
     "encode_message_buffers",
     "encode_value",
+    "most_records",
     "split_chunk",
 ]
 
@@ -64,6 +65,9 @@ BytesLike = bytes | bytearray | memoryview
 RAW, ZSTD = b"\x00", b"\x01"
 MIN_SAVING = 0.05
 """Minimum share of a message that zstd must save; otherwise "auto" sends it uncompressed."""
+
+FEW_RECORDS, RECORD_BYTES = 64, 16
+"""A message may have this number of episode records, and one more for each of this number of bytes on the wire."""
 
 _LEVEL = 1
 # Minimum bytes of a message for a frame, and of a plane for a block.
@@ -131,6 +135,15 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
+def most_records(wire_bytes: int) -> int:
+    """Return the maximum number of episode records in a message of this size on the wire.
+
+    Compressed, equal records take almost no bytes, and each becomes a line in the trainer's files. The encoder sends a
+    message uncompressed in which they would take less.
+    """
+    return FEW_RECORDS + wire_bytes // RECORD_BYTES
+
+
 def encode_message(
     chunk: Chunk | Sequence[Chunk] | None,
     records: Sequence[EpisodeRecord],
@@ -168,7 +181,9 @@ def encode_message_buffers(
     size = len(head) + sum(column.nbytes for column in columns)
     if compression == "zstd" or (compression == "auto" and _promises_saving(columns, size)):
         compressed = _compress(head, columns)
-        if compression == "zstd" or len(compressed) <= (1 - MIN_SAVING) * size:
+        if len(records) <= most_records(len(compressed)) and (
+            compression == "zstd" or len(compressed) <= (1 - MIN_SAVING) * size
+        ):
             return [ZSTD, compressed]
     buffers: list[bytes | memoryview] = [RAW, head]
     for column in columns:

@@ -41,6 +41,8 @@ from tmrl_core.samples import (
 
 logger = logging.getLogger(__name__)
 
+_PIECE_RECORDS = 250
+"""Maximum number of episode records in a message; with all their metrics they have less than 1 MB."""
 _PIECE_BYTES = 1 << 20
 """Approximate size of a message of samples."""
 _AHEAD_BYTES = 8 << 20
@@ -236,13 +238,15 @@ class WorkerLink(Link):
         encode = partial(
             encode_message_buffers, signature=EXPERT if self.expert else b"", compression=self._compression
         )
-        if len(chunks) != 1 or first_size <= limit:
-            yield encode(chunks, records), sum(chunk.rows for chunk in chunks)
-            return
-        pieces = list(split_chunk(chunks[0], limit))
-        for i, piece in enumerate(pieces):
-            last = i == len(pieces) - 1
-            yield encode(piece, records if last else ()), piece.rows
+        pieces: list[tuple[Chunk | Sequence[Chunk], int]] = [(chunks, sum(chunk.rows for chunk in chunks))]
+        if len(chunks) == 1 and first_size > limit:
+            pieces = [(piece, piece.rows) for piece in split_chunk(chunks[0], limit)]
+        for piece, rows in pieces[:-1]:
+            yield encode(piece, ()), rows
+        # Records follow the samples of their episodes.
+        yield encode(pieces[-1][0], records[:_PIECE_RECORDS]), pieces[-1][1]
+        for start in range(_PIECE_RECORDS, len(records), _PIECE_RECORDS):
+            yield encode((), records[start : start + _PIECE_RECORDS]), 0
 
     # --- policies, directives, progress ---
 

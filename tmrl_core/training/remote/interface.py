@@ -39,6 +39,7 @@ from tmrl_core.networking.protocol.messages import (
     turn_text,
 )
 from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, decode_value
+from tmrl_core.samples.codec import most_records
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import info_means, plain_names
@@ -200,8 +201,18 @@ class RemoteInterface(TrainingInterface):
             delivery.refuse(str(exc))
         else:
             name = self.link.worker_name(one.stream)
+            most = most_records(len(one.payload))
+            if len(message.records) > most and self._is_new(name, "records"):
+                logger.warning(
+                    "worker %s sends %d episode records in a message of %d bytes; %d of them are used (logged once)",
+                    name,
+                    len(message.records),
+                    len(one.payload),
+                    most,
+                )
             records = [
-                msgspec.structs.replace(record, worker=episode_label(name, record.worker)) for record in message.records
+                msgspec.structs.replace(record, worker=episode_label(name, record.worker))
+                for record in message.records[:most]
             ]
             delivery.buffer.extend([] if chunk is None else [chunk], records)
         return delivery
