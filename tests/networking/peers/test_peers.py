@@ -8,10 +8,13 @@ import pytest
 
 from tmrl_core.errors import LocalProtocolError
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.peers import trainer as trainer_peer
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, StreamReceiver, StreamSender
 from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import (
+    MAX_NAME_CHARACTERS,
+    MAX_WAITS_CHARACTERS,
     Blob,
     CloseStream,
     Control,
@@ -19,6 +22,10 @@ from tmrl_core.networking.protocol.messages import (
     OpenStream,
     PolicyUpdate,
     Progress,
+    StreamClosed,
+    StreamOpened,
+    Waits,
+    Welcome,
     check_update_head,
 )
 from tmrl_core.networking.relay import Relay
@@ -78,11 +85,15 @@ def deliver(sender: Connection, receiver: Connection) -> bool:
 
 
 def say(link: Connection, *messages: Control) -> None:
-    """Have the relay's end of a link hear these."""
+    """Have an end of a link hear these."""
     for message in messages:
-        frame = control_frame(message)
-        link.get_buffer()[: len(frame)] = frame
-        link.received(len(frame), 0.0)
+        rest = control_frame(message)
+        while rest and not link.closing:
+            view = link.get_buffer()
+            n = min(len(view), len(rest))
+            view[:n] = rest[:n]
+            rest = rest[n:]
+            link.received(n, 0.0)
 
 
 @pytest.fixture
@@ -211,3 +222,26 @@ def test_streams_that_ended_are_forgotten_before_those_that_may_come_back(place:
     assert not link.closing
     assert state.receivers[b"s" * 16].next_number == 1
     assert 1_000 < len(state.receivers) < 5_000
+
+
+def test_a_server_that_announces_endless_streams_cannot_fill_the_trainers_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_peer, "MAX_SIGNATURES_BYTES", 100_000)
+    monkeypatch.setattr(trainer_peer, "MAX_MEMBERS", 50)
+    state = TrainerState(run="run", name="hpc", peer=b"t" * 16, inbox_bytes=1 << 20)
+    link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
+    link.connected(Identity("there"), 0.0)
+    say(link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+    wide = "\N{GRINNING FACE}" * 1_000
+    for number in range(1, 51):
+        say(link, StreamOpened(number, bytes([number]) * 16, wide, bytes(30_000)), Waits(number, wide))
+    held = sum(len(member.signature) for member in state.members.values())
+    assert (len(state.members), held) == (50, 90_000)
+    assert {len(member.name) for member in state.members.values()} == {MAX_NAME_CHARACTERS}
+    assert {len(text) for text in state.waits.values()} == {MAX_WAITS_CHARACTERS}
+    say(link, StreamClosed(1, True), StreamOpened(51, b"n" * 16, "new", bytes(30_000)))
+    assert len(state.members[b"n" * 16].signature) == 30_000, "what has left counts no more"
+    assert link.reason is None
+    say(link, StreamOpened(52, b"o" * 16, "other", b""))
+    assert "more than 50 streams" in str(link.reason)

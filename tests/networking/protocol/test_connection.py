@@ -570,13 +570,20 @@ def test_acknowledgements_that_wait_for_a_slow_worker_are_merged_and_lose_no_ref
 
 
 class Ends:
-    """A relay with one trainer and some workers who say exactly what they are told to."""
+    """A relay with one trainer and some workers who say exactly what they are told to.
 
-    def __init__(self, workers: int = 1, **settings: int) -> None:
+    Args:
+        own: each worker has a certificate of its own.
+    """
+
+    def __init__(self, workers: int = 1, own: bool = False, **settings: int) -> None:
         self.relay = Relay(RelaySettings(**{"max_message_bytes": 1 << 20, **settings}))
         self.trainer = self.end(HELLO_TRAINER)
         self.workers = [
-            self.end(Hello((1,), "worker", "", "run", "w", bytes([i]) * 16), OpenStream(0, bytes([i]) * 16, "w"))
+            self.end(
+                *(Hello((1,), "worker", "", "run", "w", bytes([i]) * 16), OpenStream(0, bytes([i]) * 16, "w")),
+                identity=Identity("there", "worker", f"w{i}") if own else Identity("there"),
+            )
             for i in range(workers)
         ]
         joined = [message for message in said(self.trainer) if isinstance(message, StreamOpened)]
@@ -586,9 +593,9 @@ class Ends:
             tell(self.trainer, Resume(channel, 0))
             self.resumes += [message for message in said(worker) if isinstance(message, Resume)]
 
-    def end(self, *messages: Control) -> RelayConnection:
+    def end(self, *messages: Control, identity: Identity = Identity("there")) -> RelayConnection:  # noqa: B008
         connection = self.relay.connection()
-        connection.connected(Identity("there"), 0.0)
+        connection.connected(identity, 0.0)
         tell(connection, *messages)
         return connection
 
@@ -606,7 +613,7 @@ class Ends:
 
 
 def test_released_credit_is_granted_to_waiting_streams() -> None:
-    ends = Ends(3, budget_bytes=2 << 20, max_message_bytes=900_000)
+    ends = Ends(3, own=True, budget_bytes=2 << 20, max_message_bytes=900_000)
     for worker in (0, 1):
         ends.want(worker, 900_000)
         assert len(ends.limits(worker)) == 1
@@ -638,7 +645,7 @@ def test_a_want_is_granted_up_to_the_window_and_again_when_something_was_forward
 
 
 def test_a_large_want_is_not_passed_over_for_small_ones_that_came_later() -> None:
-    ends = Ends(workers=4, budget_bytes=2 * message_bytes(SAMPLES_HEAD, 1 << 20), standing_bytes=0)
+    ends = Ends(4, own=True, budget_bytes=2 * message_bytes(SAMPLES_HEAD, 1 << 20), standing_bytes=0)
     for worker, more in ((0, 1_000_000), (1, 600_000), (2, 1_000_000), (3, 1_000)):
         ends.want(worker, more)
     assert ends.limits(0) == [1_000_000]

@@ -471,7 +471,11 @@ def test_a_small_credit_request_does_not_wait_for_all_large_ones() -> None:
         for _ in range(9):
             worker.make(300_000)
     relay = network.relay
-    network.settle(until=lambda: len(relay.flow._wants) > 5 and len(trainer.memory) > 60, work=trainer)
+
+    def wants() -> int:
+        return sum(stream.asking for stream in relay.streams.values())
+
+    network.settle(until=lambda: wants() > 5 and len(trainer.memory) > 60, work=trainer)
     little.make(100_000)  # more than the standing credit
     taken = len(trainer.memory)
     network.settle(until=lambda: little.made[-1] in trainer.memory, work=trainer)

@@ -29,6 +29,8 @@ from tmrl_core.networking.protocol.framing import (
 )
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    MAX_NAME_CHARACTERS,
+    MAX_WAITS_CHARACTERS,
     Control,
     Credit,
     Direct,
@@ -52,6 +54,10 @@ from tmrl_core.networking.protocol.messages import (
 
 MOST_MESSAGE_BYTES = 1 << 30
 """Maximum size of a message of samples from any Server. The first frame allocates memory for the whole message."""
+MAX_MEMBERS = 32_768
+"""Maximum number of streams on a link, as many as a Server knows."""
+MAX_SIGNATURES_BYTES = 32 << 20
+"""Maximum size of the signatures of all members. Later members have none, so only their samples are checked."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return."""
 
@@ -230,6 +236,7 @@ class TrainerConnection(Connection):
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
         self.trainer = state
         self._channels: dict[int, StreamReceiver] = {}
+        self._signatures_bytes = 0
         self._stream_channels: dict[bytes, int] = {}
         self._data_bytes = 0
         self._partial_bytes = 0
@@ -272,7 +279,7 @@ class TrainerConnection(Connection):
             case Waits():
                 receiver = self._channels.get(message.channel)
                 if receiver is not None:
-                    state.waits[receiver.stream] = plain(message.text)
+                    state.waits[receiver.stream] = plain(message.text, MAX_WAITS_CHARACTERS)
                     state.on_change()
             case Incarnation():
                 self._given(message.incarnation)
@@ -292,17 +299,29 @@ class TrainerConnection(Connection):
 
     def _joined(self, message: StreamOpened) -> None:
         state = self.trainer
+        if len(self._channels) >= MAX_MEMBERS:
+            raise RemoteProtocolError(f"more than {MAX_MEMBERS} streams were announced")
         with state.lock:
             receiver = state.receiver(message.stream)
             self._channels[message.channel] = receiver
             self._stream_channels[message.stream] = message.channel
-            name = plain(message.name)
-            state.members[message.stream] = Member(message.stream, name, message.signature, self._now, message.live)
+            name = plain(message.name, MAX_NAME_CHARACTERS)
+            self._forget_member(message.stream)
+            signature = message.signature
+            if self._signatures_bytes + len(signature) > MAX_SIGNATURES_BYTES:
+                signature = b""
+            self._signatures_bytes += len(signature)
+            state.members[message.stream] = Member(message.stream, name, signature, self._now, message.live)
             state.names[message.stream] = name
             self.send(Resume(message.channel, receiver.attach()))
             state.to_acknowledge[message.stream] = None
         if message.stream in state.directives:
             self.direct(message.stream)
+
+    def _forget_member(self, stream: bytes) -> None:
+        member = self.trainer.members.pop(stream, None)
+        if member is not None:
+            self._signatures_bytes -= len(member.signature)
 
     def _left(self, message: StreamClosed) -> None:
         if message.channel == self._partial_channel:
@@ -313,7 +332,7 @@ class TrainerConnection(Connection):
         if self._stream_channels.get(receiver.stream) == message.channel:
             del self._stream_channels[receiver.stream]
             with self.trainer.lock:
-                self.trainer.members.pop(receiver.stream, None)
+                self._forget_member(receiver.stream)
                 self.trainer.waits.pop(receiver.stream, None)
                 if message.ended and receiver.stream in self.trainer.receivers:
                     # This stream does not return, so it is forgotten before streams that may return.

@@ -81,6 +81,8 @@ class Connection:
         self._connected_at = 0.0
         self._last_in = 0.0
         self._last_out = 0.0
+        self._last_taken = 0.0
+        """Time at which the transport last took output, if there was any."""
         self._was_lost = False
 
     # --- called by the transport ---
@@ -89,7 +91,7 @@ class Connection:
         """Handle the established transport, its own handshake (TLS) included."""
         self.started = True
         self.identity = identity
-        self._now = self._connected_at = self._last_in = self._last_out = now
+        self._now = self._connected_at = self._last_in = self._last_out = self._last_taken = now
         self._on_connected()
 
     def get_buffer(self) -> memoryview:
@@ -125,7 +127,7 @@ class Connection:
 
         The caller owns a returned bytearray and may reuse it; bytes and memoryviews are shared with others.
         """
-        self._now = now
+        self._now = self._last_taken = now
         out: list[bytes | bytearray | memoryview] = []
         size = 0
         if not self.closing:
@@ -187,6 +189,7 @@ class Connection:
         read first.
         """
         self._last_in = max(self._last_in + seconds, now - self.silent_s + self.heartbeat_s)
+        self._last_taken += seconds
         self._connected_at += seconds
         if self.state == "greeting":
             self._connected_at = max(self._connected_at, now - self.greeting_s + self.heartbeat_s)

@@ -34,6 +34,10 @@ EXPERT = b"expert"
 """Signature of messages with samples of an expert instead of the trainer's policy."""
 MAX_BODY_BYTES = 60_000
 """Maximum size of a directive, report or status page; the message then always fits one frame."""
+MAX_NAME_CHARACTERS = 200
+"""Maximum length of a worker's label that Server and trainer keep."""
+MAX_WAITS_CHARACTERS = 200
+"""Maximum length of a wait reason that they keep."""
 MAX_REASON_CHARACTERS = 500
 """Maximum length of the reason for refusing one message of samples."""
 

@@ -43,6 +43,9 @@ GREETING_PAYLOAD_BYTES = 8_192
 """Maximum payload of a frame from a peer that is not authenticated yet."""
 
 
+STALLED_S = 30.0
+"""Seconds after which a link is closed whose peer reads nothing, or uses none of the credit that others wait for."""
+
 _REGISTERED = ("worker", "trainer")
 """Roles whose connections the Server logs; probes and observers are not logged."""
 
@@ -79,7 +82,13 @@ class RelayConnection(Connection):
         """True: the peer reported an implausible incarnation; see `Welcome`."""
         self.have: Version = (0, 0)
         self._policy: Policy | None = None
+        """Version that is being sent."""
         self._policy_index = 0
+        self._sent: Version | None = None
+        """Version that was sent completely and is not confirmed yet."""
+        self._credit_used_at = 0.0
+        """Time of the last samples, or of the last check without unused credit."""
+        self._checked_at = 0.0
         self._left = False
         self._parting = ""
         self._noticed = 0.0
@@ -109,7 +118,7 @@ class RelayConnection(Connection):
 
     def _on_connected(self) -> None:
         # The deadline begins now and not at the clock's zero: a deadline long past would look like a suspended process.
-        self._noticed = self._now
+        self._noticed = self._checked_at = self._credit_used_at = self._now
 
     def _on_control(self, message: Control) -> None:
         relay = self.relay
@@ -141,10 +150,9 @@ class RelayConnection(Connection):
                 relay.waits(self, message)
             case Have():
                 version = (message.incarnation, message.counter)
-                policy = self._policy
-                if policy is not None and policy.whole and version == policy.version:
+                if version == self._sent:
                     self.have = version
-                    self._policy = None
+                    self._sent = None
                     self.wake()
             case Resume():
                 relay.resume(message)
@@ -187,6 +195,7 @@ class RelayConnection(Connection):
 
     def _on_frame(self, frame: Frame) -> None:
         if self.state == "worker" and frame.kind == Kind.DATA:
+            self._credit_used_at = self._now
             self.relay.flow.frame(self, frame)
         elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
             self._policy_frame(frame)
@@ -197,6 +206,7 @@ class RelayConnection(Connection):
         policy = self.relay.policies.take(frame, self.relay.incarnation)
         if policy.whole:
             self.put("have", Have(*policy.version))
+            self.relay.limit_old_policies()
         if not policy.abandoned:
             self.relay.notify_policy()
 
@@ -205,7 +215,7 @@ class RelayConnection(Connection):
             return self.relay.flow.next_frame()
         if self.state == "probe":
             return self.echoes.next_frame()
-        if self.state != "worker":
+        if self.state != "worker" or self._sent is not None:
             return None
         policy = self._policy
         if policy is None or policy.abandoned:
@@ -215,7 +225,20 @@ class RelayConnection(Connection):
             return None
         frame = policy.frames[self._policy_index]
         self._policy_index += 1
+        if policy.whole and self._policy_index == len(policy.frames):
+            self._sent, self._policy = policy.version, None  # its memory is not needed until it is confirmed
         return frame
+
+    @property
+    def old_policy(self) -> Policy | None:
+        """Version that this link still sends and that is not the latest; its memory is kept for such links alone."""
+        policies, policy = self.relay.policies, self._policy
+        return None if policy in (None, policies.latest, policies.arriving) else policy
+
+    def send_latest_policy(self) -> None:
+        """Leave the version that is being sent, and begin with the latest one."""
+        self._policy = None
+        self.wake()
 
     def _on_admitted(self) -> None:
         if self.state != "greeting" and not self.closing:
@@ -231,6 +254,8 @@ class RelayConnection(Connection):
     def tick(self, now: float) -> None:
         """Handle the passing of time, and send the trainer the size of the queues."""
         super().tick(now)
+        if self.state in _REGISTERED and not self.closing:
+            self._check_progress(now)
         if self._held is not None and not self.closing and now >= self._held[0]:
             self.refuse(*self._held[1:])
         if self.state == "probe" and not self.closing and now - self._connected_at >= PROBE_S:
@@ -239,9 +264,31 @@ class RelayConnection(Connection):
             self._noticed = now
             self.relay.notice()
 
+    def _check_progress(self, now: float) -> None:
+        """Close a link that makes no progress and occupies memory that others need. Its peer may connect again."""
+        self._checked_at = now
+        if now - self._last_taken >= STALLED_S:
+            self.refuse("full", f"nothing was read for {STALLED_S:g} s")
+            return
+        flow = self.relay.flow
+        unused = sum(map(flow.unused_credit, self.streams.values()))
+        if not unused or not flow.waiting:
+            self._credit_used_at = now
+        elif now - self._credit_used_at >= STALLED_S:
+            self.refuse(
+                "full", f"credit for {unused} bytes was requested and not used for {STALLED_S:g} s, while others waited"
+            )
+
+    def compensate_pause(self, seconds: float, now: float) -> None:
+        """Discount time in which this process was suspended."""
+        super().compensate_pause(seconds, now)
+        self._credit_used_at += seconds
+
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
         deadline = super().deadline()
+        if self.state in _REGISTERED:
+            deadline = min(deadline, self._checked_at + self.heartbeat_s)
         if self._held is not None:
             deadline = min(deadline, self._held[0])
         return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline

@@ -22,6 +22,8 @@ from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    MAX_NAME_CHARACTERS,
+    MAX_WAITS_CHARACTERS,
     SUPPORTED_VERSIONS,
     Ack,
     Direct,
@@ -34,6 +36,7 @@ from tmrl_core.networking.protocol.messages import (
     Resume,
     StreamClosed,
     StreamOpened,
+    Version,
     Waits,
     Welcome,
     negotiate,
@@ -43,7 +46,7 @@ from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.id_registry import IdRegistry
 from tmrl_core.networking.relay.membership_log import MembershipLog
-from tmrl_core.networking.relay.policies import Policies
+from tmrl_core.networking.relay.policies import Policies, Policy
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spooling import SpoolHandoff
@@ -171,7 +174,7 @@ class Relay:
             )
             return
         connection.run = hello.run
-        connection.name = connection.called = plain(hello.name, 200)
+        connection.name = connection.called = plain(hello.name, MAX_NAME_CHARACTERS)
         connection.peer = hello.peer
         if hello.role == "worker":
             self._accept_worker(connection, hello)
@@ -365,7 +368,7 @@ class Relay:
                 "this process again, which gives it a new stream",
             )
             return
-        name = plain(message.name, 200)
+        name = plain(message.name, MAX_NAME_CHARACTERS)
         label = connection.name if name == connection.called else name
         stream = RelayStream(message.stream, label, connection.run, message.signature)
         self.spool_handoff.kept(stream)  # if the stream is spooled, its run must be the same
@@ -378,6 +381,7 @@ class Relay:
             return
         stream.worker = connection
         stream.channel = message.channel
+        self.flow.join(stream, connection.principal)
         self.streams[stream.id] = stream
         connection.streams[message.channel] = stream
         self.introduce(stream)
@@ -410,7 +414,8 @@ class Relay:
     def _forget(self, stream: RelayStream) -> None:
         """Remove a stream and its queued messages."""
         self.flow.void(stream)
-        self.streams.pop(stream.id, None)
+        if self.streams.pop(stream.id, None) is not None:
+            self.flow.leave(stream)
         self._stream_budget.release(stream.id)
         if stream.trainer_channel:
             self._by_trainer_channel.pop(stream.trainer_channel, None)
@@ -450,6 +455,7 @@ class Relay:
             self.flow.void(stream)
             if stream.worker is None:
                 del self.streams[stream.id]
+                self.flow.leave(stream)
                 self._stream_budget.release(stream.id)
             else:
                 stream.worker.prioritize("report")  # the report of the trainer that has left
@@ -476,7 +482,7 @@ class Relay:
     def waits(self, connection: RelayConnection, message: Waits) -> None:
         """Record a worker's wait reason, a last value for the trainer."""
         stream = connection.stream(message.channel)
-        stream.waits = plain(message.text)
+        stream.waits = plain(message.text, MAX_WAITS_CHARACTERS)
         self._send_wait_reason(stream)
 
     def _send_wait_reason(self, stream: RelayStream) -> None:
@@ -521,6 +527,27 @@ class Relay:
         """Wake the links of the trainer's workers after frames of a policy have arrived or the policy was abandoned."""
         for worker in self._workers_of_run():
             worker.wake()
+
+    def limit_old_policies(self) -> None:
+        """Limit the memory of versions that only slow links still send, for each owner of such links.
+
+        The oldest transfer always goes on, so that a slow link receives a version however often new ones come.
+        """
+        old: dict[str, dict[Version, Policy]] = {}
+        links = [(worker, worker.old_policy) for worker in self.workers.values()]
+        for worker, policy in links:
+            if policy is not None:
+                old.setdefault(worker.principal, {})[policy.version] = policy
+        dropped: set[tuple[str, Version]] = set()
+        for principal, versions in old.items():
+            room = self.settings.budget_bytes // 4
+            for index, version in enumerate(sorted(versions)):
+                room -= versions[version].size
+                if room < 0 and index:
+                    dropped.add((principal, version))
+        for worker, policy in links:
+            if policy is not None and (worker.principal, policy.version) in dropped:
+                worker.send_latest_policy()
 
     def notice(self) -> None:
         """Send the trainer the counts that only the Server knows."""

@@ -4,22 +4,24 @@ Theory of operation
 -------------------
 The relay buffers complete messages of samples as the received frames, in one queue per stream. It rewrites each frame's
 channel and epoch in place and never decodes a payload. Streams take turns by bytes (start-time fair queueing, Goyal et
-al. 1996), one message at a time, as the trainer's credit allows. Busy streams get equal shares, and a stream that sends
-little need not wait until all busy streams have had a turn.
+al. 1996), one message at a time, as the trainer's credit allows. Principals take turns first, then the streams of each.
+Busy principals get equal shares, and a stream that sends little need not wait until all busy streams have had a turn.
 
 All memory for samples comes from one pool of `budget_bytes`. A stream reserves from the pool the bytes that it may send
 and that are not forwarded yet: a small standing credit, and the amount that it requested with `Want`. Each `Want` is
 granted in full or not at all, in the order of turns. A worker sends only messages that fit its credit completely. Every
 reserved byte therefore belongs to a message that will be complete, and incomplete messages cannot fill the pool and
 wait for each other.
+
+A principal that has reserved more than `_SHARE_OF_FREE` times the free bytes waits (dynamic thresholds, Choudhury and
+Hahne 1998). Whatever one principal reserves, a part of the pool therefore stays free for the others. The time of a
+message grows with the logarithm of the numbers of principals and of the sender's own streams.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
@@ -34,15 +36,16 @@ from tmrl_core.networking.protocol.framing import (
     samples_head,
 )
 from tmrl_core.networking.protocol.messages import Credit, Unused, Want
-from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.relay.streams import RelayStream, Share
 
 if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection
     from tmrl_core.networking.relay.core import Relay
 
 _HEAD_START_BYTES = MAX_FRAME_BYTES
-"""Bytes of unused turns that a stream with an empty queue keeps."""
-"""Upper bound of a stream's messages or samples; larger counts would not fit trainers' and checkpoints' integers."""
+"""Bytes of unused turns that a stream or a principal with an empty queue keeps."""
+_SHARE_OF_FREE = 4
+"""Maximum bytes that one principal reserves, as a multiple of the free ones. Alone, it gets four fifths of the pool."""
 
 
 class Flow:
@@ -65,12 +68,18 @@ class Flow:
         """Messages that workers dropped, as far as the relay sees it. The trainer's count of gaps is authoritative."""
         self._trainer_limit = 0
         self._trainer_sent = 0
-        self._turns: list[tuple[int, int, RelayStream]] = []
-        """Heap of the streams with queued messages: (turn, order among equals, stream)."""
+        self._shares: dict[str, Share] = {}
+        self._turns: list[tuple[int, int, Share]] = []
+        """Heap of the principals with queued messages: (turn, order among equals, share)."""
         self._order = count()
         self._turn = 0
-        """Turn of the latest message: bytes forwarded so far for a stream that always has messages."""
-        self._wants: OrderedDict[bytes, RelayStream] = OrderedDict()
+        """Turn of the latest message: bytes forwarded so far for a principal that always has messages."""
+        self._asking: list[tuple[int, int, Share]] = []
+        """Heap of the principals that want credit: (turn and reserved bytes, order among equals, share)."""
+        self._standing_bytes = 0
+        """Standing credit of all streams."""
+        self._waiting = False
+        """True: a principal was refused credit at the last check."""
         self._short_bytes = 0
         """Bytes that the first waiting stream was short of at the last check. Until that many are released, no check is
         needed."""
@@ -80,26 +89,67 @@ class Flow:
 
     # --- a stream begins, and ends ---
 
+    def join(self, stream: RelayStream, principal: str) -> None:
+        """Count a stream as one of its owner's."""
+        stream.share = self._shares.setdefault(principal, Share(principal))
+        stream.share.streams += 1
+
+    def leave(self, stream: RelayStream) -> None:
+        """Forget a stream that `void` has emptied."""
+        stream.share.streams -= 1
+        if not stream.share.streams:
+            del self._shares[stream.share.principal]
+
     def activate(self, stream: RelayStream) -> None:
         """Begin a new epoch of a stream whose credit was forfeited, with its standing credit."""
         stream.epoch = (stream.epoch + 1) & 0xFFFF
         if stream.worker is None:
             return
         stream.active = True
-        room = self._settings.budget_bytes // 2 - len(self._relay.streams) * self._settings.standing_bytes
-        stream.standing = self._settings.standing_bytes if room >= 0 else 0
-        free = self._settings.budget_bytes - self.reserved_bytes
-        stream.limit = stream.sent_limit = min(stream.standing, max(0, free))
-        self.reserved_bytes += stream.limit
+        settings, share = self._settings, stream.share
+        standing = settings.standing_bytes
+        # One principal with many streams leaves standing credit for others.
+        if (
+            self._standing_bytes + standing <= settings.budget_bytes // 2
+            and share.standing_bytes + standing <= settings.budget_bytes // 4
+        ):
+            self._set_standing(stream, standing)
+        self._reserve(stream, min(stream.standing, max(0, settings.budget_bytes - self.reserved_bytes)))
+        stream.sent_limit = stream.limit
+
+    def _set_standing(self, stream: RelayStream, standing: int) -> None:
+        self._standing_bytes += standing - stream.standing
+        stream.share.standing_bytes += standing - stream.standing
+        stream.standing = standing
+
+    def _reserve(self, stream: RelayStream, size: int) -> None:
+        """Give a stream `size` bytes of the pool."""
+        stream.limit += size
+        self.reserved_bytes += size
+        stream.share.reserved_bytes += size
+
+    def _return(self, stream: RelayStream, size: int) -> None:
+        """Return `size` bytes, which the stream does not reserve any more, to the pool."""
+        self.reserved_bytes -= size
+        stream.share.reserved_bytes -= size
 
     def detach(self, stream: RelayStream) -> None:
         """Discard a stream's incomplete message and return its unused credit to the pool, because its link is gone."""
-        self._wants.pop(stream.id, None)
-        self._short_bytes = 0
+        self._withdraw(stream)
         stream.partial = []
         kept = self.held_bytes(stream)
-        self.reserved_bytes -= stream.reserved - kept
+        self._return(stream, stream.reserved - kept)
         stream.limit = stream.forwarded + kept
+
+    def _withdraw(self, stream: RelayStream) -> None:
+        """Forget that a stream wants credit."""
+        self._short_bytes = 0
+        stream.over_window = False
+        if stream.asking:
+            stream.asking = False
+            share = stream.share
+            share.wants = [entry for entry in share.wants if entry[2] is not stream]
+            heapify(share.wants)
 
     def held_bytes(self, stream: RelayStream) -> int:
         """Return the bytes of the pool that complete messages of a stream occupy."""
@@ -119,12 +169,11 @@ class Flow:
                 self.queued_bytes -= self._sending[2]
             self._sending = None
         stream.partial = []
-        self.reserved_bytes -= stream.reserved
+        self._return(stream, stream.reserved)
         stream.limit = stream.forwarded = stream.received = stream.sent_limit = stream.wanted = 0
-        stream.standing = 0
+        self._set_standing(stream, 0)
         stream.active = False
-        self._wants.pop(stream.id, None)
-        self._short_bytes = 0
+        self._withdraw(stream)
 
     # --- from workers ---
 
@@ -183,7 +232,7 @@ class Flow:
             raise RemoteProtocolError("more credit was asked for than the window allows")
         if message.total > stream.wanted:
             stream.wanted = message.total
-            self._wants.setdefault(stream.id, stream)
+            self._ask(stream)
             self._short_bytes = 0
             self.grant()
 
@@ -200,29 +249,81 @@ class Flow:
         stream.received += message.size
         self.forwarded(stream, message.size)
 
+    def unused_credit(self, stream: RelayStream) -> int:
+        """Return the bytes that a stream was granted beyond its standing credit and has not used."""
+        return max(0, stream.limit - stream.received - stream.standing)
+
+    @property
+    def waiting(self) -> bool:
+        """True: a principal waits for credit."""
+        return self._waiting
+
+    def _ask(self, stream: RelayStream) -> None:
+        """Take a place in the order in which credit is granted."""
+        share = stream.share
+        stream.over_window = False
+        if not stream.asking:
+            stream.asking = True
+            heappush(share.wants, (stream.turn, next(self._order), stream))
+        if not share.asking:
+            share.asking = True
+            heappush(self._asking, (self._place(share), next(self._order), share))
+
+    def _place(self, share: Share) -> int:
+        """Return the place of a principal among those that want credit: the turn at which it will have used its own."""
+        if not share.in_turn:
+            share.turn = max(share.turn, self._turn - _HEAD_START_BYTES)
+        return share.turn + share.reserved_bytes
+
     def grant(self) -> None:
         """Grant the requested credit in the order of turns, as far as the pool suffices.
 
-        A waiting stream keeps its turn while served streams move back, so that no stream starves.
+        A waiting principal keeps its turn while served ones move back, so that none starves.
         """
         if self._settings.budget_bytes - self.reserved_bytes < self._short_bytes:
             return
         self._short_bytes = 0
-        for stream in sorted(self._wants.values(), key=attrgetter("turn")):
-            need = stream.wanted - stream.limit
-            if need > 0:
-                over = stream.wanted - stream.forwarded > self._settings.window_bytes
-                if over and stream.limit - stream.forwarded > stream.standing:
-                    continue  # the stream has its share; its turn comes again after some of its messages were forwarded
-                if need > self._settings.budget_bytes - self.reserved_bytes:
+        passed_over = []
+        asking = self._asking
+        while asking:
+            place, order, share = asking[0]
+            if not share.wants:
+                share.asking = False
+                heappop(asking)
+            elif place < self._place(share):
+                heapreplace(asking, (self._place(share), order, share))
+            else:
+                stream = self._first_want(share)
+                need = stream.wanted - stream.limit
+                free = self._settings.budget_bytes - self.reserved_bytes
+                if need > free:
                     self._short_bytes = need
-                    return  # later streams wait too, so that a large request is not overtaken forever
-                stream.limit += need
-                self.reserved_bytes += need
-            self._send_credit(
-                stream
-            )  # the standing credit may already cover the request without the worker's knowledge
-            del self._wants[stream.id]
+                    break  # later ones wait too, so that a large request is not overtaken forever
+                if share.reserved_bytes > share.standing_bytes and (
+                    share.reserved_bytes + need > _SHARE_OF_FREE * (free - need)
+                ):
+                    passed_over.append(heappop(asking))
+                    continue
+                heappop(share.wants)
+                stream.asking = False
+                over = stream.wanted - stream.forwarded > self._settings.window_bytes
+                if need > 0 and over and stream.reserved > stream.standing:
+                    stream.over_window = True  # it asks again after some of its messages were forwarded
+                    continue
+                self._reserve(stream, max(0, need))
+                # The standing credit may already cover the request without the worker's knowledge.
+                self._send_credit(stream)
+        for entry in passed_over:
+            heappush(asking, entry)
+        self._waiting = bool(asking)
+
+    def _first_want(self, share: Share) -> RelayStream:
+        """Return the stream of a principal that is the next to get credit."""
+        while True:
+            turn, order, stream = share.wants[0]
+            if turn >= stream.turn:
+                return stream
+            heapreplace(share.wants, (stream.turn, order, stream))
 
     def _send_credit(self, stream: RelayStream) -> None:
         if stream.worker is not None and stream.limit > stream.sent_limit:
@@ -232,7 +333,9 @@ class Flow:
     def forwarded(self, stream: RelayStream, size: int) -> None:
         """Return a message's bytes to the pool: it was sent to the trainer, or stored in the spool."""
         stream.forwarded += size
-        self.reserved_bytes -= size
+        self._return(stream, size)
+        if stream.over_window:
+            self._ask(stream)
         if stream.worker is None:
             self._relay.forget_if_done(stream)
         else:
@@ -240,8 +343,7 @@ class Flow:
             lacking = stream.standing - stream.reserved
             free = self._settings.budget_bytes - self.reserved_bytes
             if lacking > 0 and free >= lacking:
-                stream.limit += lacking
-                self.reserved_bytes += lacking
+                self._reserve(stream, lacking)
                 if stream.limit - stream.sent_limit >= stream.standing // 2:
                     self._send_credit(stream)
         self.grant()
@@ -255,6 +357,9 @@ class Flow:
 
     def trainer_left(self) -> None:
         """Clear all turns, because the trainer has left; the caller drops the streams' messages one by one."""
+        for _, _, share in self._turns:
+            share.in_turn = False
+            share.queued.clear()
         self._turns.clear()
 
     def trainer_credit(self, message: Credit) -> None:
@@ -265,11 +370,16 @@ class Flow:
 
     def take_turns(self, stream: RelayStream) -> None:
         """Schedule a stream that has messages for the trainer."""
+        share = stream.share
+        # The idle accumulate little. A stream that sends little always comes next among those of its principal.
         if not stream.in_turn:
             stream.in_turn = True
-            # An idle stream accumulates little. A stream that sends little always comes next.
-            stream.turn = max(stream.turn, self._turn - _HEAD_START_BYTES)
-            heappush(self._turns, (stream.turn, next(self._order), stream))
+            stream.turn = max(stream.turn, share.stream_turn - _HEAD_START_BYTES)
+            heappush(share.queued, (stream.turn, next(self._order), stream))
+        if not share.in_turn:
+            share.in_turn = True
+            share.turn = max(share.turn, self._turn - _HEAD_START_BYTES)
+            heappush(self._turns, (share.turn, next(self._order), share))
         if self._relay.trainer is not None:
             self._relay.trainer.wake()
 
@@ -297,10 +407,15 @@ class Flow:
     def _next_message(self) -> bool:
         turns = self._turns
         while turns:
-            turn, _, stream = turns[0]
+            share = turns[0][2]
+            if not share.queued:
+                heappop(turns)
+                share.in_turn = False
+                continue
+            stream = share.queued[0][2]
             spooled = self._relay.spool_handoff.upcoming(stream)
             if spooled is None and not stream.queue:
-                heappop(turns)
+                heappop(share.queued)
                 stream.in_turn = False
                 continue
             size = stream.queue[0][1] if spooled is None else spooled
@@ -314,9 +429,11 @@ class Flow:
                     self._relay.forget_if_done(stream)
                     continue
                 frames = replayed
-            self._turn = turn
-            stream.turn = turn + size
-            heapreplace(turns, (stream.turn, next(self._order), stream))
+            self._turn, share.stream_turn = share.turn, stream.turn
+            stream.turn += size
+            share.turn += size
+            heapreplace(share.queued, (stream.turn, next(self._order), stream))
+            heapreplace(turns, (share.turn, next(self._order), share))
             self._sending_spooled = spooled is not None
             self._sending = (stream, frames, size)
             self._sending_index = 0

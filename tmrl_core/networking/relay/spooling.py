@@ -160,6 +160,7 @@ class SpoolHandoff:
             if stream is None:
                 stream = RelayStream(kept.info.stream, kept.info.name, run, kept.info.signature)
                 stream.ended = kept.ended
+                self.relay.flow.join(stream, "spool")
                 self.relay.streams[stream.id] = stream
             if stream.worker is None:
                 self.relay.introduce(stream)

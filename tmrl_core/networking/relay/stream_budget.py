@@ -6,10 +6,10 @@ Without bounds, a single stolen bundle could fill the memory of both.
 
 from __future__ import annotations
 
-STREAM_BYTES = 2_048
-"""Cost of a stream besides its signature."""
+STREAM_BYTES = 6_144
+"""Cost of a stream besides its signature, with the longest name and wait reason in the widest characters."""
 OF_ONE_BYTES = 32 << 20
-"""Maximum cost of one identity's streams, enough for 13,000 usual ones."""
+"""Maximum cost of one identity's streams, enough for 5,000 usual ones."""
 IN_ALL_BYTES = 128 << 20
 """Maximum cost of all streams."""
 LINKS_OF_ONE = 2_048

@@ -9,10 +9,44 @@ if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection
 
 
+class Share:
+    """Part of one principal in the pool and in the turns: the holder of a certificate or of a token, or the spool."""
+
+    def __init__(self, principal: str) -> None:
+        self.principal = principal
+        self.streams = 0
+        self.reserved_bytes = 0
+        """Bytes of the pool that its streams reserve."""
+        self.standing_bytes = 0
+        """Standing credit of its streams."""
+        self.turn = 0
+        """Turn of its next message: bytes forwarded for it, without unused turns."""
+        self.in_turn = False
+        self.queued: list[tuple[int, int, RelayStream]] = []
+        """Heap of its streams with queued messages: (turn, order among equals, stream)."""
+        self.stream_turn = 0
+        """Turn of the stream of its latest message."""
+        self.asking = False
+        self.wants: list[tuple[int, int, RelayStream]] = []
+        """Heap of its streams that want credit: (turn, order among equals, stream)."""
+
+
 class RelayStream:
     """A worker's stream at the relay."""
 
+    # There may be thousands, whose memory counts.
+    __slots__ = (
+        "active", "asking", "channel", "dropped_messages", "ended", "epoch",
+        "forwarded", "handed", "handing", "id", "in_turn", "limit",
+        "name", "next_number", "over_window", "partial", "partial_bytes", "partial_length",
+        "position", "queue", "received", "relayed_bytes", "relayed_messages", "relayed_samples",
+        "replay", "run", "sent_limit", "share", "signature", "standing",
+        "trainer_channel", "turn", "waits", "wanted", "worker",
+    )  # fmt: skip
+
     def __init__(self, stream: bytes, name: str, run: str, signature: bytes) -> None:
+        self.share: Share
+        """Its owner's; `Flow.join` sets it."""
         self.id = stream
         self.name = name
         self.run = run
@@ -29,6 +63,10 @@ class RelayStream:
         self.limit = 0
         self.sent_limit = 0
         self.wanted = 0
+        self.asking = False
+        """True: it waits for the credit that it wants."""
+        self.over_window = False
+        """True: it wants more than its window, and asks again once a message of it was forwarded."""
         self.ended = False
         self.waits = ""
         self.relayed_messages = 0
@@ -44,7 +82,7 @@ class RelayStream:
         self.partial_length = 0
         self.queue: deque[tuple[list[bytearray], int]] = deque()
         self.turn = 0
-        """Turn of its next message: bytes forwarded for this stream, without unused turns."""
+        """Turn of its next message among those of its principal."""
         self.in_turn = False
         self.handing = False
         """True: its worker hands the stream over. Complete messages go to the spool."""

@@ -1,0 +1,324 @@
+"""One principal at full effort: the relay's memory, credit and time that are left to the others. Sans-I/O."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from tmrl_core.networking.protocol.connection import Identity
+from tmrl_core.networking.protocol.framing import (
+    POLICY_HEAD,
+    SAMPLES_HEAD,
+    Frame,
+    FrameReader,
+    Kind,
+    control_frame,
+    cut,
+)
+from tmrl_core.networking.protocol.messages import (
+    CloseStream,
+    Control,
+    Credit,
+    Have,
+    Hello,
+    OpenStream,
+    Resume,
+    StreamOpened,
+    Waits,
+    Want,
+    decode_control,
+)
+from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.relay.connection import STALLED_S, RelayConnection
+from tmrl_core.networking.relay.status import snapshot
+
+MB = 1 << 20
+
+
+class End:
+    """One peer that sends exactly what a test says."""
+
+    def __init__(self, relay: Relay, role: str, name: str, number: int = 0) -> None:
+        self.link: RelayConnection = relay.connection()
+        self.link.connected(Identity("there", role, name), 0.0)
+        peer = f"{name}:{number}".encode().ljust(16, b".")[:16]
+        self.tell(Hello((1,), role, "", "run", name, peer))  # type: ignore[arg-type]
+        self.resumes: dict[int, Resume] = {}
+
+    def tell(self, *messages: Control, now: float = 0.0) -> None:
+        self.write(b"".join(control_frame(message) for message in messages), now)
+
+    def write(self, data: bytes, now: float = 0.0) -> None:
+        view = memoryview(data)
+        while view and not self.link.closing:
+            buffer = self.link.get_buffer()
+            n = min(len(buffer), len(view))
+            buffer[:n] = view[:n]
+            view = view[n:]
+            self.link.received(n, now)
+
+    def read(self, now: float = 0.0, most: int = 1 << 30) -> list[Frame]:
+        """The frames that the relay has for this peer."""
+        reader, frames = FrameReader(), list[Frame]()
+        while most > 0 and (buffers := self.link.to_send(now)):
+            data = b"".join(buffers)
+            most -= len(data)
+            view = memoryview(data)
+            while view:
+                buffer = reader.get_buffer()
+                n = min(len(buffer), len(view))
+                buffer[:n] = view[:n]
+                view = view[n:]
+                reader.received(n)
+                frames += list(reader.take())
+        return frames
+
+    def heard(self, now: float = 0.0) -> list[Control]:
+        return [decode_control(frame.payload) for frame in self.read(now) if frame.kind == Kind.CONTROL]
+
+
+class Place:
+    """A relay with a trainer, and workers with certificates of their own."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.relay = Relay(RelaySettings(**{"max_message_bytes": MB, **settings}))
+        self.trainer = End(self.relay, "trainer", "trainer")
+        self.now = 0.0
+
+    def worker(self, name: str, streams: int = 1, number: int = 0) -> End:
+        end = End(self.relay, "worker", name, number)
+        for channel in range(streams):
+            end.tell(OpenStream(channel, f"{name}:{number}:{channel}".encode().ljust(16, b".")[:16], name))
+        for message in self.trainer.heard():
+            if isinstance(message, StreamOpened):
+                self.trainer.tell(Resume(message.channel, 0))
+        for told in end.heard():
+            if isinstance(told, Resume):
+                end.resumes[told.channel] = told
+        return end
+
+    def want(self, end: End, size: int, channel: int = 0, now: float = 0.0) -> None:
+        resume = end.resumes[channel]
+        end.tell(Want(channel, resume.epoch, resume.credit + size), now=now)
+
+    def send(self, end: End, number: int, size: int, channel: int = 0) -> None:
+        head = SAMPLES_HEAD.pack(number, number, number, 1, size)
+        wires = cut(Kind.DATA, head, [bytes(size)], epoch=end.resumes[channel].epoch, channel=channel)
+        end.write(b"".join(bytes(wire) for wire in wires))
+
+    def publish(self, counter: int, size: int) -> None:
+        body = bytes(size)
+        head = POLICY_HEAD.pack(self.relay.incarnation, counter, size)
+        self.trainer.write(b"".join(bytes(wire) for wire in cut(Kind.WEIGHTS, head, [body], epoch=0, channel=0)))
+
+    def pass_time(self, seconds: int, *awake: End) -> None:
+        """Let time pass; peers that are awake send heartbeats and read."""
+        for _ in range(seconds):
+            self.now += 1
+            for end in (self.trainer, *awake):
+                end.write(control_heartbeat, self.now)
+                end.read(self.now)
+            for link in [*self.relay.workers.values(), self.relay.trainer]:
+                if link is not None:
+                    link.tick(self.now)
+
+
+control_heartbeat = bytes.fromhex("00000000") + bytes([Kind.PING, 0, 0, 0, 0, 0, 0, 0])
+
+
+def is_closed(end: End) -> bool:
+    return end.link.closing  # a call, since time changes it
+
+
+def granted(end: End) -> list[int]:
+    return [message.limit for message in end.heard() if isinstance(message, Credit)]
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_credit_is_left_for_others_whatever_one_principal_wants(later: bool) -> None:
+    place = Place(budget_bytes=64 * MB, max_message_bytes=8 * MB)
+    honest = None if later else place.worker("honest")
+    hoarder = place.worker("hoarder", streams=40)
+    for channel in range(40):
+        place.want(hoarder, 7 * MB, channel)
+    assert len(granted(hoarder)) > 1
+    honest = honest or place.worker("honest")
+    place.want(honest, 4 * MB)
+    assert granted(honest) == [honest.resumes[0].credit + 4 * MB]
+
+
+def test_one_principal_alone_gets_most_of_the_pool() -> None:
+    place = Place(budget_bytes=64 * MB)
+    end = place.worker("alone", streams=100)
+    for channel in range(100):
+        place.want(end, MB, channel)
+    assert place.relay.flow.reserved_bytes > 0.75 * 64 * MB
+
+
+def test_a_message_of_the_largest_size_is_granted_in_the_smallest_pool() -> None:
+    place = Place(budget_bytes=2 * MB + 1_000, max_message_bytes=MB)
+    end = place.worker("alone")
+    place.want(end, MB)
+    assert granted(end) == [end.resumes[0].credit + MB]
+
+
+def test_standing_credit_is_left_for_others() -> None:
+    place = Place(budget_bytes=16 * MB)
+    place.worker("many", streams=500)
+    assert place.worker("honest").resumes[0].credit == place.relay.settings.standing_bytes
+
+
+def test_principals_get_equal_shares_of_the_trainers_credit() -> None:
+    place = Place(budget_bytes=64 * MB)
+    many, one = place.worker("many", streams=40), place.worker("one")
+    sizes = {"many": 0, "one": 0}
+    for channel in range(40):
+        place.send(many, 0, 50_000, channel)
+    place.want(one, 2 * MB)
+    for number in range(40):
+        place.send(one, number, 50_000)
+    place.trainer.tell(Credit(0, 0, 20 * 50_200))
+    streams = {stream.trainer_channel: stream.name for stream in place.relay.streams.values()}
+    for frame in place.trainer.read():
+        if frame.kind == Kind.DATA:
+            sizes[streams[frame.channel]] += len(frame.payload)
+    assert sizes["one"] == pytest.approx(sizes["many"], rel=0.15)
+
+
+class Counted(int):
+    """A number that counts its comparisons."""
+
+    comparisons = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.comparisons += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Counted.comparisons += 1
+        return int(self) > int(other)
+
+
+def test_the_work_of_a_message_does_not_grow_with_the_streams_of_others() -> None:
+    found = []
+    for streams in (16, 1_000):
+        place = Place(budget_bytes=64 * MB, max_message_bytes=8 * MB)
+        hoarder, honest = place.worker("hoarder", streams=streams), place.worker("honest")
+        for stream in place.relay.streams.values():
+            stream.turn = Counted(0)
+        for channel in range(streams):
+            place.want(hoarder, 7 * MB, channel)
+        Counted.comparisons = 0
+        place.trainer.tell(Credit(0, 0, 60 * MB))
+        for number in range(50):
+            place.send(honest, number, 1_000)
+            place.trainer.read()
+        assert place.relay.flow.relayed_messages == 50
+        found.append(Counted.comparisons)
+    assert found[1] <= 2 * found[0] + 50, found
+
+
+def test_streams_that_close_while_they_want_credit_leave_nothing_behind() -> None:
+    place = Place(budget_bytes=64 * MB, max_message_bytes=8 * MB)
+    hoarder = place.worker("hoarder", streams=30)
+    for channel in range(30):
+        place.want(hoarder, 7 * MB, channel)
+    share = next(iter(place.relay.streams.values())).share
+    hoarder.tell(*(CloseStream(channel) for channel in range(30)))
+    assert (place.relay.flow.reserved_bytes, share.reserved_bytes, share.standing_bytes) == (0, 0, 0)
+    assert (share.wants, place.relay.flow._shares) == ([], {})
+
+
+def test_a_link_that_uses_no_credit_is_closed_when_others_wait() -> None:
+    place = Place(budget_bytes=8 * MB, max_message_bytes=3 * MB)
+    hoarder, honest = place.worker("hoarder"), place.worker("honest")
+    place.want(hoarder, 3 * MB)
+    place.pass_time(int(STALLED_S) + 5, hoarder, honest)
+    assert not is_closed(hoarder), "nobody waits"
+    second = place.worker("second")
+    place.want(second, 3 * MB)
+    place.want(honest, 3 * MB)
+    assert place.relay.flow.waiting
+    place.send(second, 0, 2 * MB)
+    place.pass_time(int(STALLED_S) - 5, hoarder, honest, second)
+    assert not is_closed(hoarder)
+    place.pass_time(10, hoarder, honest)
+    assert is_closed(hoarder)
+    assert "was requested and not used" in str(hoarder.link.reason)
+
+
+def test_links_that_read_nothing_are_closed_and_hold_few_old_policies() -> None:
+    place = Place(budget_bytes=16 * MB, max_policy_bytes=8 * MB)
+    silent = []
+    for counter in range(1, 21):
+        end = place.worker("silent", number=counter)
+        silent.append(end)
+        place.publish(counter, 2 * MB)
+        end.read(most=1)  # its link begins with this version
+    old = {link.old_policy.version for link in place.relay.workers.values() if link.old_policy is not None}
+    assert len(old) <= 2, "a quarter of the budget is two of them"
+    budget = snapshot(place.relay, 0.0).budgets["old policies"]
+    assert 0 < budget.used_bytes <= 16 * MB // 4 + 1_000
+    honest = place.worker("honest")
+    for _ in range(int(STALLED_S) + 2):
+        place.now += 1
+        for end in (*silent, honest, place.trainer):
+            end.write(control_heartbeat, place.now)
+        honest.read(place.now)
+        place.trainer.read(place.now)
+        for link in list(place.relay.workers.values()):
+            link.tick(place.now)
+    assert all(end.link.closing for end in silent)
+    assert not honest.link.closing
+    assert "old policies" not in snapshot(place.relay, place.now).budgets
+
+
+def test_slow_links_receive_a_version_however_often_new_ones_come() -> None:
+    place = Place(budget_bytes=8 * MB, max_policy_bytes=8 * MB)
+    slow = [place.worker("fleet", number=number) for number in range(6)]
+    frames: dict[int, list[Frame]] = {number: [] for number in range(6)}
+    received: dict[int, int] = dict.fromkeys(range(6), 0)
+    for counter in range(1, 60):
+        place.publish(counter, MB)
+        for number, end in enumerate(slow):
+            if (counter + number) % 3:  # they are not in step
+                frames[number] += [frame for frame in end.read(most=1) if frame.kind == Kind.WEIGHTS]
+            for frame in frames[number]:
+                if frame.flags & 2:  # the last frame of a version
+                    received[number] += 1
+                    link = end.link
+                    assert link._sent is not None
+                    end.tell(Have(*link._sent))
+            frames[number] = []
+    assert min(received.values()) >= 2, received
+
+
+def test_a_version_is_not_kept_for_a_link_that_does_not_confirm_it() -> None:
+    place = Place(budget_bytes=16 * MB)
+    end = place.worker("w")
+    place.publish(1, MB)
+    assert any(frame.kind == Kind.WEIGHTS for frame in end.read())
+    place.publish(2, MB)
+    assert end.link.old_policy is None
+    assert end.read() == [], "the next version waits for the confirmation"
+    end.tell(Have(place.relay.incarnation, 1))
+    assert any(frame.kind == Kind.WEIGHTS for frame in end.read())
+
+
+def test_the_memory_of_streams_is_what_their_budget_says() -> None:
+    place = Place(budget_bytes=64 * MB)
+    ends = [End(place.relay, "worker", f"w{number}") for number in range(4)]
+    wide = "\N{GRINNING FACE}" * 1_000
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number, end in enumerate(ends):
+        for channel in range(250):
+            end.tell(OpenStream(channel, f"{number}:{channel}".encode().ljust(16, b"."), wide), Waits(channel, wide))
+        place.trainer.read()
+        end.read()
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert len(place.relay.streams) == 1_000
+    assert used <= place.relay._stream_budget._all
