@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tmrl_core.actor.policies.bundle import PolicyBundle
+from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.config import Config
 from tmrl_core.config.references import resolve_with
 from tmrl_core.config.sections import AgentPolicySection, MultiAgentSection
@@ -18,6 +23,15 @@ from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettin
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.manager import AgentManager, Mode
+from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, Stage
+from tmrl_core.networking.links import WorkerLink
+from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.transports.selection import link_settings
+from tmrl_core.roles.worker import mixed_seed, worker_label
+from tmrl_core.samples import encode_value
+
+HEAD_RESERVE_BYTES = 4096
+"""Bytes of a message that the head of an episode leaves for the rest of its row."""
 
 
 def section_of(config: Config) -> MultiAgentSection:
@@ -133,3 +147,80 @@ def _check_kind(made: Any, kind: type, label: str) -> None:
             f"{label} made a {type(made).__name__}; the section multiagent needs an object of a class derived from "
             f"tmrl_core.multiagent.{kind.__name__}"
         )
+
+
+def make_worker(
+    config: Config, *, name: str | None = None, standalone: bool = False, model_path: Path | None = None
+) -> MultiAgentWorker:
+    """Return a worker, which does not collect yet. With a Server it begins to connect in the background.
+
+    Args:
+        config: the configuration.
+        name: label in logs and metrics; None: `worker.name`.
+        standalone: True: without a Server.
+        model_path: file of the policies; None: the worker's own copy.
+
+    Raises:
+        ConfigError, CredentialsError: the settings or the credentials are invalid.
+        WeightsError: without a Server: the policies in the file do not fit.
+    """
+    section, settings, network = section_of(config), config.worker, config.network
+    label = worker_label(
+        name or settings.name,
+        standalone=standalone,
+        keys_dir=network.credentials_dir,
+        certified=network.transport != "local",
+    )
+    release = label.claim.close if label.claim is not None else None
+    with contextlib.ExitStack() as undo:
+        if release is not None:
+            undo.callback(release)
+
+        def make_stage(test: bool) -> Stage:
+            make_environment = environment_maker(config, test=test)
+            return Stage(make_manager(config, "inference"), make_environment, section.max_decisions)
+
+        collector = MultiAgentCollector(
+            make_stage,
+            name=label.text,
+            max_failures=settings.max_failures,
+            max_episode_bytes=section.max_episode_bytes,
+            max_head_bytes=network.max_message_bytes - HEAD_RESERVE_BYTES,
+            seed=mixed_seed(config.run.seed, label.seeding),
+        )
+        undo.callback(collector.close)
+        link: WorkerLink | None = None
+        if not standalone:
+            link = WorkerLink(
+                link_settings(config),
+                name=label.text,
+                run=config.run.name,
+                signature=_signature(collector.stage.manager),
+                queue_bytes=settings.queue_bytes,
+                when_full="block",
+                drain_timeout_s=settings.drain_timeout_s,
+            )
+        collector.uplink = Uplink(
+            link,
+            collector,
+            collector,
+            files=PolicyFiles(
+                model_path or config.worker_model_path, config.worker_history_path, settings.model_history
+            ),
+            drain_timeout_s=settings.drain_timeout_s,
+            needs_policy=standalone,
+        )
+        if link is not None:
+            link.start()
+        undo.pop_all()
+    return MultiAgentWorker(collector, release)
+
+
+def _signature(manager: AgentManager) -> dict[str, Any]:
+    """Return the description that the trainer checks when this worker joins, without shapes if it is too long."""
+    models = {name: algorithm.get_model() for name, algorithm in manager.policies.items()}
+    policy = PolicyBundle(models, manager.explorer.epsilons).architecture()
+    for signature in ({"policy": policy}, {"policy": {**policy, "shapes": {}}}):
+        if len(encode_value(signature)) <= MAX_SIGNATURE_BYTES:
+            return signature
+    return {}

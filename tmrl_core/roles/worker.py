@@ -119,14 +119,12 @@ class RolloutWorker(Worker):
             config = current()
         settings = config.worker
         kind = given(transport, config.network.transport)
-        chosen_name = given(name, settings.name)
-        if chosen_name:
-            label = Label(chosen_name, chosen_name)
-        elif standalone:
-            label = Label(socket.gethostname(), socket.gethostname())
-        else:
-            folder = find_credentials(given(keys_dir, config.network.credentials_dir))
-            label = own_label(client_name(folder, "worker") if kind != "local" else None)
+        label = worker_label(
+            given(name, settings.name),
+            standalone=standalone,
+            keys_dir=given(keys_dir, config.network.credentials_dir),
+            certified=kind != "local",
+        )
         # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
         chosen_seed = mixed_seed(config.run.seed, label.seeding) if isinstance(seed, Cfg) else seed
@@ -218,6 +216,22 @@ class RolloutWorker(Worker):
         if self._unclaim is not None:
             self._unclaim()
         return report
+
+
+def worker_label(name: str | None, *, standalone: bool, keys_dir: str | Path | None, certified: bool = True) -> Label:
+    """Return a worker's label.
+
+    Args:
+        name: chosen name; None or empty: from the certificate or the machine.
+        standalone: True: without a Server, so that no other worker needs a different label.
+        keys_dir: folder of the credentials; None: the default folder.
+        certified: False: there is no certificate.
+    """
+    if name:
+        return Label(name, name)
+    if standalone:
+        return Label(socket.gethostname(), socket.gethostname())
+    return own_label(client_name(find_credentials(keys_dir), "worker") if certified else None)
 
 
 def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None) -> Recording:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT, decode_arrays, describe
 from tmrl_core.errors import RemoteProtocolError, WeightsError
 from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, decode_body, encode_body
 from tmrl_core.storage import write_whole
@@ -51,3 +53,17 @@ class PolicyBundle:
                 "(trainer.model_path)."
             ) from exc
         return cls(update.policies, update.exploration)
+
+    def architecture(self) -> dict[str, Any]:
+        """Return names of policies and agents, and shapes of weights, as `weights.difference` compares them.
+
+        The shapes of weights in other formats than safetensors are unknown, and left out.
+        """
+        shapes = {
+            f"{name}.{key}": array.shape
+            for name, blob in self.policies.items()
+            if blob.format == SAFETENSORS_FORMAT
+            for key, array in decode_arrays(blob.data)[0].items()
+        }
+        names = {"policies": ", ".join(sorted(self.policies)), "agents": ", ".join(sorted(self.exploration))}
+        return describe(shapes, names)

@@ -144,6 +144,39 @@ def check_maker(name: str, maker: Any) -> None:
         )
 
 
+def report_failure(
+    failure: str, advice: str, *, in_a_row: int, most: int, dropped: str, cause: Exception, show: bool
+) -> None:
+    """Log a failure of the environment, after which a fresh reset follows.
+
+    Args:
+        failure: description of the failure.
+        advice: the remedy.
+        in_a_row: number of consecutive failures.
+        most: `worker.max_failures`.
+        dropped: what is lost.
+        cause: the failure.
+        show: True: log the user's traceback, once and not at every attempt.
+
+    Raises:
+        EnvironmentFailedError: there were too many consecutive failures.
+    """
+    if in_a_row > most:
+        raise EnvironmentFailedError(
+            f"the environment failed {in_a_row} times in a row, worker.max_failures is {most}. The last failure: "
+            f"{failure}. Nothing can be learned from it: {advice}, or raise worker.max_failures where it recovers by "
+            "itself."
+        ) from cause
+    logger.error(
+        "the environment failed (%d in a row, at most %d): %s; %s, a fresh reset follows",
+        in_a_row,
+        most,
+        failure,
+        dropped,
+        exc_info=users_traceback(cause) if show and in_a_row == 1 else None,
+    )
+
+
 def users_traceback(fault: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
     """Return the exception with its traceback from the environment's own code on."""
     trace = fault.__traceback__

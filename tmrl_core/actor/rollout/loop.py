@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from numpy import ndarray
 
-from tmrl_core.actor.rollout.environment import CheckedEnvironment, users_traceback
+from tmrl_core.actor.rollout.environment import CheckedEnvironment, report_failure
 from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
@@ -266,23 +266,14 @@ class EnvironmentLoop:
         dropped = self.recorder.drop_unsent()
         episode = self.recorder.episode
         self.recorder.end(record=episode is not None and episode.sent)
-        # An invalid result has only our traceback. For an exception, log the user's traceback once and not at every
-        # attempt.
+        # An invalid result has only our traceback.
         found_here = isinstance(fault, EnvironmentFailedError | ObservationError)
-        failure = str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}"
-        if self._failures_in_a_row > self.max_failures:
-            advice = "see what its reset and step return" if found_here else "fix it"
-            raise EnvironmentFailedError(
-                f"the environment failed {self._failures_in_a_row} times in a row, worker.max_failures is "
-                f"{self.max_failures}. The last failure: {failure}. "
-                f"Nothing can be learned from it: {advice}, or raise worker.max_failures where it recovers by itself."
-            ) from fault
-        logger.error(
-            "the environment failed (%d in a row, at most %d): %s; %d samples of the episode that were not yet "
-            "sent are dropped, a fresh reset follows",
-            self._failures_in_a_row,
-            self.max_failures,
-            failure,
-            dropped,
-            exc_info=None if found_here or self._failures_in_a_row > 1 else users_traceback(fault),
+        report_failure(
+            str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}",
+            "see what its reset and step return" if found_here else "fix it",
+            in_a_row=self._failures_in_a_row,
+            most=self.max_failures,
+            dropped=f"{dropped} samples of the episode that were not yet sent are dropped",
+            cause=fault,
+            show=not found_here,
         )

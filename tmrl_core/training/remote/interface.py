@@ -310,7 +310,7 @@ class RemoteInterface(TrainingInterface):
 
     def broadcast_model(self, actor: Policy) -> Version:
         """Publish a policy, or several as a `PolicyBundle`, as the latest."""
-        if not self._policy and isinstance(actor, ActorModule):
+        if not self._policy and isinstance(actor, ActorModule | PolicyBundle):
             self._policy = actor.architecture()
             for member in self.link.members:
                 self._hold_policy(member)
@@ -610,7 +610,10 @@ class RemoteInterface(TrainingInterface):
             return  # the different environment was reported already and also explains a different policy
         found = difference(signature.get("policy"), self._policy)
         if found:
-            reason = f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs"
+            reason = (
+                f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs, or for many agents "
+                "the same section multiagent"
+            )
             self._unfit[member.stream] = reason
             self._log_refused(member.name, reason)
 

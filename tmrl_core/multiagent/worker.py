@@ -1,0 +1,656 @@
+"""The worker of many agents: plays whole episodes that the trainer requests, and sends their experiences.
+
+An `Actor` plays each episode. Its environment polls the link between two decisions, so that a cancelled assignment, a
+stop and the end of the run leave the episode at once. Evaluations have a manager and an environment of their own, so
+that they change nothing in the episodes between which they are played.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from tmrl_core.actor.policies.bundle import PolicyBundle
+from tmrl_core.actor.rollout.environment import report_failure
+from tmrl_core.actor.rollout.link import RolloutLink
+from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
+from tmrl_core.actor.rollout.loop import Hook
+from tmrl_core.actor.rollout.polling import PollingInterval
+from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.errors import CodecError, EpisodeError, LinkClosedError, PolicyFailedError, WeightsError
+from tmrl_core.multiagent.actor import Actor
+from tmrl_core.multiagent.environment import EventEnvironment
+from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, PlayedEpisode, chunks_of
+from tmrl_core.multiagent.manager import AgentManager
+from tmrl_core.networking.protocol.delivery import CloseReport
+from tmrl_core.networking.protocol.messages import Blob, Evaluation, Version
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.samples.segments import MOST_METRIC_CHARACTERS, MOST_METRICS
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+"""Maximum wait of `close` for the decision that another thread is at, in seconds."""
+
+
+class _EpisodeLeft(EpisodeError):
+    """The episode ends here, although nothing is wrong with it. An actor passes this error on."""
+
+
+class PolledEnvironment(EventEnvironment):
+    """An environment that polls a hook between decisions, and is made again after a failed reset.
+
+    Args:
+        make: makes the environment.
+
+    Attributes:
+        begun: True: the episode has its first event.
+        decisions: number of decisions of the present or latest episode.
+        truncated: True: the metrics of the latest step say that a limit cut the episode.
+        hook_error: error that the hook has raised.
+    """
+
+    def __init__(self, make: Callable[[], EventEnvironment]) -> None:
+        self._make = make
+        self.env = make()
+        self.begun = False
+        self.decisions = 0
+        self.truncated = False
+        self.hook_error: BaseException | None = None
+        self._allow: Hook = lambda: 1
+        self._polling = PollingInterval()
+        self._slice = self._left = 0
+        self._broken = self._stopping = False
+
+    @property
+    def steps_until_poll(self) -> int:
+        """Number of decisions before the hook is called again."""
+        return self._polling.length
+
+    def begin(self, allow: Hook, length: int) -> None:
+        """Begin an episode, whose first slice has `length` decisions. `allow` returns the length of each further one.
+
+        The episode is left if that is 0, or if `allow` calls `leave`.
+        """
+        self._allow = allow
+        self.begun = False
+        self.decisions = 0
+        self.truncated = False
+        self.hook_error = None
+        self._begin_slice(length)
+
+    def leave(self) -> None:
+        """Leave the episode from within the hook.
+
+        Raises:
+            EpisodeError: always; it ends the actor's roll-out.
+        """
+        raise _EpisodeLeft("the episode was left")
+
+    def stop(self) -> None:
+        """Leave the present and all further episodes at the next decision. Safe from any thread and signal handlers."""
+        self._stopping = True
+
+    def set_seed(self, seed: int) -> None:
+        """See `EventEnvironment`."""
+        self.env.set_seed(seed)
+
+    def reset(self) -> None:
+        """See `EventEnvironment`. Make the environment again first if its last reset failed."""
+        if self._broken:
+            try:
+                self.env.close()
+            except Exception:
+                logger.warning("the environment that failed could not be closed either", exc_info=True)
+            self.env = self._make()
+        self._broken = True
+        self.env.reset()
+        self._broken = False
+
+    def step(self, action: Any) -> tuple[Any, Any, bool]:
+        """See `EventEnvironment`."""
+        if action is not None:
+            if self._left <= 0:
+                self._poll()
+            self._left -= 1
+            self.decisions += 1
+        if self._stopping:
+            self.leave()
+        result = self.env.step(action)
+        self.begun = True
+        metrics = result[0] if isinstance(result, tuple) and result else None
+        self.truncated = isinstance(metrics, Mapping) and bool(metrics.get("truncated"))
+        return result
+
+    @property
+    def snapshot_list(self) -> Any:
+        """See `EventEnvironment`."""
+        return self.env.snapshot_list
+
+    @property
+    def metrics(self) -> Any:
+        """See `EventEnvironment`."""
+        return self.env.metrics
+
+    def close(self) -> None:
+        """See `EventEnvironment`."""
+        self.env.close()
+
+    def _poll(self) -> None:
+        self._polling.end(self._slice)
+        try:
+            length = self._allow()
+        except _EpisodeLeft:
+            raise
+        except BaseException as exc:  # not a failure of the environment, for which the actor would take it
+            self.hook_error = exc
+            raise _EpisodeLeft("the link failed") from exc
+        if not length:
+            self.leave()
+        self._begin_slice(length)
+
+    def _begin_slice(self, length: int) -> None:
+        self._slice = self._left = length
+        self._polling.begin()
+
+
+class Stage:
+    """A manager and an environment that play episodes together.
+
+    Args:
+        manager: a manager in mode `inference`.
+        make_environment: makes the environment.
+        max_decisions: maximum number of decisions in an episode.
+    """
+
+    def __init__(
+        self, manager: AgentManager, make_environment: Callable[[], EventEnvironment], max_decisions: int
+    ) -> None:
+        self.manager = manager
+        self.env = PolledEnvironment(make_environment)
+        self.actor = Actor(self.env, manager, max_decisions=max_decisions)
+
+
+class MultiAgentCollector:
+    """Collect whole episodes of many agents for a `LockstepSchedule`; source and target of an `Uplink`.
+
+    Args:
+        make_stage: makes the stage of training episodes, given False, and that of tests, given True, at the first test.
+        name: the worker's label.
+        max_failures: maximum number of consecutive failures of the environment.
+        max_episode_bytes: maximum size of the experiences of an episode.
+        max_head_bytes: maximum size of the other values of an episode.
+        seed: seed of the first episode; None: it is not seeded, unless the trainer does.
+
+    Attributes:
+        uplink: uplink to the trainer, assigned once after the constructor.
+        buffer: episodes that were not sent yet, and figures of the latest ones.
+        episodes: number of episodes begun, of every kind.
+        failures: number of failures of the environment.
+    """
+
+    uplink: Uplink
+
+    def __init__(
+        self,
+        make_stage: Callable[[bool], Stage],
+        *,
+        name: str,
+        max_failures: int = 3,
+        max_episode_bytes: int = MAX_EPISODE_BYTES,
+        max_head_bytes: int = 1 << 20,
+        seed: int | None = None,
+    ) -> None:
+        self.stage = make_stage(False)
+        self.buffer = Buffer(None)
+        self.episodes = 0
+        self.failures = 0
+        self._make_stage = make_stage
+        self._test_stage: Stage | None = None
+        self._name = name
+        self._max_failures = max_failures
+        self._max_episode_bytes = max_episode_bytes
+        self._max_head_bytes = max_head_bytes
+        self._next_seed = seed
+        self._numbers = itertools.count()
+        self._version: Version = (0, 0)
+        self._steps_collected = 0
+        self._recording = False
+        self._stopping = False
+        self._failures_in_a_row = 0
+        self._policy_failures_in_a_row = 0
+        self._loaded: PolicyBundle | None = None
+        """Policies and exploration parameters in use; None: those that the manager was made with."""
+
+    # --- for the schedule ---------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Return the worker's label."""
+        return self._name
+
+    @property
+    def version(self) -> Version:
+        """Return the version of the acting policies."""
+        return self._version
+
+    @property
+    def recording(self) -> bool:
+        """True: a training episode is open."""
+        return self._recording
+
+    @property
+    def unsent(self) -> Sequence[Chunk]:
+        """Return the samples that were not passed to the link."""
+        return self.buffer.chunks
+
+    @property
+    def steps_until_poll(self) -> int:
+        """Return the number of decisions before the link is polled again."""
+        return self.stage.env.steps_until_poll
+
+    def seed_next_episode(self, seed: int) -> None:
+        """Begin the next episode with this seed of the environment and the policies."""
+        self._next_seed = seed
+
+    def train(self, allow: Hook) -> bool:
+        """Collect an episode; see `LockstepCollector`."""
+        return self._play(self.stage, allow)
+
+    def give_up_episode(self) -> None:
+        """End the open episode immediately; it is dropped. Called from within the hook of `train`."""
+        if self._recording:
+            self.stage.env.leave()
+
+    def evaluate_if_due(self) -> bool:
+        """Run the evaluation that the trainer requests, if it is new and its policies have arrived."""
+        evaluation = self.uplink.due_evaluation()
+        if evaluation is None:
+            return False
+        logger.info("worker %s runs %d episodes of evaluation %d", self.name, len(evaluation.seeds), evaluation.id)
+        for seed in evaluation.seeds:
+            ended = self.test(seed, evaluation)
+            self.uplink.send()
+            if not ended:
+                break
+        return True
+
+    # --- episodes -----------------------------------------------------------------------------------------------------
+
+    def test(self, seed: int | None = None, evaluation: Evaluation | None = None) -> bool:
+        """Play an episode in the test environment without exploration, and record its score.
+
+        Returns:
+            True: it ended in order.
+        """
+        if self._test_stage is None:
+            self._test_stage = self._make_stage(True)
+            if self._stopping:
+                self._test_stage.env.stop()
+        stage = self._test_stage
+        if self._loaded is not None:
+            _load(stage.manager, self._loaded)
+        return self._play(stage, lambda: self._unless_ending(stage), seed, evaluation)
+
+    def _unless_ending(self, stage: Stage) -> int:
+        return 0 if self.uplink.ending() else stage.env.steps_until_poll
+
+    def _play(self, stage: Stage, allow: Hook, seed: int | None = None, evaluation: Evaluation | None = None) -> bool:
+        """Play one episode to its end. After a failure of the environment, play another one."""
+        train = stage is self.stage
+        while True:
+            length = allow()
+            if not length:
+                return False
+            if train:
+                seed = self._next_seed
+            number = next(self._numbers)
+            self.episodes += 1
+            stage.env.begin(allow, length)
+            self._recording = train
+            try:
+                performances, experiences = stage.actor.roll_out(seed=seed, test=not train)
+                performance = performances["local"]
+                chunks = self._chunks(number, seed, performance, experiences) if train else []
+            except _EpisodeLeft:
+                self._record_aborted(stage, number, seed)
+                if stage.env.hook_error is not None:
+                    raise stage.env.hook_error from None
+                return False
+            except PolicyFailedError as failure:
+                self._record_aborted(stage, number, seed)
+                self._await_better_policy(failure)
+                return False
+            except (EpisodeError, CodecError) as fault:
+                self._record_aborted(stage, number, seed)
+                self._count_failure(fault)
+                continue
+            finally:
+                self._recording = False
+                if train and stage.env.begun:
+                    self._next_seed = None
+            self._failures_in_a_row = self._policy_failures_in_a_row = 0
+            self.buffer.extend(chunks)
+            self._steps_collected += sum(chunk.rows for chunk in chunks)
+            self.buffer.end_episode(
+                self._record(
+                    stage,
+                    number,
+                    seed,
+                    "truncated" if stage.env.truncated else "terminated",
+                    stage.manager.score(performance),
+                    evaluation,
+                    metrics_of(performance),
+                )
+            )
+            return True
+
+    def _chunks(self, number: int, seed: int | None, performance: Any, experiences: Any) -> list[Chunk]:
+        return chunks_of(
+            PlayedEpisode(
+                experiences=experiences,
+                performance=performance,
+                epsilons=self.stage.manager.explorer.epsilons,
+                seed=seed,
+                number=number,
+                version=self._version,
+            ),
+            max_bytes=self._max_episode_bytes,
+            max_head_bytes=self._max_head_bytes,
+        )
+
+    def _record(
+        self,
+        stage: Stage,
+        number: int,
+        seed: int | None,
+        end: Literal["terminated", "truncated", "aborted"],
+        score: float = 0.0,
+        evaluation: Evaluation | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> EpisodeRecord:
+        return EpisodeRecord(
+            agent="",
+            episode_return=score,
+            length=stage.env.decisions,
+            mode="train" if stage is self.stage else "test",
+            end=end,
+            episode=number,
+            version=self._version,
+            seed=seed,
+            evaluation=evaluation.id if evaluation is not None else None,
+            worker=self.name,
+            metrics=dict(metrics or {}),
+        )
+
+    def _record_aborted(self, stage: Stage, number: int, seed: int | None) -> None:
+        """Record a dropped training episode, if there were decisions in it."""
+        if stage is self.stage and stage.env.decisions:
+            self.buffer.end_episode(self._record(stage, number, seed, "aborted"))
+
+    def _count_failure(self, fault: EpisodeError | CodecError) -> None:
+        """Log a failure; the next episode begins with a reset.
+
+        Raises:
+            EnvironmentFailedError: there were too many consecutive failures.
+        """
+        self.failures += 1
+        self._failures_in_a_row += 1
+        cause = fault.__cause__
+        report_failure(
+            str(fault),
+            "fix the environment or the manager",
+            in_a_row=self._failures_in_a_row,
+            most=self._max_failures,
+            dropped="the episode is dropped",
+            cause=cause if isinstance(cause, Exception) else fault,
+            show=isinstance(cause, Exception),
+        )
+
+    def _await_better_policy(self, failure: PolicyFailedError) -> None:
+        """Wait for another version if actions were not finite too often in a row.
+
+        Raises:
+            PolicyFailedError: there is no Server, so that none will arrive.
+        """
+        if self.uplink.link is None:
+            raise failure
+        self._policy_failures_in_a_row += 1
+        if self._policy_failures_in_a_row == 1:
+            logger.error("%s. The episode ends here.", failure)
+        if self._policy_failures_in_a_row > self._max_failures:
+            logger.error("the policies failed too often in a row: worker %s waits for others", self.name)
+            self.uplink.await_policy()
+
+    def stop(self) -> None:
+        """End all episodes at the next decision, permanently. Safe from any thread and signal handlers."""
+        self._stopping = True
+        for stage in (self.stage, self._test_stage):
+            if stage is not None:
+                stage.env.stop()
+
+    def close(self) -> None:
+        """Close the environments."""
+        with contextlib.ExitStack() as closing:
+            for stage in (self.stage, self._test_stage):
+                if stage is not None:
+                    closing.callback(stage.env.close)
+
+    # --- source of samples --------------------------------------------------------------------------------------------
+
+    @property
+    def steps_collected(self) -> int:
+        """Return the number of collected rows, those of heads and ends included."""
+        return self._steps_collected
+
+    @property
+    def samples_lost(self) -> int:
+        """Return 0: only whole episodes are recorded, and none of them is dropped."""
+        return 0
+
+    def set_version(self, version: Version) -> None:
+        """Act with this version, which was just loaded."""
+        self._version = version
+
+    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
+        """Return episodes and records, and remove them."""
+        return self.buffer.take()
+
+    def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
+        """Put back what could not be sent."""
+        self.buffer.extend(chunks, records)
+
+    def discard(self) -> None:
+        """Remove the samples, because there is no link."""
+        self.buffer.clear()
+
+    # --- target of policies -------------------------------------------------------------------------------------------
+
+    def load_policies(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> None:
+        """Load one version: every policy of the manager, and the exploration parameters of its agents.
+
+        Raises:
+            WeightsError: policies are missing or unknown, or a part does not fit. The old ones stay.
+        """
+        manager = self.stage.manager
+        if policies.keys() != manager.policies.keys():
+            raise WeightsError(
+                f"it has the policies {sorted(policies)}, and this worker has {sorted(manager.policies)}; workers and "
+                "trainer need the same section multiagent"
+            )
+        before = self._loaded or PolicyBundle(
+            {name: algorithm.get_model() for name, algorithm in manager.policies.items()},
+            dict(manager.explorer.epsilons),
+        )
+        bundle = PolicyBundle(policies, exploration or before.exploration)
+        try:
+            _load(manager, bundle)
+        except Exception as exc:  # an algorithm's `load_model` may raise any error
+            _load(manager, before)
+            raise WeightsError(str(exc) if isinstance(exc, WeightsError) else f"{type(exc).__name__}: {exc}") from exc
+        self._loaded = bundle
+
+    def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
+        """Return a version as the content of a file, for `load_file`."""
+        return PolicyBundle(policies, exploration).to_bytes()
+
+    def load_file(self, path: Path) -> None:
+        """Load policies that `PolicyFiles` or a trainer has stored.
+
+        Raises:
+            WeightsError: the file holds something else, or its policies do not fit.
+            OSError: the file cannot be read.
+        """
+        bundle = PolicyBundle.read(path)
+        self.load_policies(bundle.policies, bundle.exploration)
+
+
+class MultiAgentWorker:
+    """A worker of many agents.
+
+    Args:
+        collector: plays the episodes; its `uplink` is assigned.
+        release: called once after `close`.
+
+    Attributes:
+        collector: the argument.
+    """
+
+    def __init__(self, collector: MultiAgentCollector, release: Callable[[], object] | None = None) -> None:
+        self.collector = collector
+        self._release = release
+        self._closed = False
+        self._busy = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """Return the label in logs and metrics."""
+        return self.collector.name
+
+    @property
+    def link(self) -> RolloutLink | None:
+        """Return the link to the Server; None: there is no Server."""
+        return self.collector.uplink.link
+
+    @property
+    def policy_version(self) -> Version:
+        """(incarnation, counter) of the policies that act; (0, 0): none has arrived."""
+        return self.collector.version
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes begun, of every kind."""
+        return self.collector.episodes
+
+    @property
+    def steps_collected(self) -> int:
+        """Number of collected rows: experiences, and two further rows per episode."""
+        return self.collector.steps_collected
+
+    @property
+    def buffer(self) -> Buffer:
+        """Return episodes and records that have not been sent yet."""
+        return self.collector.buffer
+
+    def run(self) -> None:
+        """Collect the assignments of the trainer until it finishes, or after `stop` or `close`.
+
+        Raises:
+            EnvironmentFailedError: the environment failed too often in a row.
+            StarvedError: there is no Server.
+            TmrlError: the link has failed permanently.
+        """
+        with self._running():
+            LockstepSchedule(self.collector).run()
+
+    def run_episode(self, seed: int | None = None) -> bool:
+        """Play one episode without exploration in the test environment. Its record is stored in the Buffer.
+
+        Returns:
+            True: it ended in order. False: the worker was stopped.
+
+        Raises:
+            EnvironmentFailedError: the environment failed too often in a row.
+            PolicyFailedError: an action was not finite, and there is no Server.
+        """
+        with self._running():
+            return self.collector.test(seed)
+
+    def stop(self) -> None:
+        """End all `run` methods soon and permanently. Safe from any thread and signal handlers."""
+        self.collector.stop()
+        self.collector.uplink.stop()
+
+    def close(self) -> CloseReport | None:
+        """Stop, send the remaining episodes, wait for acknowledgements up to the drain timeout, and close everything.
+
+        Returns:
+            Numbers of samples acknowledged, handed over and lost; None without a Server, or if already closed.
+        """
+        self.stop()
+        # Another thread may be in a decision that never ends; the rest is closed anyway.
+        waited = self._busy.acquire(timeout=CLOSE_S)
+        try:
+            if self._closed:
+                return None
+            self._closed = True
+            try:
+                report = self.collector.uplink.close()
+            finally:
+                self.collector.close()
+                if self._release is not None:
+                    self._release()
+            return report
+        finally:
+            if waited:
+                self._busy.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _running(self) -> Any:
+        """Allow one `run` method at a time."""
+        if self._closed:
+            raise LinkClosedError(f"worker {self.name} is closed")
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("this worker is running already, in another thread")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+
+def metrics_of(performance: Any) -> dict[str, float]:
+    """Return the first finite numbers of a performance that is a mapping, as metrics of its episode."""
+    if not isinstance(performance, Mapping):
+        return {}
+    numbers = (
+        (key, float(value))
+        for key, value in performance.items()
+        if isinstance(key, str)
+        and len(key) <= MOST_METRIC_CHARACTERS
+        and isinstance(value, bool | int | float | np.number | np.bool_)
+        and not isinstance(value, np.complexfloating)
+    )
+    return dict(itertools.islice(((key, value) for key, value in numbers if math.isfinite(value)), MOST_METRICS))
+
+
+def _load(manager: AgentManager, bundle: PolicyBundle) -> None:
+    """Load policies and exploration parameters into a manager."""
+    manager.explorer.epsilons = bundle.exploration
+    manager.load_models(bundle.policies)
