@@ -97,3 +97,10 @@ def test_experiences_that_do_not_fit_name_their_agent() -> None:
     agent.store_experiences(experiences(0, 4))
     with pytest.raises(SampleRefusedError, match=r"agent 'a': .*'reward' is float64\[n\], stored is float32\[n\]"):
         agent.store_experiences({**experiences(4, 1), "reward": np.zeros(1)})
+
+
+def test_experiences_whose_weights_are_all_0_are_sampled_uniformly() -> None:
+    agent = make(lambda state: np.full(len(state), np.nan))
+    agent.store_experiences({**experiences(0, 4), "weight": np.zeros(4)})
+    agent.train()
+    assert set(agent.algorithm.seen) == {0, 1, 2, 3}  # type: ignore[attr-defined]

@@ -163,7 +163,9 @@ class Agent:
                     yield indexes, pool.get(indexes)
         else:
             for _ in range(params.updates_per_episode):
-                yield pool.sample(params.batch_size, params.sample_by)
+                # Weights that are all 0, which a worker may send, exclude nothing.
+                weighted = params.sample_by is not None and pool.highest(params.sample_by) > 0
+                yield pool.sample(params.batch_size, params.sample_by if weighted else None)
 
 
 def mean_metrics(several: list[dict[str, float]]) -> dict[str, float]:
