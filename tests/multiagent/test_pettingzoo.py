@@ -29,7 +29,7 @@ from tmrl_core.multiagent import (
     PolicySettings,
     StateShaper,
 )
-from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment, Turn, TurnExperienceShaper
+from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment, Turn
 from tmrl_core.multiagent.shapers import stacked
 from tmrl_core.networking.protocol.messages import Blob
 
@@ -245,7 +245,7 @@ def test_experiences_are_the_steps_of_each_agent(name: str) -> None:
     env = PettingZooEnvironment(MAKERS[name]())
     policies = {agent: PolicySettings(algorithm=partial(Random, env.action_space(agent))) for agent in env.agents}
     assembly = Assembly(agents={agent: agent for agent in policies}, policies=policies)
-    manager = AgentManager("inference", list(policies), config=assembly, experience_shaper=TurnExperienceShaper())
+    manager = AgentManager("inference", list(policies), config=assembly)
     _, experiences = Actor(env, manager).roll_out(seed=4)
     # The same episode again, by hand.
     env.set_seed(4)
@@ -269,7 +269,9 @@ def test_experiences_are_the_steps_of_each_agent(name: str) -> None:
     for agent, columns in experiences.items():
         states = [turn.state for turn in seen[agent]]
         assert same(columns["state"], stacked(states[:-1], ""))
-        assert same(columns["next_state"], stacked(states[1:], ""))
+        # The state after the end of a terminated run has no value.
+        following = [*states[1:-1], states[-1 if ends[agent] == "truncated" else -2]]
+        assert same(columns["next_state"], stacked(following, ""))
         assert columns["reward"] == pytest.approx(rewards[agent])
         for flag in ("terminated", "truncated"):
             assert list(columns[flag]) == [*[False] * (len(states) - 2), ends[agent] == flag]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from tmrl_core.multiagent.learner import EarlyStopping, EpisodeResult, Learner, episode_seeds
     from tmrl_core.multiagent.manager import AgentManager
-    from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment, TurnExperienceShaper
+    from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment
     from tmrl_core.multiagent.remote import RemoteActor, remote_actor
     from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
     from tmrl_core.multiagent.store import SimpleStore
@@ -72,7 +72,6 @@ __all__ = [
     "StateShaper",
     "TrainingAgentAlgorithm",
     "Trajectory",
-    "TurnExperienceShaper",
     "TwoPhaseLinearExplorer",
     "episode_seeds",
     "remote_actor",
@@ -95,7 +94,7 @@ _, __getattr__, __dir__ = lazy_names(
         "exploration": "AdaptiveExplorer Explorer LinearExplorer TwoPhaseLinearExplorer",
         "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
         "manager": "AgentManager",
-        "pettingzoo": "EventAECEnv PettingZooEnvironment TurnExperienceShaper",
+        "pettingzoo": "EventAECEnv PettingZooEnvironment",
         "remote": "RemoteActor remote_actor",
         "shapers": "ActionShaper ExperienceShaper KStepExperienceShaper StateShaper",
         "store": "SimpleStore",

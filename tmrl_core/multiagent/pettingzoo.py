@@ -14,8 +14,7 @@ from gymnasium.wrappers.utils import create_zero_array
 from tmrl_core.config.references import resolve
 from tmrl_core.errors import ConfigError, EpisodeError, MissingExtraError
 from tmrl_core.multiagent.environment import EventEnvironment
-from tmrl_core.multiagent.shapers import ActionShaper, KStepExperienceShaper, StateShaper
-from tmrl_core.multiagent.trajectory import Trajectory
+from tmrl_core.multiagent.shapers import ActionShaper, StateShaper
 
 try:
     from pettingzoo import AECEnv, ParallelEnv, aec_registry, parallel_registry
@@ -51,27 +50,6 @@ class Turn:
             return self.observation
         seen = self.observation if isinstance(self.observation, Mapping) else {"observation": self.observation}
         return {**seen, "action_mask": self.info["action_mask"]}
-
-
-class TurnExperienceShaper(KStepExperienceShaper):
-    """k-step returns that bootstrap from the observation after an agent's last action, where its run was truncated.
-
-    Args:
-        gamma: as for `KStepExperienceShaper`.
-        k: as for `KStepExperienceShaper`.
-        state_shaper: the manager's; None: the turn's `state`.
-    """
-
-    def __init__(self, *, gamma: float = 0.99, k: int = 1, state_shaper: StateShaper | None = None) -> None:
-        super().__init__(gamma=gamma, k=k)
-        self._state_shaper = state_shaper
-
-    def _final_state(self, agent: str, trajectory: Trajectory, snapshot_list: Any) -> Any:
-        for decision in reversed(trajectory):
-            turn = decision.metrics["final_events"].get(agent)
-            if turn is not None:
-                return turn.state if self._state_shaper is None else self._state_shaper(turn, snapshot_list)
-        return None
 
 
 class PettingZooEnvironment(EventEnvironment):
