@@ -82,6 +82,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/networking/links/test_links.py",
         "tests/networking/security/test_authentication.py",
         "tests/networking/test_bad_networks.py",
+        "tests/hostile",
         "tests/networking/test_hostile.py",
         "tests/networking/test_other_states.py",
         "tests/networking/test_strangers.py",
