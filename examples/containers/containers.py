@@ -102,6 +102,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError(f"ship {ship.name}: leg must be at least 1, capacity and first at least 0")
 
 
+def config_of(config: Config | Mapping[str, Any] | None) -> Config:
+    """Return a configuration; a mapping may have some of its keys only."""
+    return config if isinstance(config, Config) else msgspec.convert(dict(config or {}), Config)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A decision event: a ship calls at a port. A valid action is an integer from -`loadable` to `dischargeable`."""
@@ -189,7 +194,7 @@ class ContainerInventory(EventEnvironment):
     """
 
     def __init__(self, config: Config | Mapping[str, Any] | None = None) -> None:
-        self.config = config if isinstance(config, Config) else msgspec.convert(dict(config or {}), Config)
+        self.config = config_of(config)
         self.names = tuple(port.name for port in self.config.ports)
         index = {name: at for at, name in enumerate(self.names)}
         self._routes = [[index[name] for name in ship.route] for ship in self.config.ships]
