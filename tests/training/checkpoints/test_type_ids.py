@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from tests.training.checkpoints.manifests import change_manifest
+from tmrl_core import multiagent
 from tmrl_core import training as public
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpointable import type_name, type_version
-from tmrl_core.training.checkpoints.capture import capture
+from tmrl_core.training.checkpoints.capture import capture, capture_part
 from tmrl_core.training.checkpoints.files import write_file
 from tmrl_core.training.checkpoints.manifest import read_manifest, write_manifest
 from tmrl_core.training.checkpoints.type_ids import FORMER_NAMES
@@ -56,12 +57,15 @@ DQN = (
     f"{OFF_POLICY} target_interval double epsilon_initial epsilon_final epsilon_updates max_grad_norm updates "
     "target_network optimizer"
 )
+ALGORITHM = "models optimizers rng updates"
 STATES = {
     "discrete_sac": (1, f"{OFF_POLICY} first_action {ENTROPY}"),
     "dqn": (1, DQN),
     "frame_stack_replay": (1, f"{REPLAY} frame_stack shape leaves frames"),
     "generic_torch_memory": (1, f"{STATISTICS} data generator first_number transitions previous last_rows"),
     "lockstep": (1, f"{LOOP} rounds_done redistributed"),
+    "multiagent_a2c": (1, ALGORITHM),
+    "multiagent_dqn": (1, f"{ALGORITHM} target_network"),
     "offline": (1, LOOP),
     "ppo": (
         1,
@@ -71,9 +75,11 @@ STATES = {
     ),
     "recurrent_dqn": (1, f"{DQN} burn_in n_step rescale_values"),
     "recurrent_sac": (1, f"{SAC} burn_in"),
+    "random_policy": (1, "rng"),
     "redq": (1, f"{SAC} m q_updates_per_policy_update updates"),
     "replay": (1, REPLAY),
     "round": (1, STATISTICS),
+    "rule_policy": (1, "rng"),
     "sac": (1, SAC),
     "sequence_replay": (1, f"{REPLAY} sequence"),
     "samples_per_insert": (1, "made band seen"),
@@ -83,6 +89,7 @@ STATES = {
         "target_critics optimizer_actor optimizer_critic",
     ),
     "torch_offline": (1, LOOP),
+    "training_agent_algorithm": (1, "agent rng updates"),
 }
 """Version and names of the state of each type that a release has written.
 
@@ -177,6 +184,16 @@ def test_a_state_has_the_attribute_names_of_its_version() -> None:
         make_lockstep(),
     ):
         walk(capture(training).tree)
+    models = {"actor": torch.nn.Linear(1, 1), "critic": torch.nn.Linear(1, 1)}
+    adam = (torch.optim.Adam, {})
+    for algorithm in (
+        multiagent.A2C(models, adam, {}, {}),
+        multiagent.DQN({"q": torch.nn.Linear(1, 1)}, adam, {}, {}),
+        multiagent.RandomPolicy(3),
+        multiagent.RulePolicy(len),
+        multiagent.TrainingAgentAlgorithm(public.DQNAgent, SPACES[0], choices),
+    ):
+        walk(capture_part(algorithm, "algorithm").tree)
     assert found == {name: (version, sorted(names.split())) for name, (version, names) in STATES.items()}
 
 
