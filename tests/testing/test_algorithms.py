@@ -1,5 +1,8 @@
+"""The algorithms of `tmrl_core.multiagent`, and one of a user, hold to the promises of an algorithm."""
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -9,6 +12,8 @@ from torch import nn
 
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.a2c import A2C
+from tmrl_core.multiagent.algorithms.algorithm import Algorithm
+from tmrl_core.multiagent.algorithms.batches import transitions_of
 from tmrl_core.multiagent.algorithms.dqn import DQN
 from tmrl_core.multiagent.algorithms.rules import RandomPolicy, RulePolicy
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
@@ -124,3 +129,31 @@ class TestPPOAgentInABox(_InABox):
 
 class TestBehaviorCloningAgentInABox(_InABox):
     agent = "BehaviorCloningAgent"
+
+
+class Reinforce(Algorithm):
+    """A policy gradient of complete returns, with their mean as the baseline."""
+
+    default_losses = {"policy": nn.CrossEntropyLoss}  # noqa: RUF012
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.baseline = 0.0
+
+    def choose_action(self, state: Any, epsilon: float) -> Any:
+        logits_N = self.output("policy", state)
+        if self.deterministic:
+            return logits_N.argmax()
+        return (logits_N + self.rng.gumbel(size=len(logits_N))).argmax()
+
+    def train_on_batch(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        t = transitions_of(dict(batch), self.device)
+        logits_BN = self.models["policy"](t.obs)
+        loss_B = self.loss_funcs["policy"](logits_BN, t.action) * (t.reward_B - self.baseline)
+        self.baseline += self.hyper_params["rate"] * (t.reward_B.mean().item() - self.baseline)
+        return {"baseline": self.baseline, **self.minimise(loss_B.mean())}
+
+
+class TestAnAlgorithmOfOnesOwn(AlgorithmSuite):
+    def make_algorithm(self) -> AgentAlgorithm:
+        return Reinforce({"policy": network(3)}, {"policy": ADAM}, {}, {"rate": 0.1})

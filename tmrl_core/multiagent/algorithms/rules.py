@@ -52,6 +52,7 @@ class RandomPolicy(FixedPolicy):
     """
 
     type_id = "random_policy"
+    type_version = 1
     transient: ClassVar[frozenset[str]] = frozenset({"_space"})
 
     def __init__(self, action_space: Any) -> None:
@@ -83,6 +84,7 @@ class RulePolicy(FixedPolicy):
     """
 
     type_id = "rule_policy"
+    type_version = 1
     transient: ClassVar[frozenset[str]] = frozenset({"rule"})
 
     def __init__(self, rule: str | Callable[[Any], Any]) -> None:
