@@ -185,7 +185,7 @@ def test_a_state_has_the_attribute_names_of_its_version() -> None:
     ):
         walk(capture(training).tree)
     models = {"actor": torch.nn.Linear(1, 1), "critic": torch.nn.Linear(1, 1)}
-    adam = (torch.optim.Adam, {})
+    adam: Any = (torch.optim.Adam, {})
     for algorithm in (
         multiagent.A2C(models, adam, {}, {}),
         multiagent.DQN({"q": torch.nn.Linear(1, 1)}, adam, {}, {}),
