@@ -133,7 +133,7 @@ def test_an_episode_without_one_of_its_messages_does_not_count() -> None:
         ({"a": columns(1, reward=np.ones(1, np.float64))}, "its pool holds"),
         ({"a": columns(1, state=np.ones((1, 3), np.float32))}, "its pool holds"),
         ({"a": columns(1, logp=np.ones(1, np.float32))}, "its pool holds"),
-        ({"a": columns(1, state=["text"])}, "numeric arrays only"),
+        ({"a": columns(1, state=["text"])}, "of numbers"),
     ],
 )
 def test_experiences_that_a_pool_cannot_store_are_refused(bad: dict[str, Any], reason: str) -> None:

@@ -120,14 +120,24 @@ def experience_problem(experiences: Any, agents: Collection[str]) -> str | None:
     for agent, columns in experiences.items():
         if agent not in agents:
             return f"experiences name the agent {agent!r}; the agents are {list(agents)}"
+        if not isinstance(columns, Mapping):
+            return f"the experiences of {agent!r} must map keys to columns, got {type(columns).__name__}"
         if missing := [key for key in ("state", "action", "reward") if key not in columns]:
             return f"the experiences of {agent!r} lack {missing}; they have {list(columns)}"
-        rows = len(columns["reward"])
+        reward = columns["reward"]
+        if not isinstance(reward, np.ndarray) or not reward.ndim:
+            return f"'reward' of {agent!r} is {_kind(reward)}; it must be an array [n]"
         for key, column in columns.items():
             for leaf in leaves(column):
-                if len(leaf) != rows:
-                    return f"the experiences of {agent!r} have {rows} rewards, but {len(leaf)} rows of {key!r}"
-                if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                if not isinstance(leaf, np.ndarray) or not leaf.ndim or leaf.dtype.kind not in "biuf":
+                    return f"{key!r} of {agent!r} is {_kind(leaf)}; it must be an array [n, ...] of numbers, or a dict"
+                if len(leaf) != len(reward):
+                    return f"the experiences of {agent!r} have {len(reward)} rewards, but {len(leaf)} rows of {key!r}"
+                if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                     row = int(np.argwhere(~np.isfinite(leaf))[0][0])
                     return f"{key!r} of experience {row} of {agent!r} holds {leaf[row]!s:.100}; it must be finite"
     return None
+
+
+def _kind(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
