@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import functools
 import gc
 import importlib
 import json
@@ -19,12 +20,16 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.shutdown import ShutdownSignal
+
+if TYPE_CHECKING:
+    from tmrl_core.multiagent.worker import MultiAgentWorker
+    from tmrl_core.networking import RolloutWorker
 
 logger = logging.getLogger(__name__)
 
@@ -241,6 +246,8 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
             f"network.transport: local connects threads of one process, and --{options.role} is a process of its own; "
             "take --local --single-process, or network.transport: tls"
         )
+    if config.multiagent is not None:
+        check_multiagent(options)
     use(config)
     with ShutdownSignal(control=options.control, last=own_process) as shutdown:
         return ROLES[options.role](config, options, shutdown)
@@ -282,6 +289,27 @@ def check_options(options: argparse.Namespace) -> None:
         )
     if options.watch is not None and not 0.2 <= options.watch <= 86_400:
         raise ConfigError(f"--watch: found {options.watch:g}, allowed: 0.2 to 86400 seconds")
+
+
+def check_multiagent(options: argparse.Namespace) -> None:
+    """Reject options that do not go with many agents.
+
+    Raises:
+        ConfigError: the message names the option, and those to use instead.
+    """
+    given = {
+        "--expert": options.role == "expert",
+        "--benchmark": options.role == "benchmark",
+        "--gateway": options.role == "gateway" or options.gateway,
+        "--render": options.render,
+        "--video": options.video is not None,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"{option} does not go with the section multiagent of the configuration; many agents take --local, "
+                "--server, --worker, --trainer and --test"
+            )
 
 
 def config_schema() -> dict[str, object]:
@@ -395,12 +423,21 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.cli.screens import Screen, WorkerDisplay
 
     roles.ensure_credentials(config)
-    made = roles.make_worker(config)
+    made: RolloutWorker | MultiAgentWorker
+    collect: Callable[[], None]
+    if config.multiagent is not None:
+        from tmrl_core.multiagent import from_config as many
+
+        made = many.make_worker(config)
+        collect = made.run
+    else:
+        made = roles.make_worker(config)
+        collect = functools.partial(roles.run_worker, made, config, expert=options.role == "expert")
     try:
         shutdown.calls(made.stop)
         where = f"{config.server.host} port {config.server.port}"
         with Screen(WorkerDisplay(made, where, config.run.name)):
-            roles.run_worker(made, config, expert=options.role == "expert")
+            collect()
     finally:
         # Closing drains. A second request to end interrupts it.
         made.close()
@@ -524,6 +561,8 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
 
     one_thread()
     episodes = options.episodes or 10
+    if config.multiagent is not None:
+        return test_many(config, episodes, shutdown)
     returns: list[float] = []
     video = Path(options.video).expanduser() if options.video else None
     if video is not None:
@@ -556,6 +595,23 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
     if video is not None:
         print(f"video: {video}" if video.exists() else f"there is no video {video}", flush=True)
         return 0 if video.exists() else 1
+    return 0
+
+
+def test_many(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
+    """`--test` of many agents: print the score of each episode and their mean."""
+    from tmrl_core.multiagent import from_config as many
+    from tmrl_core.roles import from_config as roles
+
+    returns: list[float] = []
+    with many.make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
+        shutdown.calls(made.stop)
+        for index in range(episodes):
+            if not made.run_episode():
+                break
+            returns.append(made.buffer.stat_test_return)
+            print_episode(index, returns[-1], made.buffer.stat_test_steps)
+    print_mean(returns)
     return 0
 
 

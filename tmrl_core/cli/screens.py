@@ -17,6 +17,7 @@ from tmrl_core.config.ratios import count
 from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
 
 if TYPE_CHECKING:
+    from tmrl_core.multiagent.worker import MultiAgentWorker
     from tmrl_core.networking import RolloutWorker, Server
     from tmrl_core.networking.links import WorkerCounts, WorkerLink
 
@@ -177,7 +178,11 @@ class WorkerDisplay:
     """
 
     def __init__(
-        self, worker: RolloutWorker, where: str, run_name: str, clock: Callable[[], float] = time.monotonic
+        self,
+        worker: RolloutWorker | MultiAgentWorker,
+        where: str,
+        run_name: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker
         self._where = where

@@ -75,7 +75,8 @@ def run_local(
     config = with_changes(config, changes)
     roles.check_device(config.worker.device, "worker.device")
     roles.check_device(config.trainer.device, "trainer.device")
-    roles.check_spaces(config)
+    if config.multiagent is None:
+        roles.check_spaces(config)
     if not gateway:  # its clients never wait for the trainer
         conflict = ratios_conflict(config, workers, roles.longest_episode(config))
         if conflict is not None:

@@ -191,7 +191,7 @@ class MultiAgentCollector:
         max_failures: maximum number of consecutive failures of the environment.
         max_episode_bytes: maximum size of the experiences of an episode.
         max_head_bytes: maximum size of the other values of an episode.
-        seed: seed of the first episode; None: it is not seeded, unless the trainer does.
+        seed: seed of the first episode, and of the first test; None: they are not seeded, unless the trainer does.
 
     Attributes:
         uplink: uplink to the trainer, assigned once after the constructor.
@@ -222,7 +222,7 @@ class MultiAgentCollector:
         self._max_failures = max_failures
         self._max_episode_bytes = max_episode_bytes
         self._max_head_bytes = max_head_bytes
-        self._next_seed = seed
+        self._seed = self._next_seed = seed
         self._numbers = itertools.count()
         self._version: Version = (0, 0)
         self._steps_collected = 0
@@ -296,6 +296,7 @@ class MultiAgentCollector:
         """
         if self._test_stage is None:
             self._test_stage = self._make_stage(True)
+            seed = self._seed if seed is None else seed
             if self._stopping:
                 self._test_stage.env.stop()
         stage = self._test_stage
