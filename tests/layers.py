@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/metrics/test_wandb_sink.py",
         "tests/multiagent/algorithms/test_acting_policy.py::test_actors_need_no_torch",
         "tests/multiagent/test_remote_runs.py",
+        "tests/multiagent/test_from_config.py::test_a_worker_of_a_training_agent_needs_no_torch",
         "tests/multiagent/test_worker_runs.py",
         "tests/networking/relay/test_relay.py::test_delivery_needs_neither_asyncio_nor_ssl",
         "tests/networking/simulation/test_simulation.py::test_a_seed_repeats_the_simulation_in_any_process",

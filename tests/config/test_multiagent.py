@@ -64,7 +64,7 @@ POLICY = {"algorithm": "ports:make"}
             {"policies": {"shared": {**POLICY, "memory": "al"}}, "memories": {"all": {}}},
             ["multiagent.policies.shared.memory: found 'al', allowed: 'all'", "multiagent.memories.all: no policy"],
         ),
-        ({"policies": {"shared": {}}}, ["multiagent.policies", "algorithm"]),
+        ({"policies": {"shared": {}}}, ["multiagent.policies.shared: set one of algorithm", "agent"]),
         ({"policies": {"shared": {**POLICY, "batch": 3}}}, ["multiagent.policies", "batch"]),
         ({"managers": "a:b"}, ["multiagent.managers", "Did you mean manager?"]),
         ({"max_episode_bytes": 0}, ["multiagent.max_episode_bytes"]),

@@ -249,6 +249,11 @@ def multiagent_problems(config: Config) -> Iterator[str]:
                 "multiagent.policies"
             )
     for name, section in many.policies.items():
+        if (section.algorithm is None) == (section.agent is None):
+            yield (
+                f"multiagent.policies.{name}: set one of algorithm ({section.algorithm}) and agent ({section.agent}), "
+                "and leave the other one out"
+            )
         if name not in many.agents.values():
             yield f"multiagent.policies.{name}: no agent uses it; name it in multiagent.agents, or leave it out"
         if section.memory is not None and many.memories and section.memory not in many.memories:

@@ -822,13 +822,26 @@ class AgentParametersSection(Section, frozen=True, kw_only=True):
 class AgentPolicySection(Section, frozen=True, kw_only=True):
     """A policy of many agents. Agents that name the same policy share it."""
 
-    algorithm: Annotated[Reference, doc("Callable `(**kwargs)` that makes the algorithm: chooses actions and learns.")]
-    kwargs: Annotated[Kwargs, doc("Keyword arguments of `algorithm` and `acting`.")] = field(default_factory=dict)
+    algorithm: Annotated[
+        Reference | None,
+        doc("Callable `(**kwargs)` that makes the algorithm: chooses actions and learns. null: `agent` does."),
+    ] = None
+    agent: Annotated[
+        Reference | None,
+        doc(
+            "Class of a TrainingAgent, such as `tmrl_core.training:DQNAgent`, instead of `algorithm`. Its `kwargs` "
+            "include `observation_space` (of the model states) and `action_space` (of the model actions), written as "
+            "for `gateway.agents`."
+        ),
+    ] = None
+    kwargs: Annotated[Kwargs, doc("Keyword arguments of `algorithm` and `acting`, or of `agent`.")] = field(
+        default_factory=dict
+    )
     acting: Annotated[
         Reference | None,
         doc(
             "Callable `(**kwargs)` that workers call instead of `algorithm`, for a policy that only acts, such as one "
-            "that needs no torch. Its model has the same format. null: `algorithm`."
+            "that needs no torch. Its model has the same format. null: `algorithm`; with `agent`, its policy."
         ),
     ] = None
     memory: Annotated[

@@ -30,6 +30,10 @@ from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.worker import mixed_seed, worker_label
 from tmrl_core.samples import encode_value
 
+OF_AGENTS = "tmrl_core.multiagent:TrainingAgentAlgorithm"
+OF_ACTING_AGENTS = "tmrl_core.multiagent:ActingPolicy"
+"""Algorithms of a TrainingAgent, for the trainer and for workers. They are references, because the first needs torch.
+"""
 HEAD_RESERVE_BYTES = 4096
 """Bytes of a message that the head of an episode leaves for the rest of its row."""
 
@@ -66,8 +70,9 @@ def make_manager(config: Config, mode: Mode) -> AgentManager:
     explorer = resolve_with(exploration.cls, exploration.kwargs, key)(ids)
     _check_kind(explorer, Explorer, f"{key}: {exploration.cls!r}")
     key = "multiagent.manager"
-    # Its keyword arguments are checked by Python, because a class may pass them on to its base.
-    manager = resolve_with(section.manager, {}, key)(mode, ids, config=assembly, explorer=explorer, **section.kwargs)
+    manager = resolve_with(section.manager, {**section.kwargs, "config": assembly, "explorer": explorer}, key)(
+        mode, ids
+    )
     _check_kind(manager, AgentManager, f"{key}: {section.manager!r}")
     made: AgentManager = manager
     return made
@@ -85,11 +90,17 @@ def _policy(name: str, policy: AgentPolicySection, mode: Mode) -> PolicySettings
 
 
 def _make_algorithm(key: str, policy: AgentPolicySection, mode: Mode) -> AgentAlgorithm:
-    acts = mode == "inference" and policy.acting is not None
-    key, reference = (f"{key}.acting", policy.acting) if acts else (f"{key}.algorithm", policy.algorithm)
-    assert reference is not None
-    algorithm = resolve_with(reference, policy.kwargs, key)()
-    _check_kind(algorithm, AgentAlgorithm, f"{key}: {reference!r}")
+    reference, kwargs = policy.algorithm, policy.kwargs
+    part = "algorithm"
+    if policy.agent is not None:
+        part = "agent"
+        reference = OF_AGENTS if mode == "training" else OF_ACTING_AGENTS
+        kwargs = {"agent": policy.agent, **kwargs}
+    if mode == "inference" and policy.acting is not None:
+        part, reference, kwargs = "acting", policy.acting, policy.kwargs
+    assert reference is not None, "the configuration was checked"
+    algorithm = resolve_with(reference, kwargs, f"{key}.{part}")()
+    _check_kind(algorithm, AgentAlgorithm, f"{key}.{part}: {reference!r}")
     made: AgentAlgorithm = algorithm
     return made
 
