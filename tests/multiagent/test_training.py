@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,43 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.multiagent.remote_scenario import AGENTS, Manager, assembly, manager
+from tests.multiagent.remote_scenario import AGENTS, Manager, Weights, assembly, manager
 from tests.multiagent.test_experiences import same
-from tmrl_core.errors import CheckpointError
-from tmrl_core.multiagent import AgentManager, MultiAgentTraining
-from tmrl_core.multiagent.trajectory import Experiences
+from tmrl_core.errors import BadUpdatesError, CheckpointError
+from tmrl_core.multiagent import AgentManager, EpisodeResult, MultiAgentTraining
+from tmrl_core.multiagent.trajectory import Columns, Experiences
+from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 
 def made(**kwargs: Any) -> MultiAgentTraining:
     return MultiAgentTraining(partial(manager, "training"), device="cpu", **kwargs)
+
+
+class Broken(Weights):
+    """An algorithm without a usable update."""
+
+    def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:
+        return {SKIPPED: True}
+
+
+def test_rounds_without_a_usable_update_end_training() -> None:
+    training = made(max_bad_updates=3)
+    agent = training.manager.agents["south"]
+    agent.algorithm = Broken()
+    for agent in training.manager.agents.values():
+        agent.store_experiences({"state": np.ones((2, 1)), "action": np.ones(2), "reward": np.ones(2)})
+
+    def train() -> None:
+        before = training._counts()
+        metrics = training.manager.train()
+        result = EpisodeResult(episode=1, performance={}, score=0.0, epsilons={}, metrics=metrics)
+        training._note(result, before, 0.0)
+
+    train()
+    train()
+    assert (training.total_updates, training.updates_skipped) == (8, 4)
+    with pytest.raises(BadUpdatesError, match="3 updates in a row"):
+        train()
 
 
 def test_a_checkpoint_holds_policies_pools_exploration_and_generators(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.multiagent.trajectory import Columns
+from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 LOWEST_WEIGHT = 1e-6
 """Weight of an experience whose priority is 0. With the weight 0 it would never be sampled again."""
@@ -94,7 +95,9 @@ class Agent:
         self.experience_pool = experience_pool
         self.params = params
         self.updates = 0
-        """Number of updates that `train` has made."""
+        """Number of updates that `train` has made, with skipped ones."""
+        self.updates_skipped = 0
+        """Number of updates that the algorithm has skipped, because their results were not finite."""
 
     def choose_action(self, model_state: Any, epsilon: float) -> Any:
         """Return the model action for a model state."""
@@ -146,6 +149,7 @@ class Agent:
                 pool.update(indexes[usable], {params.sample_by: weights[usable].astype(dtype)})
             updates.append(metrics)
             self.updates += 1
+            self.updates_skipped += bool(metrics.get(SKIPPED))
         if params.on_policy:
             pool.clear()
         return mean_metrics(updates)

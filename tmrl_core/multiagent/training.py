@@ -131,26 +131,42 @@ class MultiAgentTraining(TrainingLockstep):
     def _collect_and_train(self, interface: TrainingInterface) -> bool:
         self.actor.interface = interface
         self.learner.episodes = self.rounds_done
-        before = self._updates_made()
+        before = self._counts()
         try:
             result = self.learner.run_episode()
         except LinkClosedError:
             if interface.stopping:
                 return False
             raise
-        self._note(result, self._updates_made() - before, time.perf_counter() - self.actor.collected_s)
+        self._note(result, before, time.perf_counter() - self.actor.collected_s)
         return True
 
-    def _updates_made(self) -> int:
-        return sum(agent.updates for agent in self.manager.agents.values())
+    def _counts(self) -> list[tuple[int, int]]:
+        """Return the numbers of updates and of skipped updates of each agent."""
+        return [(agent.updates, agent.updates_skipped) for agent in self.manager.agents.values()]
 
-    def _note(self, result: EpisodeResult, updates: int, training_s: float) -> None:
-        """Count the updates of a round, and keep its metrics."""
-        values: Metrics = {}
-        for policy, metrics in result.metrics.items():
-            skipped = {SKIPPED: bool(metrics.get(SKIPPED))} if SKIPPED in metrics else {}
-            self.updates_skipped += self._bad.note(self.rounds_done + 1, skipped, None, self._memory)
-            values |= {f"train/{policy}/{name}": value for name, value in metrics.items() if name != SKIPPED}
+    def _note(self, result: EpisodeResult, before: list[tuple[int, int]], training_s: float) -> None:
+        """Count the updates of a round, and keep its metrics.
+
+        Args:
+            result: of the learner.
+            before: result of `_counts` before the round.
+            training_s: seconds after the collection.
+
+        Raises:
+            BadUpdatesError: all updates of some agent were skipped in too many rounds in a row.
+        """
+        made = [(now[0] - then[0], now[1] - then[1]) for now, then in zip(self._counts(), before, strict=True)]
+        updates = sum(number for number, _ in made)
+        self.updates_skipped += sum(skipped for _, skipped in made)
+        useless = any(number and number == skipped for number, skipped in made)
+        self._bad.note(self.rounds_done + 1, {SKIPPED: True} if useless else {}, None, self._memory)
+        values = {
+            f"train/{policy}/{name}": value
+            for policy, metrics in result.metrics.items()
+            for name, value in metrics.items()
+            if name != SKIPPED
+        }
         statistics = self.statistics
         statistics.add(values)
         statistics.updates = updates
