@@ -311,6 +311,23 @@ def test_a_performance_that_cannot_be_sent_names_its_part() -> None:
         made.worker.run()
 
 
+def test_a_score_that_fails_is_a_failure_of_the_episode() -> None:
+    class Odd(Stocks):
+        @property
+        def metrics(self) -> Any:
+            return {"score": "high"}
+
+    def strict(mode: Any) -> Any:
+        made = manager(mode)
+        made.score = lambda performance: float(performance["score"])  # type: ignore[method-assign]
+        return made
+
+    made = Made(Odd, max_failures=0, make_manager=strict)
+    Trainer(made.link, asks(1))
+    with pytest.raises(EnvironmentFailedError, match="the manager's score failed: ValueError: could not convert"):
+        made.worker.run()
+
+
 def test_actions_that_are_not_finite_wait_for_another_version(caplog: pytest.LogCaptureFixture) -> None:
     class Wild(Weights):
         def choose_action(self, state: Any, epsilon: float) -> Any:

@@ -323,6 +323,7 @@ class MultiAgentCollector:
             try:
                 performances, experiences = stage.actor.roll_out(seed=seed, test=not train)
                 performance = performances["local"]
+                score = _score(stage.manager, performance)
                 chunks = self._chunks(number, seed, performance, experiences) if train else []
             except _EpisodeLeft:
                 self._record_aborted(stage, number, seed)
@@ -350,7 +351,7 @@ class MultiAgentCollector:
                     number,
                     seed,
                     "truncated" if stage.env.truncated else "terminated",
-                    stage.manager.score(performance),
+                    score,
                     evaluation,
                     metrics_of(performance),
                 )
@@ -649,6 +650,13 @@ def metrics_of(performance: Any) -> dict[str, float]:
         and not isinstance(value, np.complexfloating)
     )
     return dict(itertools.islice(((key, value) for key, value in numbers if math.isfinite(value)), MOST_METRICS))
+
+
+def _score(manager: AgentManager, performance: Any) -> float:
+    try:
+        return float(manager.score(performance))
+    except Exception as exc:  # the user's own code
+        raise EpisodeError(f"the manager's score failed: {type(exc).__name__}: {exc}") from exc
 
 
 def _load(manager: AgentManager, bundle: PolicyBundle) -> None:
