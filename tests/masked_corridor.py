@@ -8,11 +8,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-PLACES, ACTIONS, LIMIT = 5, 12, 30
+PLACES, ACTIONS, LIMIT = 5, 24, 30
 
 
 class MaskedCorridor(gymnasium.Env[Any, Any]):
-    """A walk from place 0 to place 4. In each place, two actions of twelve are allowed: one goes on, the other back.
+    """A walk from place 0 to place 4. In each place, two actions of 24 are allowed: one goes on, the other back.
 
     An action that is not allowed raises an error, or ends the episode with the reward -1 if `illegal_ends`.
 

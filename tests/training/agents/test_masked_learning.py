@@ -13,6 +13,7 @@ from tmrl_core.training.agents.behavior_cloning import BehaviorCloningAgent
 from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
 from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.agents.ppo import PPOAgent
+from tmrl_core.training.agents.recurrent_ppo import RecurrentPPOAgent
 from tmrl_core.training.value_types import Tree
 
 SHORTEST = 1.0 - 0.1 * (PLACES - 2)
@@ -77,12 +78,12 @@ def off_policy(agent_cls: Any, env: MaskedCorridor, **kwargs: Any) -> float:
 def ppo(env: MaskedCorridor) -> float:
     torch.manual_seed(0)
     agent = PPOAgent(
-        env.observation_space, env.action_space, "cpu", hidden_sizes=(32,), lr=1e-2, gamma=0.9, minibatch_size=64,
+        env.observation_space, env.action_space, "cpu", hidden_sizes=(32,), lr=5e-3, gamma=0.9, minibatch_size=64,
         normalize_observations=True,
     )  # fmt: skip
     agent.get_actor().seed(1)
     collector = Collector(env)
-    for _ in range(8):
+    for _ in range(16):
         rows = collector.rows(agent.get_actor(), 128)
         ends = torch.tensor([float(row[-1]) for row in rows])
         ends[-1] = 1.0
@@ -154,7 +155,7 @@ def test_targets_that_ignore_the_mask_give_wrong_values(double: bool) -> None:
 
 
 def test_the_entropy_target_is_that_of_the_allowed_actions() -> None:
-    """With the target of all twelve actions, two could never reach it, and the temperature would grow for ever."""
+    """With the target of all 24 actions, two could never reach it, and the temperature would grow for ever."""
     env = MaskedCorridor()
     torch.manual_seed(0)
     agent = DiscreteSacAgent(
@@ -185,3 +186,26 @@ def test_cloning_ignores_actions_that_the_mask_does_not_allow() -> None:
     assert played(trained(rows + wrong), env) == pytest.approx(SHORTEST)
     of_wrong_ones = trained(wrong)
     assert all(p.grad is None or not p.grad.any() for p in of_wrong_ones.model.parameters())
+
+
+@pytest.mark.parametrize("agent_cls", [PPOAgent, RecurrentPPOAgent])
+def test_a_round_that_is_cut_where_no_action_is_allowed_does_not_bootstrap(agent_cls: Any) -> None:
+    env = MaskedCorridor()
+
+    def loss(after: int) -> float:
+        """The value function's loss, where all values are 5 and the only reward is 1."""
+        agent = agent_cls(env.observation_space, env.action_space, "cpu", gamma=0.9, update_epochs=1)
+        with torch.no_grad():
+            agent.model.critic[-1].weight.fill_(0.0)
+            agent.model.critic[-1].bias.fill_(5.0)
+        obs = env.observation(0)
+        action, extras = agent.get_actor().act_with_extras(obs)
+        rows: list[tuple[Any, ...]] = [
+            (obs, action, np.float32(1.0), env.observation(after), False, True, {}, True)
+        ] * 2
+        more = {name: tensors([value] * 2) for name, value in extras.items()}
+        more |= {"ends": torch.ones(2), "places": torch.tensor([[0, 0, 1], [0, 1, 1]])}
+        return float(agent.train((*batch_of(rows), more))["loss_critic"])
+
+    assert loss(PLACES - 1) == pytest.approx(0.5 * (5.0 - 1.0) ** 2)
+    assert loss(1) == pytest.approx(0.5 * (5.0 - 1.0 - 0.9 * 5.0) ** 2)

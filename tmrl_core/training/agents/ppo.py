@@ -259,6 +259,9 @@ class PPOAgent(TrainingAgent):
         rows = self.model.rows(flat_TD, flat_ED, known_T, extras)
         with torch.no_grad():
             value_T, value_E = rows.values()
+            allowed_EN = self.model.actor.allowed(flat_ED)
+            if allowed_EN is not None:
+                value_E = value_E.masked_fill(~allowed_EN.any(dim=-1), 0.0)
         advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, extras[ENDS])
         self._set_rate()
         sums: dict[str, list[Tensor]] = {}
