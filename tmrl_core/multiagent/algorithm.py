@@ -57,6 +57,15 @@ class AgentAlgorithm(StateOwner, ABC):
             Metrics. `priorities` [n], if given, become the weights by which the experiences are sampled.
         """
 
+    def check_experiences(self, experiences: Columns) -> None:  # not abstract: not all can be checked
+        """Refuse experiences with which `train_on_batch` would fail. The default accepts all.
+
+        The trainer calls it with the experiences of each agent in an episode of a worker, which may hold any values.
+
+        Raises:
+            SampleRefusedError: the message names the column.
+        """
+
     @abstractmethod
     def get_model(self) -> Blob:
         """Return the weights that acting needs."""

@@ -146,6 +146,10 @@ class RoundEpisodes(TrainingMemory):
                     f"the experiences of agent {name!r:.100} are {_shown(layout)}, its pool holds {_shown(known)}. "
                     "See that workers and trainer use the same manager and environment."
                 )
+            try:
+                agent.algorithm.check_experiences(columns)
+            except Exception as exc:  # the algorithm's own code, with values of a worker
+                return f"the experiences of agent {name!r:.100}: {exc}"
             found[pool] = layout
         self._layouts |= found
         return ""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tmrl_core.errors import ConfigError, ObservationError
+from tmrl_core.errors import ConfigError, ObservationError, SampleRefusedError
 from tmrl_core.multiagent.algorithms.dqn import DQN, DQNParameters
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
@@ -63,6 +63,28 @@ VALUES = [[0.0, 1.0, 5.0], [2.0, 3.0, 4.0]]
 
 def test_targets_have_the_discount_of_each_row_and_bootstrap_from_truncations() -> None:
     assert errors(make(VALUES), batch()) == pytest.approx([abs(1 + 0.81 * 4 - 1), abs(2 + 0.9 * 5 - 2)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"action": np.array([0, 3])}, "the actions 0 to 2"),
+        ({"action": np.array([0, -1])}, "from -1 to 0"),
+        ({"action": np.array([0.0, 1.0])}, "'action' is float64"),
+        ({"state": np.array([0, 2])}, "'state' does not fit the model 'q'"),
+        ({"next_state": {"a": np.array([0, 1])}}, "'next_state' does not fit"),
+        ({"discount": np.ones((2, 2))}, "'discount' is not one number a row"),
+    ],
+)
+def test_experiences_that_cannot_be_trained_on_are_refused(changed: dict[str, Any], problem: str) -> None:
+    made = make(VALUES)
+    made.check_experiences(batch())
+    with pytest.raises(SampleRefusedError, match=problem):
+        made.check_experiences(batch(**changed))
+    complete = {key: column for key, column in batch().items() if key in ("state", "action", "reward")}
+    made.check_experiences(complete)
+    with pytest.raises(SampleRefusedError, match="'discount' is missing"):
+        made.check_experiences({**complete, "next_state": batch()["next_state"]})
 
 
 def test_a_termination_has_no_next_value() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor
-from tmrl_core.errors import ConfigError, WeightsError
+from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
 from tmrl_core.multiagent.agent import Agent, AgentParameters
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
 from tmrl_core.multiagent.store import SimpleStore
@@ -38,6 +38,24 @@ def batch(**changed: Any) -> dict[str, Any]:
         "truncated": np.array([False, False, False, False, True, False]),
         **changed,
     }
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"action": np.array([0, 1, 2, 3, 0, 1])}, "Discrete"),
+        ({"state": np.zeros((ROWS, 3))}, "'state'"),
+        ({"next_state": {"a": np.zeros((ROWS, 2))}}, "'next_state'"),
+        ({"discount": np.full(ROWS, 0.5)}, "discounts from 0.5"),
+    ],
+)
+def test_experiences_that_cannot_be_trained_on_are_refused(changed: dict[str, Any], problem: str) -> None:
+    made = make("PPOAgent")
+    made.check_experiences(batch())
+    with pytest.raises(SampleRefusedError, match=problem):
+        made.check_experiences(batch(**changed))
+    with pytest.raises(SampleRefusedError, match="lacks next_state"):
+        made.check_experiences({key: column for key, column in batch().items() if key != "next_state"})
 
 
 class Recorder(TrainingAgent):

@@ -114,6 +114,10 @@ class A2C(Algorithm):
         # The largest of logits with Gumbel noise is a sample of their softmax.
         return choices[(logits + self.rng.gumbel(size=len(choices))).argmax()]
 
+    def check_experiences(self, experiences: Columns) -> None:
+        """Refuse experiences with which `train_on_batch` would fail; see `Algorithm.check_choices`."""
+        self.check_choices("actor", experiences)
+
     def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:
         """Make one update of actor and critic."""
         p = self.hyper_params

@@ -18,7 +18,7 @@ from tmrl_core.actor.policies.masks import ACTION_MASK
 from tmrl_core.actor.policies.torch.module import load_module, module_bytes
 from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT
 from tmrl_core.config.references import check_kwargs
-from tmrl_core.errors import ConfigError, WeightsError
+from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.batches import tensors_of
 from tmrl_core.multiagent.trajectory import Columns
@@ -138,6 +138,36 @@ class Algorithm(AgentAlgorithm):
         with torch.no_grad():
             found: np.ndarray = self.models[name](model_input(tensors_of(one, self.device)))[0].cpu().numpy()
         return found
+
+    def check_choices(self, name: str, experiences: Mapping[str, Any]) -> None:
+        """Refuse experiences whose states do not fit a model, or whose actions it does not number.
+
+        Args:
+            name: the model, whose output has a value for each action.
+            experiences: columns of at least one experience.
+
+        Raises:
+            SampleRefusedError: a column is missing, or does not fit.
+        """
+        bootstraps = "next_state" in experiences
+        for key in ("reward", *(("discount", "terminated") if bootstraps else ())):
+            if key not in experiences or np.ndim(experiences[key]) != 1:
+                raise SampleRefusedError(
+                    f"{key!r} is {'missing' if key not in experiences else 'not one number a row'}"
+                )
+        count = 0
+        for key in ("state", "next_state") if bootstraps else ("state",):
+            try:
+                with torch.no_grad():
+                    count = self.models[name](model_input(tensors_of(experiences[key], self.device))).shape[-1]
+            except Exception as exc:  # a user's model may raise any error
+                raise SampleRefusedError(f"{key!r} does not fit the model {name!r}: {exc}") from exc
+        action = np.asarray(experiences["action"])
+        if action.dtype.kind not in "iu" or action.ndim != 1 or not ((action >= 0) & (action < count)).all():
+            raise SampleRefusedError(
+                f"'action' is {action.dtype}{list(action.shape)} from {action.min()} to {action.max()}; the model "
+                f"{name!r} has the actions 0 to {count - 1}, one number a row"
+            )
 
     def minimise(self, loss: Tensor, max_norm: float | None = None) -> dict[str, Any]:
         """Make a step of all optimizers on one loss; skip it if the loss or a gradient is not finite.

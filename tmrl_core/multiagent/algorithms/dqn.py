@@ -110,6 +110,10 @@ class DQN(Algorithm):
             return choices[self.rng.integers(len(choices))]
         return choices[q_N[choices].argmax()]
 
+    def check_experiences(self, experiences: Columns) -> None:
+        """Refuse experiences with which `train_on_batch` would fail; see `Algorithm.check_choices`."""
+        self.check_choices(self._name, experiences)
+
     def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:
         """Make one update. The metrics hold absolute TD errors as `priorities`."""
         t = transitions_of(batch, self.device)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tmrl_core.config.references import check_kwargs, resolve
+from tmrl_core.errors import SampleRefusedError
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
 from tmrl_core.multiagent.algorithms.batches import IMPORTANCE, KEYS, require, tensors_of
@@ -17,8 +18,12 @@ from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.batches import ENDS
 from tmrl_core.training.contracts import as_agent
+from tmrl_core.training.memories.sample_schema import check_space
 from tmrl_core.training.memories.trees import is_tensor
 from tmrl_core.training.updates.skipped_updates import SKIPPED
+
+TRANSITION = ("state", "action", "reward", "next_state", "discount", "terminated", "truncated")
+"""Columns that every training agent needs."""
 
 
 class TrainingAgentAlgorithm(AgentAlgorithm):
@@ -104,13 +109,33 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
             self.acting.load_model(self.get_model())
             self._acts_at = self.updates
 
+    def check_experiences(self, experiences: Columns) -> None:
+        """Refuse experiences that lack a column, or whose states or actions are not of the spaces."""
+        policy = self.acting.runner.actor
+        try:
+            require(experiences, *TRANSITION)
+            self._check_discounts(experiences)
+        except ValueError as exc:
+            raise SampleRefusedError(str(exc)) from exc
+        for key in ("state", "next_state"):
+            check_space(policy.observation_space, experiences[key], repr(key))
+        check_space(policy.action_space, experiences["action"], "'action'")
+
+    def _check_discounts(self, columns: dict[str, Any]) -> None:
+        if isinstance(self.agent, PPOAgent) and not np.allclose(columns["discount"], self.agent.gamma):
+            raise ValueError(
+                f"{type(self.agent).__name__} computes its own returns, from single steps with its gamma = "
+                f"{self.agent.gamma:g}; the batch has discounts from {np.min(columns['discount']):g} to "
+                f"{np.max(columns['discount']):g}. Make the experiences with k = 1 and this gamma"
+            )
+
     def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:
         """Make one update, or one of a round. `priorities` are the TD errors of agents with a replay memory.
 
         Raises:
             ValueError: a column is missing, or a round does not hold single steps.
         """
-        require(batch, "state", "action", "reward", "next_state", "discount", "terminated", "truncated")
+        require(batch, *TRANSITION)
         columns: dict[str, Any] = dict(batch)
         if self.trains_on_rounds:
             columns = self._round(columns)
@@ -130,12 +155,7 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
 
     def _round(self, columns: dict[str, Any]) -> dict[str, Any]:
         """Return the columns of a round with the ends of its runs."""
-        if isinstance(self.agent, PPOAgent) and not np.allclose(columns["discount"], self.agent.gamma):
-            raise ValueError(
-                f"{type(self.agent).__name__} computes its own returns, from single steps with its gamma = "
-                f"{self.agent.gamma:g}; the batch has discounts from {np.min(columns['discount']):g} to "
-                f"{np.max(columns['discount']):g}. Make the experiences with k = 1 and this gamma"
-            )
+        self._check_discounts(columns)
         if ENDS not in columns:
             ends = np.asarray(columns["terminated"], bool) | np.asarray(columns["truncated"], bool)
             ends[-1:] = True

@@ -139,6 +139,15 @@ def _check(space: Space, tree: Tree, what: str, rows: Any, fits: Callable[[Space
         _check_values(space, tree if rows is None else tree[rows], what)
 
 
+def check_space(space: Space, tree: Tree, what: str) -> None:
+    """Check structure, shapes and the range of numbered actions of columns; any numeric dtype is accepted.
+
+    Raises:
+        SampleRefusedError: the columns are not of this space. The message begins with `what`.
+    """
+    _check(space, tree, what, None, _any_number)
+
+
 def _any_number(space: Space, dtype: np.dtype) -> bool:
     return dtype.kind in "biuf"
 
