@@ -1,0 +1,94 @@
+"""Many agents between real processes over TLS: a worker that stops in a round, and a trainer that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Start, records, starting
+from tests.roles.test_lockstep_runs import port_of, until
+from tmrl_core.actor.policies.bundle import PolicyBundle
+
+SMALL = """
+run: {name: small, seed: 5}
+environment: {cls: "tests.multiagent.remote_scenario:Stocks", kwargs: {hang_in: "."}}
+multiagent:
+  manager: tests.multiagent.remote_scenario:Manager
+  agents: {north: a, south: b}
+  policies:
+    a: {algorithm: "tests.multiagent.remote_scenario:Weights", memory: all, parameters: {capacity: 500, batch_size: 8}}
+    b: {algorithm: "tests.multiagent.remote_scenario:Weights", memory: all, parameters: {capacity: 500, batch_size: 8}}
+  exploration: {cls: "tmrl_core.multiagent:LinearExplorer", kwargs: {initial: 0.9, final: 0.1, episodes: 20}}
+worker: {collection: lockstep, drain_timeout_s: 3}
+server: {port: 0}
+trainer:
+  epochs: 6
+  rounds: 5
+  device: cpu
+  threads: 1
+  lockstep: {steps_per_round: null, episodes_per_round: 2, grace_s: 2}
+  evaluation: {episodes: 1, every_updates: 20}
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path, SMALL) as call:
+        yield call
+
+
+def rounds(folder: Path) -> list[int]:
+    return [int(record.numbers()["time/iterations"]) for record in records(folder, "round")]
+
+
+def finish(trainer: subprocess.Popen[str]) -> None:
+    out, _ = trainer.communicate(timeout=120)
+    assert trainer.returncode == 0, out
+
+
+def test_a_worker_that_stops_within_a_round_is_replaced_after_its_grace(start: Start, tmp_path: Path) -> None:
+    server = start("--server")
+    at = port_of(server)
+    workers = [start("--worker", "--set", f"worker.name={name}", "--set", at) for name in ("anna", "berta")]
+    trainer = start("--trainer", "--set", at, "--set", "trainer.epochs=100", "--set", "trainer.lockstep.min_workers=2")
+    until(lambda: len(rounds(tmp_path)) >= 3, server, trainer, *workers)
+    (tmp_path / "hang").touch()
+    until(lambda: (tmp_path / "hangs").exists() and (tmp_path / "hangs").read_text() != "", server, trainer, *workers)
+    before = len(rounds(tmp_path))
+    until(lambda: len(rounds(tmp_path)) >= before + 20, server, trainer)
+    assert max(record.numbers()["wire/redistributed"] for record in records(tmp_path, "round")) >= 1
+    assert all(record.numbers()["rollout/episodes"] >= 2 for record in records(tmp_path, "round"))
+    os.kill(int((tmp_path / "hangs").read_text()), signal.SIGCONT)
+    trainer.send_signal(signal.SIGINT)
+    finish(trainer)
+
+
+def test_a_killed_trainer_resumes_as_if_nothing_had_happened(start: Start, tmp_path: Path) -> None:
+    """One worker and one seed: the policies at the end equal those of a run that was not killed, bit for bit."""
+
+    def policies(run: str, kill: bool) -> PolicyBundle:
+        server = start("--server", "--set", f"run.name={run}")
+        at = port_of(server)
+        settings = ["--set", at, "--set", f"run.name={run}"]
+        worker = start("--worker", *settings, "--set", "worker.name=anna")
+        trainer = start("--trainer", *settings)
+        if kill:
+            until(lambda: len(rounds(tmp_path)) >= 12, server, worker, trainer)
+            trainer.kill()
+            trainer.wait()
+            trainer = start("--trainer", *settings)
+        finish(trainer)
+        assert worker.wait(20) == 0
+        server.kill()
+        return PolicyBundle.read(tmp_path / "runs" / run / "policy.tmod")
+
+    killed = policies("small", kill=True)
+    numbers = rounds(tmp_path)
+    # It goes on from the checkpoint of an epoch's end: what came after it is collected again.
+    assert sorted(set(numbers)) == list(range(1, 31))
+    assert killed == policies("undisturbed", kill=False)
