@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -469,6 +470,55 @@ OURS: dict[str, Callable[[], EventAECEnv]] = {
 def test_ours_pass_the_tests_of_pettingzoo(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     api_test(OURS[name](), num_cycles=200)
     seed_test(OURS[name], num_cycles=200)
+    assert "Passed API test" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:Environment has not defined a render:UserWarning")
+@pytest.mark.filterwarnings("ignore:.* array is all zeros:UserWarning")  # no call, no features
+@pytest.mark.filterwarnings("ignore:We recommend agents to be named:UserWarning")
+@pytest.mark.filterwarnings("ignore:Observation is not a NumPy array:UserWarning")
+@pytest.mark.filterwarnings("ignore:Observation space for each agent probably:UserWarning")  # a dict with a mask
+def test_the_container_scenario_passes_the_tests_of_pettingzoo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "examples" / "containers"))
+    from container_agents import (  # type: ignore[import-not-found,unused-ignore]
+        SHARES,
+        CallStateShaper,
+        ShareActionShaper,
+        state_size,
+    )
+    from containers import Config, ContainerInventory  # type: ignore[import-not-found,unused-ignore]
+
+    config = Config(ticks=25)
+
+    class Masked(StateShaper):
+        """PettingZoo's name of what is beside the mask."""
+
+        def __init__(self) -> None:
+            self.shaper = CallStateShaper(config)
+
+        def _shape(self, decision_event: Any, snapshot_list: Any) -> Any:
+            state = self.shaper(decision_event, snapshot_list)
+            return {"observation": state["state"], "action_mask": state["action_mask"]}
+
+    def lost(metrics: Any, agent: str) -> float:
+        return -float(metrics["shortage"])
+
+    def make() -> EventAECEnv:
+        box = spaces.Box(-np.inf, np.inf, (state_size(config),), np.float32)
+        mask = spaces.Box(0, 1, (len(SHARES),), np.int8)
+        names = [port.name for port in config.ports]
+        states = {name: spaces.Dict({"observation": copy.copy(box), "action_mask": copy.copy(mask)}) for name in names}
+        actions = {name: spaces.Discrete(len(SHARES)) for name in names}
+        shapers: dict[str, Any] = {"state_shaper": Masked(), "action_shaper": ShareActionShaper(), "reward": lost}
+        return EventAECEnv(ContainerInventory(config), states, actions, **shapers, name="containers_v0")
+
+    with warnings.catch_warnings():
+        for message in ("Agent's minimum observation", "Agent's maximum observation"):
+            warnings.filterwarnings("ignore", message)
+        api_test(make(), num_cycles=20)
+    seed_test(make, num_cycles=20)
     assert "Passed API test" in capsys.readouterr().out
 
 
