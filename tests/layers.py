@@ -101,6 +101,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Compiles, or learns for seconds. May reach anything.
     "slow": (
         "tests/examples/test_custom_algorithm.py",
+        "tests/multiagent/algorithms/test_learning.py",
         "tests/training/loops/test_train_steps.py",
         "tests/training/test_constructor_settings.py::test_a_changed_learning_rate_takes_effect",
         "tests/training/updates/test_compiled.py",

@@ -5,6 +5,7 @@ Shape suffixes: B batch, N discrete actions.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -106,7 +107,7 @@ class Algorithm(AgentAlgorithm):
     def device(self) -> torch.device:
         """Device of the first model."""
         first = next(iter(self.models.values()))
-        tensor = next(iter([*first.parameters(), *first.buffers()]), None)
+        tensor = next(itertools.chain(first.parameters(), first.buffers()), None)
         return torch.device("cpu") if tensor is None else tensor.device
 
     def get_model(self) -> Blob:
