@@ -28,6 +28,7 @@ trainer:
   evaluation: {{episodes: 2, every_updates: 16}}
 multiagent:
   manager: {SCENARIO}:Manager
+  test_environment: {{cls: "{SCENARIO}:Stocks", kwargs: {{}}}}
   agents: {{north: a, south: b}}
   policies:
     a: {{algorithm: "{SCENARIO}:Weights", memory: all, parameters: {{batch_size: 8}}}}
@@ -69,11 +70,10 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 def test_a_worker_killed_in_an_episode_does_not_stop_the_others(start: Start, tmp_path: Path, no_torch: str) -> None:
+    (tmp_path / "hang").touch()  # the worker that finds it stops in its first episode
     at = port_of(start("--server"))
     workers = {worker.pid: worker for worker in (start("--worker", "--set", at, PYTHONPATH=no_torch) for _ in range(2))}
     trainer = start("--trainer", "--set", at)
-    until(lambda: len(records(tmp_path, "round")) >= 3, trainer, *workers.values())
-    (tmp_path / "hang").touch()  # the worker that finds it stops in its episode
     until(lambda: (tmp_path / "hangs").exists() and bool((tmp_path / "hangs").read_text()), trainer)
     killed = workers.pop(int((tmp_path / "hangs").read_text()))
     os.kill(killed.pid, signal.SIGKILL)
@@ -88,6 +88,12 @@ def test_a_worker_killed_in_an_episode_does_not_stop_the_others(start: Start, tm
     assert out.count("12 steps") == 2
 
 
+def test_all_roles_run_in_one_process(start: Start, tmp_path: Path) -> None:
+    out = ended(start("--local", "--single-process", "--workers", "2"))
+    assert len(records(tmp_path, "round")) == 15, out
+    assert (tmp_path / "runs" / "small" / "policy.tmod").exists()
+
+
 def test_workers_that_do_not_fit_are_refused_with_the_reason_and_others_train(start: Start, tmp_path: Path) -> None:
     at = port_of(start("--server"))
     absent = start("--worker", "--set", at, "--set", "environment.cls=not_installed:Ports")
@@ -97,6 +103,8 @@ def test_workers_that_do_not_fit_are_refused_with_the_reason_and_others_train(st
     policy = f"{{algorithm: '{SCENARIO}:Weights', memory: all}}"
     plan = ("multiagent.agents={north: a, south: c}", f"multiagent.policies={{a: {policy}, c: {policy}}}")
     renamed = start("--worker", *(word for change in (at, "worker.name=renamed", *plan) for word in ("--set", change)))
+    assert renamed.stdout is not None
+    assert any("no trainer of run 'small' is connected" in line for line in renamed.stdout)  # it has joined
     worker = start("--worker", "--set", at)
     out = ended(start("--trainer", "--set", at, "--set", "trainer.lockstep.min_workers=1"))
     assert "samples of worker renamed are refused: another policy, policies: a, c at the worker, a, b at the" in out

@@ -14,6 +14,7 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.errors import ConfigError, WeightsError
+from tmrl_core.networking.protocol.messages import Blob
 
 
 class Weighted(ActorModule):
@@ -61,6 +62,19 @@ def test_loaded_weights_act_only_once_they_are_adopted() -> None:
     policy.refresh(runner)
     assert runner.act(SEEN).tolist() == [0.5]
     assert policy.version == (1, 1)
+
+
+def test_a_version_brings_one_policy_and_its_exploration() -> None:
+    policy = SharedPolicy(Weighted, OBS, ACT)
+    runner = policy.runner()
+    one = {"any name": Blob("file", b"0.5")}
+    policy.load_policies(one, {"noise": 0.25})
+    policy.adopt((1, 1))
+    policy.refresh(runner)
+    assert runner.act(SEEN).tolist() == [0.75]
+    assert policy.file_content(one, {}) == b"0.5"
+    with pytest.raises(WeightsError, match=r"the policies \['a', 'b'\]; this worker uses one policy"):
+        policy.load_policies({"a": Blob("file", b"1"), "b": Blob("file", b"1")}, {})
 
 
 def test_an_episode_continues_with_new_weights() -> None:
