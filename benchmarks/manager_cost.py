@@ -19,11 +19,12 @@ import statistics
 import sys
 import time
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from wire_bytes import versions
@@ -107,7 +108,7 @@ class Network(AgentAlgorithm):
         sizes = (14, hidden, hidden, len(ORDERS))
         self._layers = [
             (rng.standard_normal((first, second), dtype=np.float32) / first**0.5, np.zeros(second, np.float32))
-            for first, second in zip(sizes, sizes[1:], strict=False)
+            for first, second in pairwise(sizes)
         ]
 
     def choose_action(self, state: Any, epsilon: float) -> int:
@@ -127,15 +128,15 @@ class Network(AgentAlgorithm):
     def load_model(self, model: Blob) -> None: ...
 
 
-def state_of(event: Any, history: Any) -> Any:
+def state_of(decision_event: Any, snapshot_list: Any) -> Any:
     """Return the model state: stock, time, and the last four entries of the history."""
-    a, b, c, d = history[-4:]
-    return np.array([event["stock"], event["tick"] * 1e-3, *a, *b, *c, *d], np.float32)
+    a, b, c, d = snapshot_list[-4:]
+    return np.array([decision_event["stock"], decision_event["tick"] * 1e-3, *a, *b, *c, *d], np.float32)
 
 
-def order_of(action: int, event: Any) -> tuple[str, float]:
+def order_of(model_action: int, decision_event: Any, snapshot_list: Any) -> tuple[str, float]:
     """Return the executable action."""
-    return event["agent"], ORDERS[action]
+    return decision_event["agent"], ORDERS[model_action]
 
 
 def reward_of(metrics: Any) -> float:
@@ -144,13 +145,11 @@ def reward_of(metrics: Any) -> float:
 
 
 class States(StateShaper):
-    def _shape(self, decision_event: Any, snapshot_list: Any) -> Any:
-        return state_of(decision_event, snapshot_list)
+    _shape = staticmethod(state_of)
 
 
 class Orders(ActionShaper):
-    def _shape(self, model_action: Any, decision_event: Any, snapshot_list: Any) -> Any:
-        return order_of(model_action, decision_event)
+    _shape = staticmethod(order_of)
 
 
 def manager(hidden: int) -> AgentManager:
@@ -179,9 +178,10 @@ def by_hand(
     _, event, done = env.step(None)
     while not done:
         agent = event["agent"]
-        state = state_of(event, env.snapshot_list)
+        history = env.snapshot_list
+        state = state_of(event, history)
         action = policies[agent].choose_action(state, epsilons[agent])
-        metrics, event, done = env.step(order_of(action, event))
+        metrics, event, done = env.step(order_of(action, event, history))
         if agent not in states:
             states[agent], actions[agent], rewards[agent] = [], [], []
         states[agent].append(state)
@@ -221,13 +221,6 @@ def check_identical(first: Any, second: Any, place: str = "experiences") -> None
         assert first == second, place
 
 
-def seconds(play: Any) -> float:
-    """Return the processor time of a call."""
-    began = time.process_time()
-    play()
-    return time.process_time() - began
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repetitions", type=int, default=41)
@@ -245,14 +238,16 @@ def main() -> int:
         managed: list[float] = []
         plain: list[float] = []
         for seed in range(arguments.repetitions + 1):
-            results: list[Any] = []
-            sides = [
-                (managed, lambda seed=seed: results.append(actor.roll_out(None, epsilons, seed))),
-                (plain, lambda seed=seed: results.append(by_hand(env, policies, epsilons, seed))),
-            ]
-            for times, play in sides if seed % 2 else sides[::-1]:
-                times.append(seconds(play))
-            check_identical(*[dict(zip(("performance", "experiences"), one, strict=True)) for one in results])
+            results = {}
+            for times, name in ((managed, "manager"), (plain, "by hand"))[:: 1 if seed % 2 else -1]:
+                began = time.process_time()
+                if name == "manager":
+                    results[name] = actor.roll_out(None, epsilons, seed)
+                else:
+                    results[name] = by_hand(env, policies, epsilons, seed)
+                times.append(time.process_time() - began)
+            for part in (0, 1):
+                check_identical(results["manager"][part], results["by hand"][part])
         pairs = [one / other for one, other in zip(managed[1:], plain[1:], strict=True)]  # the first one warms up
         ratio = statistics.median(pairs)
         reached &= ratio <= REACH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -191,10 +192,13 @@ def test_an_interrupted_episode_leaves_nothing_behind() -> None:
     assert len(actor.roll_out()[1]["a"]["reward"]) == 3
 
 
-@pytest.mark.parametrize("result", [7, ({}, {"agent": "a"})])
-def test_a_step_of_another_form_is_refused(result: Any) -> None:
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [(7, "cannot unpack non-iterable int"), (({}, {"agent": "a"}), "not enough values to unpack (expected 3, got 2)")],
+)
+def test_a_step_of_another_form_is_refused(result: Any, found: str) -> None:
     env = Ring(fault=lambda decisions: result if decisions == 2 else None)
-    fails_once(env, manager("inference"), r"step must return \(metrics, decision_event, is_done\), got")
+    fails_once(env, manager("inference"), re.escape(f"step must return (metrics, decision_event, is_done): {found}"))
 
 
 def test_an_episode_without_an_end_is_bounded() -> None:

@@ -113,6 +113,18 @@ def test_extras_of_the_policy_become_columns() -> None:
     assert agents.post_process(None)["a"]["logp"] == np.array([-0.5], np.float32)
 
 
+def test_an_agent_of_a_user_chooses_by_itself() -> None:
+    class Constant(Agent):
+        def choose_action(self, model_state: Any, epsilon: float) -> Any:
+            return 2
+
+    class Rules(AgentManager):
+        def assemble_agents(self, config: Any) -> None:
+            self.agents = {agent: Constant(agent, Table(), SimpleStore(9), AgentParameters()) for agent in IDS}
+
+    assert Rules("inference", IDS).choose_action(event(), None) == 2
+
+
 def test_a_discarded_trajectory_leaves_nothing_behind() -> None:
     agents = manager("inference")
     agents.choose_action(event(), None)

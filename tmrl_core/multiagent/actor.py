@@ -106,38 +106,34 @@ class Actor:
 
     def _play(self) -> tuple[Any, Experiences]:
         """Play an episode to its end. Return its performance and experiences."""
-        choose_action, on_env_feedback, step = self.agents.choose_action, self.agents.on_env_feedback, self._step
-        decisions = 0
-        _, event, done, snapshots = step(None, decisions)
-        while not done:
+        env, choose_action, on_env_feedback = self.env, self.agents.choose_action, self.agents.on_env_feedback
+        action, decisions = None, 0
+        while True:
+            try:
+                metrics, event, done = env.step(action)
+                snapshots = env.snapshot_list
+            except EpisodeError:
+                raise
+            except Exception as exc:
+                if isinstance(exc, TypeError | ValueError) and exc.__traceback__ and not exc.__traceback__.tb_next:
+                    raise EpisodeError(f"step must return (metrics, decision_event, is_done): {exc}") from exc
+                raise EpisodeError(f"the environment failed in step {decisions}: {type(exc).__name__}: {exc}") from exc
+            if decisions:
+                on_env_feedback(metrics)
+            if done:
+                break
             if decisions == self.max_decisions:
                 raise EpisodeError(
                     f"the episode is not over after {decisions} decisions. Let the environment end it, or raise "
                     "max_decisions"
                 )
             decisions += 1
-            metrics, event, done, snapshots = step(choose_action(event, snapshots), decisions)
-            on_env_feedback(metrics)
+            action = choose_action(event, snapshots)
         experiences = self.agents.post_process(snapshots)
         try:
-            return self.env.metrics, experiences
+            return env.metrics, experiences
         except Exception as exc:
             raise EpisodeError(f"the environment's metrics failed: {type(exc).__name__}: {exc}") from exc
-
-    def _step(self, action: Any, number: int) -> tuple[Any, Any, bool, Any]:
-        """Step the environment. Return metrics, decision event, is_done and the snapshots."""
-        try:
-            result: Any = self.env.step(action)
-            snapshots = self.env.snapshot_list
-        except EpisodeError:
-            raise
-        except Exception as exc:
-            raise EpisodeError(f"the environment failed in step {number}: {type(exc).__name__}: {exc}") from exc
-        try:
-            metrics, event, done = result
-        except (TypeError, ValueError) as exc:
-            raise EpisodeError(f"step must return (metrics, decision_event, is_done), got {result!r:.100}") from exc
-        return metrics, event, done, snapshots
 
     def _reset(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.checkpointable import StateOwner
+
+NO_EXTRAS: Mapping[str, Any] = MappingProxyType({})
 
 
 class AgentAlgorithm(StateOwner, ABC):
@@ -20,9 +23,16 @@ class AgentAlgorithm(StateOwner, ABC):
         rng: the generator that exploration and sampling draw from, and nothing else does.
         deterministic: act without sampling, for tests.
         trains_on_rounds: a batch holds all experiences since the last one, those of an agent's episode in their order.
+        has_extras: the class overrides `choose_action_with_extras`.
     """
 
     transient: ClassVar[frozenset[str]] = frozenset({"deterministic", "trains_on_rounds"})
+    has_extras: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Note if managers ask the class for extras."""
+        super().__init_subclass__()
+        cls.has_extras = cls.choose_action_with_extras is not AgentAlgorithm.choose_action_with_extras
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng()
@@ -43,8 +53,11 @@ class AgentAlgorithm(StateOwner, ABC):
         """
 
     def choose_action_with_extras(self, state: Any, epsilon: float) -> tuple[Any, Mapping[str, Any]]:
-        """Return the model action and further values that belong to the experience, such as `logp`."""
-        return self.choose_action(state, epsilon), {}
+        """Return the model action and further values that belong to the experience, such as `logp`.
+
+        Override it only if there are such values. Managers then call it instead of `choose_action`.
+        """
+        return self.choose_action(state, epsilon), NO_EXTRAS
 
     @abstractmethod
     def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ class Explorer:
 
     def __init__(self, agent_ids: Iterable[str], epsilon: PerAgent = 0.0) -> None:
         self.agent_ids = tuple(agent_ids)
-        self._epsilons = self._shares("epsilon", epsilon)
+        self._epsilons: Mapping[str, float] = MappingProxyType(self._shares("epsilon", epsilon))
 
     @property
     def epsilons(self) -> Mapping[str, float]:
@@ -48,7 +48,7 @@ class Explorer:
         Raises:
             ConfigError: an agent is unknown, or a value is not a number from 0 to 1. Nothing was changed.
         """
-        return MappingProxyType(self._epsilons)
+        return self._epsilons
 
     @epsilons.setter
     def epsilons(self, values: Mapping[str, float]) -> None:
@@ -56,7 +56,7 @@ class Explorer:
             agent: _number(value, f"epsilons[{agent!r}]", 0.0, 1.0) for agent, value in self._known(values).items()
         }
         # A new dict, because others may hold a view of the present one.
-        self._epsilons = {**self._epsilons, **shares}
+        self._epsilons = MappingProxyType({**self._epsilons, **shares})
 
     def update(self, score: PerAgent) -> None:
         """Set the shares for the next episode.

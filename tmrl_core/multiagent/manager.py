@@ -20,7 +20,7 @@ from tmrl_core.errors import (
     WrongModeError,
 )
 from tmrl_core.multiagent.agent import Agent, mean_metrics
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.algorithm import NO_EXTRAS, AgentAlgorithm
 from tmrl_core.multiagent.assembly import Assembly
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
@@ -73,7 +73,7 @@ class AgentManager:
         self.agent_ids = tuple(agent_ids)
         if not self.agent_ids or len(set(self.agent_ids)) < len(self.agent_ids):
             raise ConfigError(f"agent_ids must be one or more unique ids, got {list(self.agent_ids)}")
-        self.state_shaper = state_shaper
+        self.state_shaper = state_shaper or _StateOfEvent()
         self.action_shaper = action_shaper
         self.experience_shaper = experience_shaper or KStepExperienceShaper()
         self.explorer = explorer or Explorer(self.agent_ids)
@@ -156,7 +156,6 @@ class AgentManager:
         """
         if self.mode != "inference":
             self._refuse("choose_action")
-        trajectory = self._trajectory
         try:
             name = self.agent_of(decision_event)
         except Exception as exc:
@@ -169,17 +168,21 @@ class AgentManager:
                 f"the decision event names the agent {name!r}; the agents are {list(self.agents)}. "
                 "Correct the environment's event, or add the agent to agent_ids"
             )
-        state = self._state_of(name, decision_event, snapshot_list)
+        try:
+            # Environments reuse arrays, and the state is read again at the end of the episode.
+            state = self.state_shaper(decision_event, snapshot_list)
+            state = state.copy() if type(state) is ndarray else copy_action(state)
+        except Exception as exc:
+            self._fail("state shaper", name, exc)
         epsilon = 0.0 if self._deterministic else self.explorer.epsilons[name]
-        action, extras = self.agents[name].choose_action_with_extras(state, epsilon)
+        agent = self.agents[name]
+        if agent.algorithm.has_extras:
+            action, extras = agent.choose_action_with_extras(state, epsilon)
+        else:
+            action, extras = agent.choose_action(state, epsilon), NO_EXTRAS
         if type(action) is not int and not is_finite(action):
-            if not is_finite(state):
-                raise EpisodeError(
-                    f"the state of decision {len(trajectory)}, of the agent {name!r}, is not finite: {state!s:.200}. "
-                    "Correct the environment or the state shaper"
-                )
-            raise PolicyFailedError(f"the policy {self.policy_of[name]!r} chose an action that is not finite: {action}")
-        trajectory.append(Decision(name, state, action, decision_event, None, extras))
+            self._refuse_action(name, state, action)
+        self._trajectory.append(Decision(name, state, action, decision_event, None, extras))
         if self.action_shaper is None:
             return action
         try:
@@ -203,7 +206,10 @@ class AgentManager:
             self._refuse("post_process")
         trajectory = self._trajectory
         for name, event in trajectory.final_events():
-            trajectory.final_states[name] = self._state_of(name, event, snapshot_list)
+            try:
+                trajectory.final_states[name] = copy_action(self.state_shaper(event, snapshot_list))
+            except Exception as exc:
+                self._fail("state shaper", name, exc)
         self._trajectory = Trajectory()
         try:
             experiences = self.experience_shaper(trajectory, snapshot_list)
@@ -293,16 +299,13 @@ class AgentManager:
             f"Make a manager with mode={wanted!r} for it"
         )
 
-    def _state_of(self, agent: str, event: Any, snapshot_list: Any) -> Any:
-        """Return the model state of an event, as a copy: environments reuse arrays, and it is read again later."""
-        try:
-            if self.state_shaper is not None:
-                state = self.state_shaper(event, snapshot_list)
-            else:
-                state = event["state"] if isinstance(event, dict) else event.state
-        except Exception as exc:
-            self._fail("state shaper", agent, exc)
-        return state.copy() if type(state) is ndarray else copy_action(state)
+    def _refuse_action(self, agent: str, state: Any, action: Any) -> NoReturn:
+        if not is_finite(state):
+            raise EpisodeError(
+                f"the state of decision {len(self._trajectory)}, of the agent {agent!r}, is not finite: "
+                f"{state!s:.200}. Correct the environment or the state shaper"
+            )
+        raise PolicyFailedError(f"the policy {self.policy_of[agent]!r} chose an action that is not finite: {action}")
 
     def _fail(self, part: str, agent: str, exc: Exception) -> NoReturn:
         where = f"decision {len(self._trajectory)}, of the agent {agent!r}"
@@ -322,6 +325,11 @@ class AgentManager:
             if policies.setdefault(policy, algorithm) is not algorithm:
                 raise ConfigError(f"assemble_agents gave the policy {policy!r} two algorithms: share one, or rename it")
         return policies
+
+
+class _StateOfEvent(StateShaper):
+    def _shape(self, decision_event: Any, snapshot_list: Any) -> Any:
+        return decision_event["state"] if isinstance(decision_event, dict) else decision_event.state
 
 
 def _seed_of(seed: int, kind: str, name: str) -> np.random.SeedSequence:

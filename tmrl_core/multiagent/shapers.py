@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -116,9 +117,9 @@ class KStepExperienceShaper(ExperienceShaper):
             EpisodeError: a reward is missing or not finite, or the states, actions or extras of an agent differ in keys
                 or shapes. The message names the agent.
         """
-        turns: dict[str, list[int]] = {}
+        turns: defaultdict[str, list[int]] = defaultdict(list)
         for turn, decision in enumerate(trajectory):
-            turns.setdefault(decision.agent, []).append(turn)
+            turns[decision.agent].append(turn)
         rewards = np.asarray(self._rewards(trajectory, snapshot_list), np.float64)
         if rewards.shape != (len(trajectory),):
             raise EpisodeError(
@@ -144,7 +145,8 @@ class KStepExperienceShaper(ExperienceShaper):
         after = np.minimum(start + k, len(states) - 1)
         at_end = start + k >= count
         terminated = trajectory.ended(agent) == "terminated"
-        extras = stacked([decision.extras for decision in own], f"extras of {agent!r}")
+        given = [decision.extras for decision in own]
+        extras = stacked(given, f"extras of {agent!r}") if any(given) else {}
         columns: Columns = {
             "state": map_leaves(lambda leaf: leaf[:count], state),
             "action": stacked([decision.action for decision in own], f"actions of {agent!r}"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,18 +53,16 @@ class Trajectory(list[Decision]):
     def __init__(self, decisions: Iterable[Decision] = ()) -> None:
         super().__init__(decisions)
         self.final_states: dict[str, Any] = {}
+        self._final_events: list[tuple[str, Any]] = []
 
-    def final_events(self) -> Iterator[tuple[str, Any]]:
-        """Yield the agents that were truncated, with their events in `metrics["final_events"]`.
+    def final_events(self) -> list[tuple[str, Any]]:
+        """Return the agents that were truncated, with their events in `metrics["final_events"]`.
 
         Raises:
             EpisodeError: as for `ended`.
         """
-        for decision in self:
-            if isinstance(decision.metrics, dict) and "final_events" in decision.metrics:
-                for agent, event in _by_agent(decision.metrics, "final_events").items():
-                    if self.ended(agent) == "truncated":
-                        yield agent, event
+        self._read_ends()
+        return [(agent, event) for agent, event in self._final_events if self.ended(agent) == "truncated"]
 
     def ended(self, agent: str) -> End:
         """Return how the run of an agent ended. Use it only once the episode is over.
@@ -72,35 +70,38 @@ class Trajectory(list[Decision]):
         Raises:
             EpisodeError: an agent decided after its end, or a reserved key of the metrics has a wrong value.
         """
-        if self._ends is None:
-            self._ends = self._read_ends()
-        ends, others = self._ends
+        ends, others = self._ends or self._read_ends()
         return ends.get(agent, others)
 
     def _read_ends(self) -> tuple[dict[str, End], End]:
-        """Return the end of each agent that the metrics name, and the end of all others."""
+        """Read the end of each agent that the metrics name, the end of all others, and the final events."""
         ends: dict[str, End] = {}
+        self._final_events.clear()
         metrics: Any = None
         for number, decision in enumerate(self):
-            if decision.agent in ends:
+            if ends and decision.agent in ends:
                 raise EpisodeError(
                     f"decision {number} is by the agent {decision.agent!r}, whose run had {ends[decision.agent]}. "
                     "Name another agent, or leave it out of the earlier metrics' terminations and truncations"
                 )
             metrics = decision.metrics
-            if isinstance(metrics, dict):
+            if isinstance(metrics, dict) and (
+                "terminations" in metrics or "truncations" in metrics or "final_events" in metrics
+            ):
                 for key, end in _ENDS:
-                    if key in metrics:
-                        flagged = [agent for agent, flag in _by_agent(metrics, key).items() if flag]
-                        ends |= {agent: end for agent in flagged if agent not in ends}
-        return ends, "truncated" if isinstance(metrics, dict) and metrics.get("truncated") else "terminated"
+                    flagged = [agent for agent, flag in _by_agent(metrics, key).items() if flag]
+                    ends |= {agent: end for agent in flagged if agent not in ends}
+                self._final_events += _by_agent(metrics, "final_events").items()
+        others: End = "truncated" if isinstance(metrics, dict) and metrics.get("truncated") else "terminated"
+        self._ends = ends, others
+        return self._ends
 
 
 _ENDS: tuple[tuple[str, End], ...] = (("terminations", "terminated"), ("truncations", "truncated"))
 
 
 def _by_agent(metrics: dict[str, Any], key: str) -> Mapping[str, Any]:
-    value = metrics[key]
+    value = metrics.get(key, {})
     if not isinstance(value, Mapping):
         kind = "events" if key == "final_events" else "bools"
         raise EpisodeError(f"metrics[{key!r}] must map agent ids to {kind}, got {value!r:.100}")
