@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tmrl_core.errors import ConfigError, EpisodeError
+from tmrl_core.errors import ConfigError, EpisodeError, ObservationError
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.manager import AgentManager
 from tmrl_core.multiagent.trajectory import Experiences
@@ -78,7 +78,7 @@ class Actor:
 
         Raises:
             EpisodeError: the environment or a shaper failed, an event names no known agent, a state or reward is not
-                finite, or the episode has more than `max_decisions`.
+                finite, the action mask of a state allows no action, or the episode has more than `max_decisions`.
             PolicyFailedError: an action is not finite. It was not executed.
         """
         env, agents = self.env, self.agents
@@ -95,6 +95,8 @@ class Actor:
         self._needs_reset = True
         try:
             performance, experiences = self._play()
+        except ObservationError as exc:
+            raise EpisodeError(f"a policy cannot act: {exc}") from exc
         finally:
             agents.deterministic = False
             agents.discard_trajectory()
