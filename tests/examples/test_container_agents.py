@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +142,25 @@ def test_an_episode_trains_every_policy_and_its_score_is_the_fulfilment(assembly
     assert result.score == pytest.approx(100 * (1 - performance["shortage"] / performance["orders"]))
     assert result.epsilons == dict.fromkeys(trained.agents, 1.0)
     assert trained.explorer.epsilons == pytest.approx(dict.fromkeys(trained.agents, 1 - 0.95 / 50))
+
+
+@pytest.mark.timeout(300)
+def test_they_train_and_play_from_the_command_line(tmp_path: Path) -> None:
+    def command(*words: str) -> str:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tmrl_core", *words, "-c", str(EXAMPLE / "shared_model.yaml")],
+            cwd=tmp_path,
+            env={**os.environ, "TMRL_CORE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=140,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    short = ["trainer.epochs=1", "trainer.rounds=1", "trainer.evaluation.every_updates=0", "server.port=0"]
+    command("--local", "--workers", "2", *(word for change in short for word in ("--set", change)))
+    assert "mean return of 2 episodes" in command("--test", "--episodes", "2")
 
 
 @pytest.mark.full
