@@ -12,10 +12,13 @@ import pytest
 
 from tests.command_line import ROOT
 from tests.multiagent.remote_scenario import Manager, Stocks
+from tmrl_core.actor.policies.bundle import PolicyBundle
+from tmrl_core.actor.policies.weights import difference
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError
-from tmrl_core.multiagent import ActingPolicy, TrainingAgentAlgorithm
+from tmrl_core.multiagent import ActingPolicy, TrainingAgentAlgorithm, from_config
 from tmrl_core.multiagent.from_config import environment_maker, make_manager, make_worker
+from tmrl_core.samples import encode_value
 
 SCENARIO = "tests.multiagent.remote_scenario"
 POLICY = {"algorithm": f"{SCENARIO}:Weights"}
@@ -136,3 +139,17 @@ def test_a_worker_without_a_server_plays_the_configured_episodes(
             assert worker.run_episode()
             scores.append(worker.buffer.stat_test_return)
     assert scores[0] == scores[1]
+
+
+def test_a_signature_that_is_too_long_leaves_the_shapes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = make_manager(config(), "inference")
+    models = {name: policy.get_model() for name, policy in manager.policies.items()}
+    trainer = PolicyBundle(models, manager.explorer.epsilons).architecture()
+    full = from_config.signature_of(manager)
+    assert difference(full["policy"], trainer) == ""
+    monkeypatch.setattr(from_config, "MAX_SIGNATURE_BYTES", len(encode_value(full)) - 1)
+    short = from_config.signature_of(manager)
+    assert "shapes" not in short["policy"]
+    assert difference(short["policy"], trainer) == ""
+    monkeypatch.setattr(from_config, "MAX_SIGNATURE_BYTES", 10)
+    assert from_config.signature_of(manager) == {}

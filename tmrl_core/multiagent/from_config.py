@@ -206,7 +206,7 @@ def make_worker(
                 link_settings(config),
                 name=label.text,
                 run=config.run.name,
-                signature=_signature(collector.stage.manager),
+                signature=signature_of(collector.stage.manager),
                 queue_bytes=settings.queue_bytes,
                 when_full="block",
                 drain_timeout_s=settings.drain_timeout_s,
@@ -227,11 +227,11 @@ def make_worker(
     return MultiAgentWorker(collector, release)
 
 
-def _signature(manager: AgentManager) -> dict[str, Any]:
+def signature_of(manager: AgentManager) -> dict[str, Any]:
     """Return the description that the trainer checks when this worker joins, without shapes if it is too long."""
     models = {name: algorithm.get_model() for name, algorithm in manager.policies.items()}
     policy = PolicyBundle(models, manager.explorer.epsilons).architecture()
-    for signature in ({"policy": policy}, {"policy": {**policy, "shapes": {}}}):
+    for signature in ({"policy": policy}, {"policy": {"metadata": policy["metadata"]}}):
         if len(encode_value(signature)) <= MAX_SIGNATURE_BYTES:
             return signature
     return {}
