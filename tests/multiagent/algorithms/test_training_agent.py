@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor
+from tmrl_core.config.algorithms import ALGORITHMS
 from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
 from tmrl_core.multiagent.agent import Agent, AgentParameters
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
@@ -90,6 +91,19 @@ def recorder(kind: type[Recorder]) -> TrainingAgentAlgorithm:
     )
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+def test_each_built_in_agent_acts_or_is_refused_for_its_state(algorithm: Any) -> None:
+    for kind in sorted(algorithm.action_spaces):
+        actions = CHOICES if kind == "discrete" else STATES
+        arguments = f"tmrl_core.training:{algorithm.name}", STATES, actions
+        if algorithm.name.startswith("Recurrent"):
+            with pytest.raises(ConfigError, match="carries a recurrent state"):
+                TrainingAgentAlgorithm(*arguments)
+        else:
+            made = TrainingAgentAlgorithm(*arguments, hidden_sizes=[8])
+            assert actions.contains(made.choose_action(np.zeros(2, np.float32), 0.5))
+
+
 def test_columns_become_the_agents_batch() -> None:
     made = recorder(Recorder)
     rows = batch(discount=np.linspace(0.5, 1.0, ROWS), logp=np.zeros(ROWS))
@@ -168,6 +182,7 @@ def test_a_skipped_update_gives_no_priorities() -> None:
 
 
 def test_it_acts_with_the_latest_policy() -> None:
+    torch.manual_seed(0)
     made = make("DQNAgent", lr=1.0)
     made.deterministic = True
     states = np.random.default_rng(0).standard_normal((50, 2)).astype(np.float32)
