@@ -228,7 +228,7 @@ class SimpleStore:
             among = self._valid(among)
         candidates = self._size if among is None else len(among)
         weights = None if weight is None else self._weights(weight, among)
-        possible = candidates if weights is None else int(np.count_nonzero(weights))
+        possible = candidates if weights is None or replace else int(np.count_nonzero(weights))
         if possible < (min(size, 1) if replace else size):
             kind = "" if weights is None else f" with a {weight!r} above 0"
             raise ValueError(
@@ -238,9 +238,10 @@ class SimpleStore:
         if weights is None:
             chosen = self.rng.integers(candidates, size=size) if replace else self.rng.choice(candidates, size, False)
         elif replace:
-            sums = np.cumsum(weights)
+            sums = _running_sums(weights)
             chosen = np.searchsorted(sums, self.rng.random(size) * sums[-1], "right")
-            np.minimum(chosen, np.flatnonzero(weights)[-1], out=chosen)  # rounding may reach the end
+            if (beyond := chosen == len(sums)).any():  # by rounding
+                chosen[beyond] = np.flatnonzero(weights)[-1]
         else:
             # The row of the least arrival time is a draw by weight, the next one a draw among the others, and so on.
             positive = np.flatnonzero(weights)
@@ -251,26 +252,26 @@ class SimpleStore:
         return rows, self.get(rows)
 
     def _weights(self, key: str, among: Array | None) -> Array:
-        """Return the weights of some rows as float64, with a maximum of 1."""
+        """Return the weights of some rows as float64."""
         column = self._leaves.get((key,))
         if column is None or column.ndim != 1:
             kind = "no such key" if key not in self.keys else "it is not a column of single numbers"
             raise ValueError(f"rows cannot be sampled by {key!r}: {kind}. The store has the keys {self.keys}.")
-        weights = (column[: self._size] if among is None else column[among]).astype(np.float64)
+        weights = (column[: self._size] if among is None else column[among]).astype(np.float64, copy=False)
         if not len(weights):
             return weights
-        if bad := np.count_nonzero(~(np.isfinite(weights) & (weights >= 0))):
+        highest = weights.max()  # NaN if there is one
+        if not (weights.min() >= 0 and highest < np.inf):
+            bad = np.count_nonzero(~(np.isfinite(weights) & (weights >= 0)))
             raise ValueError(
                 f"rows cannot be sampled by {key!r}: {bad} of {len(weights)} weights are negative, NaN or infinite. "
                 "Set them with `update`."
             )
-        highest = weights.max()
         if highest == 0:
             raise ValueError(
                 f"rows cannot be sampled by {key!r}: all {len(weights)} weights are 0. Set some with `update`."
             )
-        scaled: Array = weights / highest  # a sum of large weights would be infinite
-        return scaled
+        return weights
 
     def highest(self, key: str) -> float:
         """Return the largest finite value of a column [n]; 0 if there is none."""
@@ -364,6 +365,12 @@ def _length_of(leaves: Mapping[Path, Array]) -> int:
     if len(set(lengths.values())) != 1:
         raise SampleRefusedError(f"experiences must be columns of the same length, got the lengths {lengths}.")
     return next(iter(lengths.values()))
+
+
+def _running_sums(weights: Array) -> Array:
+    with np.errstate(over="ignore"):
+        sums = np.cumsum(weights)
+    return sums if np.isfinite(sums[-1]) else np.cumsum(weights / weights.max())
 
 
 def _nested(leaves: Mapping[Path, Array]) -> Columns:
