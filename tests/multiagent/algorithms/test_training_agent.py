@@ -52,11 +52,13 @@ def batch(**changed: Any) -> dict[str, Any]:
 )
 def test_experiences_that_cannot_be_trained_on_are_refused(changed: dict[str, Any], problem: str) -> None:
     made = make("PPOAgent")
-    made.check_experiences(batch())
+    good = batch(logp=np.zeros(ROWS, np.float32))
+    made.check_experiences(good)
     with pytest.raises(SampleRefusedError, match=problem):
-        made.check_experiences(batch(**changed))
-    with pytest.raises(SampleRefusedError, match="lacks next_state"):
-        made.check_experiences({key: column for key, column in batch().items() if key != "next_state"})
+        made.check_experiences({**good, **changed})
+    for key in ("next_state", "logp"):
+        with pytest.raises(SampleRefusedError, match=f"lacks {key}"):
+            made.check_experiences({name: column for name, column in good.items() if name != key})
 
 
 class Recorder(TrainingAgent):

@@ -157,12 +157,22 @@ class Algorithm(AgentAlgorithm):
                     f"{key!r} is {'missing' if key not in experiences else 'not one number a row'}"
                 )
         count = 0
-        for key in ("state", "next_state") if bootstraps else ("state",):
-            try:
+        model = self.models[name]
+        training = model.training
+        model.eval()  # a check changes neither running statistics nor generators
+        try:
+            for key in ("state", "next_state") if bootstraps else ("state",):
+                states = tensors_of(experiences[key], self.device)
                 with torch.no_grad():
-                    count = self.models[name](model_input(tensors_of(experiences[key], self.device))).shape[-1]
-            except Exception as exc:  # a user's model may raise any error
-                raise SampleRefusedError(f"{key!r} does not fit the model {name!r}: {exc}") from exc
+                    found_BN = model(model_input(states))
+                count = found_BN.shape[-1]
+                allowed_BN = allowed_actions(states)
+                if allowed_BN is not None and allowed_BN.shape != found_BN.shape:
+                    raise ValueError(f"its action mask has the shape {[*allowed_BN.shape[1:]]}, actions: {count}")
+        except Exception as exc:  # a user's model may raise any error
+            raise SampleRefusedError(f"{key!r} does not fit the model {name!r}: {exc}") from exc
+        finally:
+            model.train(training)
         action = np.asarray(experiences["action"])
         if action.dtype.kind not in "iu" or action.ndim != 1 or not ((action >= 0) & (action < count)).all():
             raise SampleRefusedError(

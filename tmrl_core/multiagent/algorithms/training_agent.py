@@ -113,7 +113,7 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
         """Refuse experiences that lack a column, or whose states or actions are not of the spaces."""
         policy = self.acting.runner.actor
         try:
-            require(experiences, *TRANSITION)
+            require(experiences, *TRANSITION, *(policy.reset_extras() if self.trains_on_rounds else ()))
             self._check_discounts(experiences)
         except ValueError as exc:
             raise SampleRefusedError(str(exc)) from exc
