@@ -254,12 +254,12 @@ def test_a_trainer_of_many_agents_records_evaluates_and_repeats_bit_for_bit(plac
     assert last["train/n_updates"] == 24  # two policies, two updates each
     assert last["train/memory_len"] == 6 * 2 * 12
     assert last["rollout/experiences/north"] == last["rollout/experiences/south"] == 12
-    assert last["rollout/ep_rew_min"] <= last["rollout/ep_rew_mean"] <= last["rollout/ep_rew_max"] < 0
+    assert last["rollout/ep_rew_min"] <= last["rollout/ep_rew_mean"] <= last["rollout/ep_rew_max"] <= 0
     assert last["rollout/exploration_rate"] == pytest.approx((0.9 + 0.5) / 2 - 0.6 * 5 / 7)
     assert {"train/a/loss", "train/b/loss"} <= last.keys()
     evaluations = place.records("evaluation")
     assert len(evaluations) >= 3
-    assert evaluations[0].numbers()["eval/mean_reward"] < 0
+    assert evaluations[0].numbers()["eval/mean_reward"] <= 0
     with pytest.raises(ConfigError, match="no agent that can act"):
         trainer.act(None)
     # A finished run is not continued.
@@ -291,6 +291,23 @@ def test_a_round_calls_the_agents_as_a_learner_in_one_process_does(place: Place)
         call for call in local.calls if call != "get_models"
     ]
     assert agents.calls.index("get_models") < agents.calls.index("store_experiences")
+
+
+def test_a_script_trains_round_by_round(place: Place, tmp_path: Path) -> None:
+    place.worker("anna")
+    training_cls = partial(MultiAgentTraining, partial(manager, "training"), seed=2, device="cpu", threads=1)
+    with Trainer(training_cls=training_cls, config=place.config()) as trainer:
+        rows = [trainer.train_iteration() for _ in range(2)]
+        saved = trainer.save(tmp_path / "saved")
+        models = trainer.training.manager.get_models()
+    assert [row["rounds"] for row in rows] == [1, 2]
+    assert rows[0]["episodes"] == 1
+    assert rows[0]["return_mean"] <= 0
+    assert rows[0]["train/a/loss"] != rows[1]["train/a/loss"]
+    with Trainer(training_cls=training_cls, config=place.config()) as trainer:
+        trainer.restore(saved)
+        assert trainer.training.manager.get_models() == models
+        assert trainer.training.rounds_done == 2
 
 
 def test_training_ends_when_a_second_evaluation_confirms_the_target(place: Place) -> None:
