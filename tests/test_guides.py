@@ -101,6 +101,13 @@ def test_the_policy_acts_in_another_loop(tmp_path: Path) -> None:
     assert re.fullmatch(r"return -\d+\.\d+\nFalse\n", said)
 
 
+def test_the_scenario_of_many_agents_is_learned(tmp_path: Path) -> None:
+    shown = blocks(ROOT / "docs" / "multiagent.md", "python")[0]
+    said = run(tmp_path, sys.executable, "-W", "error", "-c", shown).stdout
+    before, after = map(int, re.fullmatch(r"cost before (\d+)\ncost after (\d+)\n", said).groups())  # type: ignore[union-attr]
+    assert after <= before / 4
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="bash and POSIX signals")
 def test_the_slurm_job_ends_in_order_before_its_time_limit_and_is_requeued(tmp_path: Path) -> None:
     (script,) = blocks(RECIPES, "bash")
