@@ -75,22 +75,28 @@ def self_play(mode: Literal["inference", "training"], episodes: int = EPISODES) 
 
 
 class AgainstRandom(PettingZooEnvironment):
-    """A game against a random player, for tests. An even seed gives the learned player the first seat.
+    """A game against a random player, for tests.
+
+    An even seed gives the learned player the first seat. Games without a new seed alternate the seats.
 
     The performance has the `score` 1 for a win and 0.5 for a draw.
     """
 
     def __init__(self) -> None:
         super().__init__("classic/tictactoe-v3")
-        self.set_seed(0)
+        self._rng, self._seat, self._seeded = np.random.default_rng(), PLAYERS[1], False
 
     def set_seed(self, seed: int) -> None:
         """Seed the random player, and choose the seats."""
         super().set_seed(seed)
-        self._rng, self._seat = np.random.default_rng(seed), PLAYERS[seed % 2]
+        self._rng, self._seat, self._seeded = np.random.default_rng(seed), PLAYERS[seed % 2], True
 
     def step(self, action: Any) -> tuple[dict[str, Any], Turn | None, bool]:
         """Execute an action and go on to the learned player's next turn."""
+        if action is None:
+            if not self._seeded:
+                self._seat = PLAYERS[1 - PLAYERS.index(self._seat)]
+            self._seeded = False
         metrics, turn, done = super().step(action)
         while turn is not None and turn.agent != self._seat:
             allowed = np.flatnonzero(turn.state["action_mask"])

@@ -64,6 +64,12 @@ def test_the_score_is_the_result_of_the_seat_that_the_seed_gives(example: Any) -
     assert scores == {0.0, 0.5, 1.0}
 
 
+def test_without_seeds_the_seats_alternate(example: Any) -> None:
+    env = example.AgainstRandom()
+    env.set_seed(1)
+    assert [env.step(None)[1].agent for _ in range(4)] == ["player_2", "player_1", "player_2", "player_1"]
+
+
 def test_the_configuration_makes_environment_and_managers(example: Any) -> None:
     config = load(EXAMPLE / "tictactoe.yaml")
     env = environment_maker(config)()
