@@ -125,6 +125,22 @@ def test_an_agent_of_a_user_chooses_by_itself() -> None:
     assert Rules("inference", IDS).choose_action(event(), None) == 2
 
 
+def test_an_action_that_is_changed_in_place_is_recorded_as_it_was_chosen() -> None:
+    class Continuous(Table):
+        def choose_action(self, state: Any, epsilon: float) -> Any:
+            return np.ones(2)
+
+    class Doubling(ActionShaper):
+        def _shape(self, model_action: Any, decision_event: Any, snapshot_list: Any) -> Any:
+            model_action *= 2
+            return model_action
+
+    agents = manager("inference", assembly(Continuous), action_shaper=Doubling())
+    assert agents.choose_action(event(), None).tolist() == [2, 2]
+    agents.on_env_feedback({"reward": 1.0})
+    assert np.array_equal(array(agents.post_process(None)["a"]["action"]), [[1, 1]])
+
+
 def test_a_discarded_trajectory_leaves_nothing_behind() -> None:
     agents = manager("inference")
     agents.choose_action(event(), None)

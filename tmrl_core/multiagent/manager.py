@@ -182,7 +182,9 @@ class AgentManager:
             action, extras = agent.choose_action(state, epsilon), NO_EXTRAS
         if type(action) is not int and not is_finite(action):
             self._refuse_action(name, state, action)
-        self._trajectory.append(Decision(name, state, action, decision_event, None, extras))
+        # Shapers and environments may scale an action in place.
+        recorded = action if type(action) is int else copy_action(action)
+        self._trajectory.append(Decision(name, state, recorded, decision_event, None, extras))
         if self.action_shaper is None:
             return action
         try:

@@ -53,9 +53,10 @@ def test_a_full_folder_is_told_once_and_stops_nothing(
         for _ in range(1000):
             recording.put(*episode(recorder))
         recording.close()
-    (warning,) = caplog.messages
-    assert "the worker goes on without" in warning
-    assert "has reached its maximum size of 1000 bytes" in warning
+    told = [message for message in caplog.messages if "the worker goes on without" in message]
+    assert "has reached its maximum size of 1000 bytes" in told[0]
+    # Some later hand-overs may fit the rest, if the first one that did not was a little larger.
+    assert len(told) <= 1 + sum("are recorded again" in message for message in caplog.messages) <= 5
     found = len(list(read_sessions(tmp_path)))
     assert 1 <= found < 1000
     assert recording.left_out == 6 * (1000 - found)
