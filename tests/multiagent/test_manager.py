@@ -138,7 +138,7 @@ def test_an_action_that_is_changed_in_place_is_recorded_as_it_was_chosen() -> No
     agents = manager("inference", assembly(Continuous), action_shaper=Doubling())
     assert agents.choose_action(event(), None).tolist() == [2, 2]
     agents.on_env_feedback({"reward": 1.0})
-    assert np.array_equal(array(agents.post_process(None)["a"]["action"]), [[1, 1]])
+    assert np.array_equal(array(agents.post_process(None)["a"], "action"), [[1, 1]])
 
 
 def test_a_discarded_trajectory_leaves_nothing_behind() -> None:

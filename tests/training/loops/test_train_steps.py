@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.training.loops.test_offline import Fed
-from tests.training.updates.test_compiled import ACTIONS, AGENTS, OBSERVATIONS, batch, make
+from tests.training.updates.test_compiled import ACTIONS, AGENTS, OBSERVATIONS, batch, make, with_masks
 from tests.training.updates.test_cuda_graphs import capture_here, make_replayed, other_numbers, stale
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
@@ -28,7 +28,8 @@ DISCRETE = ("dqn", "discrete sac")
 
 def batches(name: str, count: int, *, extras: bool = False) -> list[Any]:
     generator = torch.Generator().manual_seed(0)
-    return [batch(generator, name in DISCRETE, extras=extras) for _ in range(count)]
+    found = [batch(generator, name.startswith(DISCRETE), extras=extras) for _ in range(count)]
+    return [with_masks(rows, generator) for rows in found] if "mask" in name else found
 
 
 def in_groups(agent: Any, given: list[Any], size: int) -> list[dict[str, float]]:
