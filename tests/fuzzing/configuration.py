@@ -42,6 +42,13 @@ class Configuration(Target):
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = msgspec.to_builtins(Config())
+        self._values["multiagent"] = {
+            "manager": "tmrl_core.multiagent:AgentManager",
+            "agents": {"a": "p", "b": "p"},
+            "policies": {"p": {"algorithm": "module:name", "kwargs": {}, "memory": "m", "parameters": {"capacity": 9}}},
+            "memories": {"m": {"capacity": 9, "overwrite": "rolling"}},
+            "exploration": {"cls": "tmrl_core.multiagent:LinearExplorer", "kwargs": {"episodes": 5}},
+        }
         folder = Path(__file__).resolve().parents[2] / "config"
         texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))]
         # Short pieces: PyYAML takes a millisecond for thirty lines.

@@ -6,10 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tmrl_core.actor import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
+from tmrl_core.actor.policies.weights import encode_arrays
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, decode_body
@@ -57,7 +59,7 @@ def test_most_policies_have_no_exploration_parameters() -> None:
 
 
 def test_several_policies_are_published_as_one_version() -> None:
-    blobs = {"ships": Blob("safetensors", b"1"), "ports": Blob("file", b"2")}
+    blobs = {"ships": Blob("safetensors", encode_arrays({"w": np.ones(2)}, {})), "ports": Blob("file", b"2")}
     update = published(PolicyBundle(blobs, {"port 1": 0.5}))
     assert update.policies == blobs
     assert update.exploration == {"port 1": 0.5}
