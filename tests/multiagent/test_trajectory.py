@@ -1,4 +1,4 @@
-"""How the runs of agents end, by the reserved keys of the metrics."""
+"""Ends of agents' runs, as the reserved keys of the metrics report them."""
 
 from __future__ import annotations
 
