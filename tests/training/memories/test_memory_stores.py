@@ -276,6 +276,8 @@ def one_run(folder: Path, seed: int, stacked: bool) -> None:
     streams, stores = Streams(seed, stacked), Stores(folder, seed, stacked)
     model, draw, version = Model(stores.n_step), stores.random, 1
     known: set[Any] = set()
+    for memory in stores.all:
+        memory.note_version(version)
     for _ in range(40):
         chance = draw.random()
         if chance < 0.4:
