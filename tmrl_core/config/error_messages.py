@@ -1,18 +1,17 @@
-"""Messages for unknown keys and invalid values: path, value found, values allowed."""
+"""Messages for invalid values: path, value found, values allowed."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 from tmrl_core.config.sections import Config
-from tmrl_core.errors import ConfigError
 
 SECRET_WORDS = ("token", "password", "secret", "wandb_key", "api_key")
 
@@ -48,39 +47,6 @@ def section_of(kind: inspect.Type) -> type[msgspec.Struct] | None:
     if isinstance(kind, inspect.UnionType):  # a section or null
         return next(filter(None, map(section_of, kind.types)), None)
     return kind.cls if isinstance(kind, inspect.StructType) else None
-
-
-def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
-    """Refuse unknown keys, and list all of them in one message.
-
-    Raises:
-        ConfigError: the message has each unknown key's path, similar keys and the allowed keys.
-    """
-    problems = list(unknown_keys(values, Config, ""))
-    if problems:
-        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
-
-
-def unknown_keys(values: Mapping[str, Any], struct: type[msgspec.Struct], path: str) -> Iterator[str]:
-    """Yield one line for each key that `struct` does not have."""
-    known = keys_of(struct)
-    for key, value in values.items():
-        if key not in known:
-            yield unknown_key(key, path, list(known))
-        elif (section := known[key]) is not None and isinstance(value, Mapping):
-            yield from unknown_keys(value, section, f"{path}{key}.")
-
-
-def unknown_key(key: str, path: str, known: list[str]) -> str:
-    """Return the reason why this key is refused, and the key to use instead."""
-    if any(word in key.lower() for word in SECRET_WORDS):
-        return f"{path}{key}: {SECRET_ADVICE}"
-    elsewhere = [
-        f"{name}.{key}" for name, section in keys_of(Config).items() if section is not None and key in keys_of(section)
-    ]
-    hint = near(key, known) or (f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else "")
-    kind = "key" if path else "section"
-    return f"{path}{key}: unknown {kind}.{hint} Allowed here: {', '.join(known)}."
 
 
 def explain(error: msgspec.ValidationError, values: Mapping[str, Any], source: str) -> str:

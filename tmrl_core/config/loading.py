@@ -18,8 +18,9 @@ from msgspec import inspect
 
 from tmrl_core.config.checks import check_values
 from tmrl_core.config.documents import format_yaml, parse_yaml, read_document
-from tmrl_core.config.error_messages import explain, field_type, inner_types, refuse_unknown_keys, type_info
+from tmrl_core.config.error_messages import explain, field_type, inner_types, type_info
 from tmrl_core.config.sections import Config, EnvironmentSection
+from tmrl_core.config.unknown_keys import refuse_unknown_keys
 from tmrl_core.errors import ConfigError
 
 logger = logging.getLogger(__name__)

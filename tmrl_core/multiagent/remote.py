@@ -95,7 +95,7 @@ def remote_actor(config: Config, manager: AgentManager, *, episodes_per_round: i
     from tmrl_core.metrics.recorder import Recorder
     from tmrl_core.multiagent.training import MultiAgentTraining
     from tmrl_core.networking.transports.selection import link_settings
-    from tmrl_core.training.remote.delivery import LinkedTraining
+    from tmrl_core.training.remote.linked_training import LinkedTraining
     from tmrl_core.training.remote.run_shutdown import RunShutdown
 
     lockstep = config.trainer.lockstep

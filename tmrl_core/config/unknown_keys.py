@@ -1,0 +1,45 @@
+"""Refusal of unknown keys of the configuration: path, similar keys, allowed keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from tmrl_core.config.error_messages import SECRET_ADVICE, SECRET_WORDS, keys_of, near
+from tmrl_core.config.sections import Config
+from tmrl_core.errors import ConfigError
+
+
+def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
+    """Refuse unknown keys, and list all of them in one message.
+
+    Raises:
+        ConfigError: the message has each unknown key's path, similar keys and the allowed keys.
+    """
+    problems = list(unknown_keys(values, Config, ""))
+    if problems:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+
+
+def unknown_keys(values: Mapping[str, Any], struct: type[msgspec.Struct], path: str) -> Iterator[str]:
+    """Yield one line for each key that `struct` does not have."""
+    known = keys_of(struct)
+    for key, value in values.items():
+        if key not in known:
+            yield unknown_key(key, path, list(known))
+        elif (section := known[key]) is not None and isinstance(value, Mapping):
+            yield from unknown_keys(value, section, f"{path}{key}.")
+
+
+def unknown_key(key: str, path: str, known: list[str]) -> str:
+    """Return the reason why this key is refused, and the key to use instead."""
+    if any(word in key.lower() for word in SECRET_WORDS):
+        return f"{path}{key}: {SECRET_ADVICE}"
+    elsewhere = [
+        f"{name}.{key}" for name, section in keys_of(Config).items() if section is not None and key in keys_of(section)
+    ]
+    hint = near(key, known) or (f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else "")
+    kind = "key" if path else "section"
+    return f"{path}{key}: unknown {kind}.{hint} Allowed here: {', '.join(known)}."
