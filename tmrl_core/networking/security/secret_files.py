@@ -128,17 +128,21 @@ def warn_if_writable(folder: Path) -> None:
         )
 
 
-def write_file(file: Path, text: str, *, private: bool = False) -> None:
-    """Replace a file in one step. A private file is never readable by others, not even for a moment."""
+def write_file(file: Path, text: str, *, private: bool = False, sync: bool = True) -> None:
+    """Replace a file in one step. A private file is never readable by others, not even for a moment.
+
+    `sync`: wait for the disk, so that the file survives a crash of the machine.
+    """
     try:
-        write_whole(file, text.encode(), 0o600 if private else 0o644, sync=True)
+        write_whole(file, text.encode(), 0o600 if private else 0o644, sync=sync)
     except OSError as exc:
         raise CredentialsError(f"{file} cannot be written: {exc.strerror}") from exc
 
 
-def write_record(file: Path, record: msgspec.Struct, *, private: bool = False) -> None:
+def write_record(file: Path, record: msgspec.Struct, *, private: bool = False, sync: bool = True) -> None:
     """Replace a file of records, in a form that both `read_record` and people can read."""
-    write_file(file, msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n", private=private)
+    text = msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n"
+    write_file(file, text, private=private, sync=sync)
 
 
 @contextlib.contextmanager

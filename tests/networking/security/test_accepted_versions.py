@@ -1,0 +1,68 @@
+"""The highest accepted policy version survives a restart of the worker."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security.accepted_versions import AcceptedVersions, accepted_file
+
+
+def test_it_is_beside_the_copy_of_the_policy(tmp_path: Path) -> None:
+    assert accepted_file(tmp_path / "policy.tmod") == tmp_path / "policy.tmod.accepted"
+
+
+def test_a_restarted_worker_knows_the_highest_version(tmp_path: Path) -> None:
+    file = tmp_path / "worker" / "policy.tmod.accepted"
+    first = AcceptedVersions(file, "run")
+    assert first.version == (0, 0)
+    for version in ((1, 4), (1, 3), (2, 1)):
+        first.accept(version)
+    assert AcceptedVersions(file, "run").version == (2, 1)
+    assert AcceptedVersions(file, "other").version == (0, 0)
+
+
+def test_workers_that_share_the_file_keep_the_highest_version(tmp_path: Path) -> None:
+    file = tmp_path / "accepted"
+    one, other = AcceptedVersions(file, "run"), AcceptedVersions(file, "run")
+    one.accept((3, 9))
+    other.accept((3, 5))
+    AcceptedVersions(file, "second").accept((1, 1))
+    assert AcceptedVersions(file, "run").version == (3, 9)
+    assert other.version == (3, 5)
+
+
+def test_without_a_file_nothing_is_kept() -> None:
+    accepted = AcceptedVersions(None, "run")
+    accepted.accept((1, 1))
+    assert accepted.version == (1, 1)
+
+
+def test_the_number_of_runs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmrl_core.networking.security.accepted_versions._MAX_RUNS", 3)
+    file = tmp_path / "accepted"
+    for number, run in enumerate("abcad", 1):
+        AcceptedVersions(file, run).accept((number, 0))
+    kept = {run: AcceptedVersions(file, run).version for run in "abcd"}
+    assert kept == {"a": (4, 0), "b": (0, 0), "c": (3, 0), "d": (5, 0)}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": "tmrl_core accepted versions", "runs": {"run": [-1, 0]}}'])
+def test_a_damaged_file_is_refused_with_advice(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "accepted"
+    file.write_text(content)
+    with pytest.raises(CredentialsError, match=r"accepted is damaged .*Delete it"):
+        AcceptedVersions(file, "run")
+
+
+def test_a_file_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    accepted = AcceptedVersions(tmp_path / "folder" / "accepted", "run")
+    (tmp_path / "folder").write_text("a file in place of the folder")
+    with caplog.at_level(logging.WARNING):
+        accepted.accept((1, 1))
+        accepted.accept((1, 2))
+    assert accepted.version == (1, 2)
+    assert len(caplog.records) == 1
