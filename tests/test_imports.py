@@ -26,6 +26,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("samples", "metrics"),
     ("networking.protocol",),
     ("networking.security", "networking.spools"),
+    ("networking.end_to_end",),
     ("networking.relay", "networking.peers", "networking.transports"),
     ("networking.transports.tlspyo",),
     ("networking.links",),

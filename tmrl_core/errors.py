@@ -36,6 +36,22 @@ class RemoteProtocolError(NetworkError):
     """The peer sent data that the protocol does not allow. Its connection is closed."""
 
 
+class ForgedError(NetworkError):
+    """Data has no valid proof of its origin. It is discarded; the link stays open."""
+
+
+class UnknownRunKeyError(NetworkError):
+    """A worker sealed a message for a trainer with another run key. It is kept for that trainer.
+
+    Args:
+        key_id: id of that run key.
+    """
+
+    def __init__(self, key_id: bytes) -> None:
+        super().__init__(f"a message is sealed for run key {key_id.hex()}, which this trainer does not have")
+        self.key_id = key_id
+
+
 class HandshakeError(NetworkError):
     """A link cannot be established because of credentials, so that another attempt is useless.
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.messages import Control, encode_control
@@ -28,6 +29,17 @@ SAMPLES_HEAD = struct.Struct("<QQQII")
 *floor*: the sender no longer has the messages from it up to this one. *position*: samples that the stream carried
 before this message, so that a receiver can count the samples of a gap. *bytes*: length of the message's body.
 """
+
+
+class MessageHead(NamedTuple):
+    """Fields of `SAMPLES_HEAD` that a worker authenticates together with the body."""
+
+    number: int
+    floor: int
+    position: int
+    samples: int
+
+
 POLICY_HEAD = struct.Struct("<QQQ")
 """Header of a policy update, at the start of its first WEIGHTS frame: incarnation, counter, bytes."""
 

@@ -1,0 +1,8 @@
+"""Authentication and encryption between workers and the trainer, so that the relay need not be trusted. Sans-I/O.
+
+`WorkerSeal` and `TrainerSeal` are the two ends. Relay, spool and links carry their proofs as opaque bytes. The threat
+model and the construction are in `docs/security.md` and `docs/architecture.md`.
+
+The modules import `cryptography`, which costs a process about 10 MB. A role imports them only if its end-to-end
+authentication is on.
+"""

@@ -1,0 +1,150 @@
+"""Signed statements: the record that opens a stream, the trainer's card, and the trailer of a trainer's messages."""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
+
+from tmrl_core.errors import ForgedError
+from tmrl_core.networking.end_to_end.identity import MAX_CERTIFICATE_BYTES, PROOF_BYTES, digest, statement
+from tmrl_core.networking.end_to_end.stream_keys import KEY_BYTES, STREAM_BYTES
+from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, Number, Version
+
+SIGNING_KEY_BYTES = 33
+"""Size of a compressed point of P-256."""
+
+Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Certificate = Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE_BYTES)]
+Proof = Annotated[bytes, msgspec.Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
+
+_RECORD_MAGIC = b"\xc1tmrl_core stream 1\x00"
+"""Begins with a byte that MessagePack never uses, so that a signature of a stream without a record differs."""
+_CARD_MAGIC = b"\xc1tmrl_core card 1\x00"
+_TRAILER = struct.Struct(f"<QQ{PROOF_BYTES}s8s")
+_TRAILER_MAGIC = b"\xc1tmrl e2\x01"[:8]
+TRAILER_BYTES = _TRAILER.size
+
+
+class StreamRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Signed description of a stream, in the field `signature` of the message that opens it.
+
+    Args:
+        signature: the application's signature of the stream.
+        certificate: the worker's, DER.
+        key: the stream's X25519 public key.
+        incarnation: highest incarnation of a trainer that the worker has accepted.
+        started_ns: the worker's clock at the start of the stream, in nanoseconds since 1970.
+        proof: signature by the certificate's key.
+    """
+
+    signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)]
+    certificate: Certificate
+    key: Key
+    incarnation: Number
+    started_ns: Number
+    proof: Proof = bytes(PROOF_BYTES)
+
+    def covered(self, run: str, stream: bytes) -> bytes:
+        """Return what the proof covers."""
+        fields = (self.signature, self.certificate, self.key, self.incarnation, self.started_ns)
+        return statement("stream record", run, stream, *fields)
+
+
+class RunCard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Signed description of a trainer.
+
+    Args:
+        run: name of the run.
+        incarnation: of the trainer.
+        run_key: X25519 public key, with which workers agree on the keys of their streams.
+        signing_key: P-256 public key (compressed point) that signs policies, directives and reports.
+        certificate: the trainer's, DER.
+        proof: signature by the certificate's key.
+    """
+
+    run: Annotated[str, msgspec.Meta(max_length=200)]
+    incarnation: Number
+    run_key: Key
+    signing_key: Annotated[bytes, msgspec.Meta(min_length=SIGNING_KEY_BYTES, max_length=SIGNING_KEY_BYTES)]
+    certificate: Certificate
+    proof: Proof = bytes(PROOF_BYTES)
+
+    def covered(self) -> bytes:
+        """Return what the proof covers."""
+        return statement("card", self.run, self.incarnation, self.run_key, self.signing_key, self.certificate)
+
+
+Statement = TypeVar("Statement", StreamRecord, RunCard)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (StreamRecord, RunCard)}
+_MAGIC: dict[type, bytes] = {StreamRecord: _RECORD_MAGIC, RunCard: _CARD_MAGIC}
+
+
+def stream_id(run: str, identity: str, key: bytes) -> bytes:
+    """Return the id of the stream with this public key, which no other holder of a certificate can use."""
+    return digest(statement("stream id", run, identity, key))[:STREAM_BYTES]
+
+
+def is_record(signature: bytes) -> bool:
+    """Return True if the signature of a stream is the record of an authenticated one."""
+    return signature.startswith(_RECORD_MAGIC)
+
+
+def encode_statement(value: StreamRecord | RunCard) -> bytes:
+    """Encode a statement."""
+    return _MAGIC[type(value)] + _encode(value)
+
+
+def decode_statement(data: bytes, kind: type[Statement]) -> Statement:
+    """Decode a statement, whose proof remains to be checked.
+
+    Raises:
+        ForgedError: the bytes are not such a statement, in its only encoding.
+    """
+    try:
+        if not data.startswith(_MAGIC[kind]):
+            raise ForgedError("it is missing")
+        value: Statement = _decoders[kind].decode(memoryview(data)[len(_MAGIC[kind]) :])  # type: ignore[assignment]
+        if encode_statement(value) != data:
+            raise ForgedError("it has another encoding")
+    except (ForgedError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise ForgedError(f"a {kind.__name__} could not be read: {exc}") from exc
+    return value
+
+
+class Signature(NamedTuple):
+    """Trailer of a policy, directive or report: its place in the order of such messages, and the proof."""
+
+    version: Version
+    """Incarnation of the trainer and a number that grows."""
+    proof: bytes
+
+
+def broadcast_statement(subject: str, run: str, stream: bytes, version: Version, hashed: bytes) -> bytes:
+    """Return what the trailer of a policy, directive or report covers; `stream` is empty if it is for all."""
+    return statement(subject, run, stream, *version, hashed)
+
+
+def encode_trailer(signature: Signature) -> bytes:
+    """Encode a trailer; its size is constant."""
+    return _TRAILER.pack(*signature.version, signature.proof, _TRAILER_MAGIC)
+
+
+def split_trailer(body: memoryview) -> tuple[memoryview, Signature]:
+    """Divide a policy, directive or report into its content and its trailer.
+
+    Raises:
+        ForgedError: it has no trailer.
+    """
+    if len(body) < TRAILER_BYTES or body[-len(_TRAILER_MAGIC) :] != _TRAILER_MAGIC:
+        raise ForgedError("it has no proof of its origin")
+    incarnation, number, proof, _ = _TRAILER.unpack(body[-TRAILER_BYTES:])
+    return body[:-TRAILER_BYTES], Signature((incarnation, number), proof)
+
+
+def without_trailer(body: memoryview) -> memoryview:
+    """Return the content of a policy, directive or report, for a worker that does not check its origin."""
+    return body[:-TRAILER_BYTES] if body[-len(_TRAILER_MAGIC) :] == _TRAILER_MAGIC else body

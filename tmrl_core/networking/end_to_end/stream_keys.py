@@ -1,0 +1,202 @@
+"""Keys that one stream and one trainer share, and the proofs that end each message of samples.
+
+A worker makes an X25519 key pair for each stream, the trainer one for each run. Both ends derive the same keys from
+them, so that a message that was stored for weeks can still be checked after both processes have ended.
+
+A message of samples ends with a trailer of constant size: 64 bytes of proof and one byte that names the mode.
+
+- `MAC`: GMAC of AES-128 over header and body; the body is readable.
+- `ENCRYPTED`: AES-128-GCM.
+- `SIGNED`: signature by the worker's certificate, if the worker has not received a run key yet.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from tmrl_core.errors import ForgedError, UnknownRunKeyError
+from tmrl_core.networking.end_to_end.identity import PROOF_BYTES, digest, is_signed, statement
+from tmrl_core.networking.protocol.framing import MessageHead
+
+MAC = 1
+ENCRYPTED = 2
+SIGNED = 3
+KEY_BYTES = 32
+"""Size of an X25519 public key."""
+KEY_ID_BYTES = 8
+STREAM_BYTES = 16
+
+_TAG_BYTES = 16
+_PADDING = bytes(PROOF_BYTES - KEY_ID_BYTES - 8 - _TAG_BYTES)
+_MAC_PROOF = struct.Struct(f"<{len(_PADDING)}s{KEY_ID_BYTES}sQ{_TAG_BYTES}s")
+SEAL_BYTES = PROOF_BYTES + 1
+"""Size of the trailer of a message of samples."""
+_NONCE = struct.Struct("<IQ")
+_HEADER = struct.Struct("<27s16sBQQQI")
+_DOMAIN = b"tmrl_core end-to-end 1 data"
+_ONE_SHOT_BYTES = 32_768
+"""Larger bodies are not copied into one buffer, which is faster for small ones."""
+
+
+def header(stream: bytes, mode: int, head: MessageHead) -> bytes:
+    """Encode what a message's proof covers besides its body; its size is constant."""
+    return _HEADER.pack(_DOMAIN, stream, mode, *head)
+
+
+def body_statement(stream: bytes, head: MessageHead, hashed: bytes) -> bytes:
+    """Return what the signature of a message in mode `SIGNED` covers."""
+    return statement("signed message", header(stream, SIGNED, head), hashed)
+
+
+class StreamKeys:
+    """Keys of one stream and one run key.
+
+    Args:
+        private: private key of this side.
+        other: public key of the other side, 32 bytes.
+        run, stream: name of the run and id of the stream.
+        stream_key, run_key: public keys of both sides, in the same order on both.
+        key_id: id of the run key.
+
+    Raises:
+        ForgedError: `other` is not the public key of an honest peer.
+    """
+
+    def __init__(
+        self,
+        private: X25519PrivateKey,
+        other: bytes,
+        *,
+        run: str,
+        stream: bytes,
+        stream_key: bytes,
+        run_key: bytes,
+        key_id: bytes,
+    ) -> None:
+        try:
+            shared = private.exchange(X25519PublicKey.from_public_bytes(other))
+        except ValueError as exc:  # a point of small order
+            raise ForgedError("a public key for the agreement of keys is not valid") from exc
+        info = statement("stream keys", run, stream, stream_key, run_key)
+        keys = HKDF(hashes.SHA256(), 64, None, info).derive(shared)
+        self.key_id = key_id
+        self._stream = stream
+        self._ciphers = {MAC: keys[:16], ENCRYPTED: keys[16:32]}
+        self._one_shot = {mode: AESGCM(key) for mode, key in self._ciphers.items()}
+        self._ack_key = keys[32:]
+
+    def seal(
+        self, mode: int, counter: int, head: MessageHead, body: Sequence[bytes | memoryview]
+    ) -> list[bytes | memoryview]:
+        """Return the sealed body, with its trailer.
+
+        Args:
+            mode: `MAC` or `ENCRYPTED`.
+            counter: a number that was never used with these keys before.
+        """
+        nonce = _NONCE.pack(0, counter)
+        covered = header(self._stream, mode, head)
+        sealed: list[bytes | memoryview]
+        if sum(map(len, body)) <= _ONE_SHOT_BYTES:
+            cipher = self._one_shot[mode]
+            if mode == MAC:
+                tag = cipher.encrypt(nonce, b"", b"".join((covered, *body)))
+                sealed = list(body)
+            else:
+                encrypted = memoryview(cipher.encrypt(nonce, b"".join(body), covered))
+                sealed, tag = [encrypted[:-_TAG_BYTES]], bytes(encrypted[-_TAG_BYTES:])
+        else:
+            encryptor = Cipher(AES(self._ciphers[mode]), GCM(nonce)).encryptor()
+            encryptor.authenticate_additional_data(covered)
+            if mode == MAC:
+                for part in body:
+                    encryptor.authenticate_additional_data(part)
+                sealed = list(body)
+            else:
+                sealed = [encryptor.update(part) for part in body]
+            encryptor.finalize()
+            tag = encryptor.tag
+        return [*sealed, _MAC_PROOF.pack(_PADDING, self.key_id, counter, tag) + bytes((mode,))]
+
+    def open(self, mode: int, counter: int, tag: bytes, head: MessageHead, body: memoryview) -> memoryview | None:
+        """Return the content of a body without its trailer; None: the proof is wrong."""
+        nonce = _NONCE.pack(0, counter)
+        covered = header(self._stream, mode, head)
+        try:
+            if len(body) <= _ONE_SHOT_BYTES:
+                cipher = self._one_shot[mode]
+                if mode == MAC:
+                    cipher.decrypt(nonce, tag, b"".join((covered, body)))
+                    return body
+                return memoryview(cipher.decrypt(nonce, b"".join((body, tag)), covered))
+            decryptor = Cipher(AES(self._ciphers[mode]), GCM(nonce, tag)).decryptor()
+            decryptor.authenticate_additional_data(covered)
+            content = body
+            if mode == MAC:
+                decryptor.authenticate_additional_data(body)
+            else:
+                content = memoryview(decryptor.update(body))
+            decryptor.finalize()
+        except InvalidTag:
+            return None
+        return content
+
+    def ack_tag(self, next_number: int, refused: Sequence[tuple[int, str]]) -> bytes:
+        """Return the proof of an acknowledgement."""
+        covered = statement("acknowledgement", self._stream, next_number, tuple(refused))
+        return hmac.digest(self._ack_key, covered, "sha256")[:_TAG_BYTES]
+
+
+class Sealed:
+    """A sealed message of samples, divided into its parts.
+
+    Raises:
+        ForgedError: the trailer is missing or invalid.
+    """
+
+    def __init__(self, body: memoryview) -> None:
+        if len(body) < SEAL_BYTES:
+            raise ForgedError(f"a message of {len(body)} bytes has no proof of its origin")
+        self.content = body[:-SEAL_BYTES]
+        self.mode = body[-1]
+        self.proof = bytes(body[-SEAL_BYTES:-1])
+        padding, self.key_id, self.counter, self.tag = _MAC_PROOF.unpack(self.proof)
+        if self.mode not in (MAC, ENCRYPTED, SIGNED) or (self.mode != SIGNED and padding != _PADDING):
+            raise ForgedError("a message has no proof of its origin")
+
+    def open(
+        self, stream: bytes, head: MessageHead, key: ec.EllipticCurvePublicKey, keys: StreamKeys | None
+    ) -> memoryview:
+        """Return the message's content.
+
+        Args:
+            key: key of the worker's certificate.
+            keys: those of the run key that the trailer names; None: this trainer does not have it.
+
+        Raises:
+            ForgedError: the proof is wrong.
+            UnknownRunKeyError: `keys` are needed and missing.
+        """
+        content: memoryview | None
+        if self.mode == SIGNED:
+            signed = is_signed(key, self.proof, body_statement(stream, head, digest(self.content)))
+            content = self.content if signed else None
+        elif keys is None:
+            raise UnknownRunKeyError(self.key_id)
+        else:
+            content = keys.open(self.mode, self.counter, self.tag, head, self.content)
+        if content is None:
+            raise ForgedError(f"message {head.number} of a stream has a wrong proof of its origin")
+        return content

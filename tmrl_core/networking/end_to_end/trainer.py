@@ -1,0 +1,170 @@
+"""Trainer's end: check the samples of each stream; prove acknowledgements, policies, directives and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from tmrl_core.errors import ForgedError, UnknownRunKeyError
+from tmrl_core.networking.end_to_end.identity import Peer, Signer, Verifier, digest, is_signed, sign
+from tmrl_core.networking.end_to_end.run_key import RunKey
+from tmrl_core.networking.end_to_end.statements import (
+    RunCard,
+    Signature,
+    StreamRecord,
+    broadcast_statement,
+    decode_statement,
+    encode_statement,
+    encode_trailer,
+    stream_id,
+)
+from tmrl_core.networking.end_to_end.stream_keys import SIGNED, Sealed, StreamKeys
+from tmrl_core.networking.protocol.delivery import Body
+from tmrl_core.networking.protocol.framing import MessageHead
+from tmrl_core.networking.protocol.messages import Version
+
+
+class TrainerSeal:
+    """A trainer's end of authentication and encryption, for the life of the process.
+
+    Args:
+        run: name of the run.
+        signer: the trainer's certificate.
+        verifier: check of the workers' certificates.
+        run_key: the key that workers use from now on.
+        older: earlier keys of this run, for stored messages.
+        on_forged: called with a text for each attempt. The callee limits the rate of its log.
+
+    Thread-safe as far as a policy may be sealed by another thread than the link's; the owner serialises other calls.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        signer: Signer,
+        verifier: Verifier,
+        run_key: RunKey,
+        *,
+        older: Iterable[RunKey] = (),
+        on_forged: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.run = run
+        self.signer = signer
+        """May be replaced by a renewed certificate; then the card changes, which must be announced."""
+        self.run_key = run_key
+        self.run_keys = {key.id: key for key in (*older, run_key)}
+        self.forged = 0
+        """Number of records and messages without a valid proof of their origin."""
+        self.unknown_keys = 0
+        """Number of messages that were sealed for a run key that this trainer does not have."""
+        self._verifier = verifier
+        self._on_forged = on_forged
+        self._sealed = 0
+        self._hashed: tuple[bytes, bytes] = (b"", b"")
+        """The last policy's body and its digest."""
+
+    def card(self, incarnation: int) -> bytes:
+        """Return the card to announce to workers."""
+        card = RunCard(self.run, incarnation, self.run_key.public, self.run_key.signing_public, self.signer.certificate)
+        return encode_statement(msgspec.structs.replace(card, proof=self.signer.sign(card.covered())))
+
+    def open_record(self, stream: bytes, signature: bytes) -> OpenedStream:
+        """Check the record of a stream, in the field `signature` of its announcement.
+
+        Raises:
+            ForgedError: there is no record, or no worker with a valid certificate made it for this run and stream.
+        """
+        try:
+            record = decode_statement(signature, StreamRecord)
+            peer = self._verifier.check(record.certificate, ("worker",))
+            if stream != stream_id(self.run, peer.identity, record.key) or not is_signed(
+                peer.key, record.proof, record.covered(self.run, stream)
+            ):
+                raise ForgedError(f"the record of a stream of {peer.name} has a wrong signature, or is of another run")
+            return OpenedStream(self, stream, record, peer)
+        except ForgedError as exc:
+            self.count(str(exc))
+            raise
+
+    def seal_policy(self, version: Version, body: bytes) -> Body:
+        """Return a policy with its proof."""
+        if self._hashed[0] is not body:  # hashed once, also if its incarnation is raised
+            self._hashed = (body, digest(body))
+        return [body, self._trailer("policy", b"", version, self._hashed[1])]
+
+    def seal_directive(self, stream: bytes | None, incarnation: int, body: bytes) -> bytes:
+        """Return a directive for one stream, or for all (None), with its proof."""
+        return self._numbered("directive", stream or b"", incarnation, body)
+
+    def seal_report(self, incarnation: int, body: bytes) -> bytes:
+        """Return a report with its proof."""
+        return self._numbered("report", b"", incarnation, body)
+
+    def _numbered(self, subject: str, stream: bytes, incarnation: int, body: bytes) -> bytes:
+        self._sealed += 1
+        return body + self._trailer(subject, stream, (incarnation, self._sealed), digest(body))
+
+    def _trailer(self, subject: str, stream: bytes, version: Version, hashed: bytes) -> bytes:
+        covered = broadcast_statement(subject, self.run, stream, version, hashed)
+        return encode_trailer(Signature(version, sign(self.run_key.signing, covered)))
+
+    def count(self, text: str) -> None:
+        """Count an attempt."""
+        self.forged += 1
+        self._on_forged(text)
+
+
+class OpenedStream:
+    """A stream whose record is valid.
+
+    Attributes:
+        signature: the application's signature of the stream.
+        peer: the worker.
+        incarnation: highest incarnation of a trainer that the worker had accepted.
+        started_ns: the worker's clock at the start of the stream.
+    """
+
+    def __init__(self, seal: TrainerSeal, stream: bytes, record: StreamRecord, peer: Peer) -> None:
+        self.signature = record.signature
+        self.peer = peer
+        self.incarnation = record.incarnation
+        self.started_ns = record.started_ns
+        self._seal = seal
+        self._stream = stream
+        self._key = record.key
+        self._keys = {seal.run_key.id: self._derive(seal.run_key)}
+
+    def open(self, head: MessageHead, body: memoryview) -> memoryview:
+        """Return the content of a message of samples. It may be a part of `body`.
+
+        Raises:
+            ForgedError: the worker did not send this message.
+            UnknownRunKeyError: it is sealed for another run key. It must not be acknowledged.
+        """
+        try:
+            sealed = Sealed(body)
+            if sealed.mode != SIGNED and sealed.key_id not in self._keys and sealed.key_id in self._seal.run_keys:
+                self._keys[sealed.key_id] = self._derive(self._seal.run_keys[sealed.key_id])
+            return sealed.open(self._stream, head, self.peer.key, self._keys.get(sealed.key_id))
+        except UnknownRunKeyError:
+            self._seal.unknown_keys += 1
+            raise
+        except ForgedError as exc:
+            self._seal.count(f"{self.peer.name}: {exc}")
+            raise
+
+    def ack_tag(self, next_number: int, refused: Sequence[tuple[int, str]]) -> bytes:
+        """Return the proof of an acknowledgement."""
+        return self._keys[self._seal.run_key.id].ack_tag(next_number, refused)
+
+    def _derive(self, run_key: RunKey) -> StreamKeys:
+        return StreamKeys(
+            run_key.private,
+            self._key,
+            run=self._seal.run,
+            stream=self._stream,
+            stream_key=self._key,
+            run_key=run_key.public,
+            key_id=run_key.id,
+        )

@@ -1,0 +1,262 @@
+"""Worker's end: seal samples for the trainer, and check acknowledgements, policies, directives and reports."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from tmrl_core.errors import ForgedError
+from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
+from tmrl_core.networking.end_to_end.run_key import key_id_of
+from tmrl_core.networking.end_to_end.statements import (
+    RunCard,
+    StreamRecord,
+    broadcast_statement,
+    decode_statement,
+    encode_statement,
+    split_trailer,
+    stream_id,
+)
+from tmrl_core.networking.end_to_end.stream_keys import (
+    ENCRYPTED,
+    MAC,
+    SEAL_BYTES,
+    SIGNED,
+    StreamKeys,
+    body_statement,
+)
+from tmrl_core.networking.protocol.delivery import Body
+from tmrl_core.networking.protocol.framing import MessageHead
+from tmrl_core.networking.protocol.messages import Version
+
+Mode = Literal["authenticate", "encrypt"]
+
+
+class _Stream:
+    """A stream of this process: its key pair, the keys shared with today's trainer, and the counter of its seals."""
+
+    def __init__(self, run: str, identity: str) -> None:
+        self.private = X25519PrivateKey.generate()
+        self.key = self.private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.id = stream_id(run, identity, self.key)
+        self.started_ns = time.time_ns()
+        self.seals = 0
+        self.keys: StreamKeys | None = None
+
+
+class _Card:
+    """An accepted card, with its keys."""
+
+    def __init__(self, card: RunCard) -> None:
+        self.content = card
+        self.key_id = key_id_of(card.run_key)
+        try:
+            self.verifying = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), card.signing_key)
+            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(card.run_key))
+        except ValueError as exc:  # no point of the curve, or one of small order
+            raise ForgedError("the card of a trainer contains an invalid key") from exc
+
+
+class WorkerSeal:
+    """A worker's end of authentication and encryption, for the life of the process.
+
+    Args:
+        run: name of the run.
+        signer: the worker's certificate.
+        verifier: check of the trainer's certificate.
+        mode: `encrypt`: the relay cannot read the samples.
+        accepted: newest policy version that an earlier process of this worker has accepted in this run.
+        on_accepted: called with each newer version, to be stored.
+        on_forged: called with a text for each attempt. The callee limits the rate of its log.
+
+    Not thread-safe: the owner serialises calls.
+    """
+
+    seal_bytes = SEAL_BYTES
+    """Bytes by which `seal` makes a message longer."""
+
+    def __init__(
+        self,
+        run: str,
+        signer: Signer,
+        verifier: Verifier,
+        *,
+        mode: Mode,
+        accepted: Version = (0, 0),
+        on_accepted: Callable[[Version], None] = lambda version: None,
+        on_forged: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.run = run
+        self.signer = signer
+        """May be replaced by a renewed certificate of the same name."""
+        self.mode = mode
+        self.accepted = accepted
+        """Newest policy version that was accepted."""
+        self.forged = 0
+        """Number of messages without a valid proof of their origin."""
+        self.outdated = 0
+        """Number of cards, policies, directives and reports that were older than accepted ones."""
+        self._verifier = verifier
+        self._on_accepted = on_accepted
+        self._on_forged = on_forged
+        self._streams: dict[bytes, _Stream] = {}
+        self._card: _Card | None = None
+        self._newest: dict[tuple[str, bytes], Version] = {}
+        """Version of the newest directive and report for each stream, and for all (an empty id)."""
+
+    @property
+    def ready(self) -> bool:
+        """Return True if a trainer's card is accepted."""
+        return self._card is not None
+
+    @property
+    def incarnation(self) -> int:
+        """Return the highest incarnation of a trainer that was accepted."""
+        return max(self.accepted[0], self._card.content.incarnation if self._card is not None else 0)
+
+    def new_stream(self) -> bytes:
+        """Make the key pair of a stream. Return the stream's id, which follows from it."""
+        stream = _Stream(self.run, self.signer.identity)
+        self._streams[stream.id] = stream
+        return stream.id
+
+    def record(self, stream: bytes, signature: bytes) -> bytes:
+        """Return the signed record of a stream of `new_stream`, to be announced in place of its signature."""
+        own = self._streams[stream]
+        record = StreamRecord(signature, self.signer.certificate, own.key, self.incarnation, own.started_ns)
+        proof = self.signer.sign(record.covered(self.run, stream))
+        return encode_statement(
+            StreamRecord(signature, record.certificate, own.key, record.incarnation, own.started_ns, proof)
+        )
+
+    def announced(self, body: bytes) -> bool:
+        """Handle a trainer's card. Return True if it is valid and is used from now on."""
+        try:
+            card = decode_statement(body, RunCard)
+            peer = self._verifier.check(card.certificate, ("trainer",))
+            if not is_signed(peer.key, card.proof, card.covered()):
+                raise ForgedError("the card of a trainer has a wrong signature")
+            if card.run != self.run:
+                raise ForgedError("the card of a trainer is for another run")
+            accepted = _Card(card)
+        except ForgedError as exc:
+            self._count(str(exc))
+            return False
+        current = self._card.content if self._card is not None else None
+        same_keys = current is not None and card.run_key == current.run_key
+        if card.incarnation < self.incarnation or (
+            current is not None and card.incarnation == current.incarnation and not same_keys
+        ):
+            self.outdated += 1
+            return False
+        self._card = accepted
+        if not same_keys:
+            for stream in self._streams.values():
+                stream.keys = None
+        return True
+
+    def seal(self, stream: bytes, head: MessageHead, body: Body) -> Body | None:
+        """Return a message of samples with its proof, for one sending; None: keep it until there is a card."""
+        own = self._streams[stream]
+        if self._card is None:
+            return None if self.mode == "encrypt" else self._signed(stream, head, body)
+        mode = ENCRYPTED if self.mode == "encrypt" else MAC
+        own.seals += 1
+        return self._keys(own, self._card).seal(mode, own.seals, head, body)
+
+    def _signed(self, stream: bytes, head: MessageHead, body: Body) -> Body:
+        hashed = hashlib.sha256()
+        for part in body:
+            hashed.update(part)
+        return [*body, self.signer.sign(body_statement(stream, head, hashed.digest())) + bytes((SIGNED,))]
+
+    def _keys(self, own: _Stream, card: _Card) -> StreamKeys:
+        if own.keys is None:
+            own.keys = StreamKeys(
+                own.private,
+                card.content.run_key,
+                run=self.run,
+                stream=own.id,
+                stream_key=own.key,
+                run_key=card.content.run_key,
+                key_id=card.key_id,
+            )
+        return own.keys
+
+    def check_ack(self, stream: bytes, next_number: int, refused: Sequence[tuple[int, str]], tag: bytes) -> bool:
+        """Return True if the trainer made this acknowledgement."""
+        own, card = self._streams.get(stream), self._card
+        if own is None or card is None:
+            valid = False
+        else:
+            valid = hmac.compare_digest(self._keys(own, card).ack_tag(next_number, refused), tag)
+        if not valid:
+            self._count("an acknowledgement has no valid proof of its origin")
+        return valid
+
+    def open_policy(self, version: Version, body: memoryview) -> memoryview | None:
+        """Return the content of a policy; None: it is not newer than the accepted one.
+
+        Raises:
+            ForgedError: no trainer of this run published these bytes as this version.
+        """
+        signed, content = self._checked("policy", b"", body)
+        if signed != version:
+            raise self._forged(f"policy {version[0]}.{version[1]} has the proof of another version")
+        if version <= self.accepted:
+            self.outdated += 1
+            return None
+        self.accepted = version
+        self._on_accepted(version)
+        return content
+
+    def open_directive(self, stream: bytes | None, body: bytes) -> bytes | None:
+        """Return the content of a directive for one stream, or for all (None). None: it is older than another one.
+
+        Raises:
+            ForgedError: no trainer of this run made it for that stream.
+        """
+        return self._newer("directive", stream or b"", body)
+
+    def open_report(self, body: bytes) -> bytes | None:
+        """Return the content of a report; None: it is older than another one.
+
+        Raises:
+            ForgedError: no trainer of this run made it.
+        """
+        return self._newer("report", b"", body)
+
+    def _newer(self, subject: str, stream: bytes, body: bytes) -> bytes | None:
+        version, content = self._checked(subject, stream, memoryview(body))
+        if version < self._newest.get((subject, stream), (0, 0)):
+            self.outdated += 1
+            return None
+        self._newest[subject, stream] = version
+        return bytes(content)
+
+    def _checked(self, subject: str, stream: bytes, body: memoryview) -> tuple[Version, memoryview]:
+        """Return the version and the content of a trainer's message."""
+        try:
+            content, signature = split_trailer(body)
+        except ForgedError as exc:
+            raise self._forged(f"a {subject} was refused: {exc}") from exc
+        card = self._card
+        covered = broadcast_statement(subject, self.run, stream, signature.version, digest(content))
+        if card is None or not is_signed(card.verifying, signature.proof, covered):
+            raise self._forged(f"a {subject} has a wrong proof of its origin")
+        return signature.version, content
+
+    def _forged(self, text: str) -> ForgedError:
+        self._count(text)
+        return ForgedError(text)
+
+    def _count(self, text: str) -> None:
+        self.forged += 1
+        self._on_forged(text)
