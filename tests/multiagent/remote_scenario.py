@@ -127,6 +127,14 @@ class Manager(AgentManager):
         super().__init__(mode, agent_ids, experience_shaper=shaper, **kwargs)
 
 
+class SingleSteps(Manager):
+    """The manager with experiences of single steps."""
+
+    def __init__(self, mode: Any, agent_ids: Any = AGENTS, **kwargs: Any) -> None:
+        super().__init__(mode, agent_ids, **kwargs)
+        self.experience_shaper = KStepExperienceShaper(reward=lambda metrics: float(metrics["stock"].sum()))
+
+
 def assembly(**parameters: Any) -> Assembly:
     """Return the assembly of a policy for each agent, in one memory."""
     own = AgentParameters(**{"capacity": 500, "batch_size": 8, "updates_per_episode": 2, **parameters})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.multiagent.remote_scenario import AGENTS, Manager, Stocks, assembly, manager
 from tests.multiagent.test_experiences import same
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError, LinkClosedError
 from tmrl_core.metrics import MetricRecord, read_records
-from tmrl_core.multiagent import Actor, Learner, MultiAgentTraining, episode_seeds, remote_actor
+from tmrl_core.multiagent import Actor, AgentManager, Learner, MultiAgentTraining, episode_seeds, remote_actor
 from tmrl_core.multiagent.actor import RollOut
-from tmrl_core.multiagent.from_config import make_worker
+from tmrl_core.multiagent.from_config import make_manager, make_worker
 from tmrl_core.multiagent.trajectory import Experiences
 from tmrl_core.multiagent.worker import MultiAgentWorker
 from tmrl_core.networking import Server
@@ -125,6 +126,50 @@ def test_the_same_seed_and_weights_give_the_same_experiences_as_in_one_process(p
         assert same(first[4], second[4])
     assert here.get_models() == there.get_models()
     assert same(here.agents["north"].experience_pool.get(), there.agents["north"].experience_pool.get())
+
+
+RECURRENT: dict[str, Any] = {
+    "manager": f"{SCENARIO}:SingleSteps",
+    "agents": {"north": "both", "south": "both"},
+    "policies": {
+        "both": {
+            "agent": "tmrl_core.training:RecurrentDQNAgent",
+            "kwargs": {
+                "observation_space": {"stock": [[2], -100, 100], "action_mask": [[2], 0, 1]},
+                "action_space": 2,
+                "hidden_sizes": [8],
+                "cell_size": 8,
+                "state_interval": 2,
+                "burn_in": 0,
+            },
+            "parameters": {"batch_size": 8, "updates_per_episode": 2, "sequence_length": 4},
+        }
+    },
+    "exploration": {"cls": "tmrl_core.multiagent:Explorer", "kwargs": {"epsilon": 0.5}},
+}
+
+
+def test_a_recurrent_policy_gives_the_same_experiences_as_in_one_process(place: Place) -> None:
+    """Each of two agents has a state of its own; both learn from sequences."""
+    config = place.config(many=RECURRENT)
+
+    def trained(make_actor: Callable[[AgentManager], RollOut]) -> tuple[Recorded, AgentManager]:
+        torch.manual_seed(0)
+        agents = make_manager(config, "training")
+        recorded = Recorded(make_actor(agents))
+        Learner(agents, recorded, seed=episode_seeds(5)).train(3)
+        return recorded, agents
+
+    local, here = trained(lambda agents: Actor(Stocks(), make_manager(config, "inference")))
+    place.worker("alone", many=RECURRENT)
+    with ExitStack() as stack:
+        remote, there = trained(lambda agents: stack.enter_context(remote_actor(config, agents)))
+    for first, second in zip(local.passed, remote.passed, strict=True):
+        assert first[0] == second[0]
+        assert same(first[4], second[4])
+        assert np.asarray(first[4]["north"]["state.h"])[2::2].any(axis=1).all()
+    assert len(here.agents["north"].experience_pool) == 3 * 2 * 2
+    assert here.get_models() == there.get_models()
 
 
 def test_epsilons_on_every_worker_equal_the_explorers(place: Place) -> None:

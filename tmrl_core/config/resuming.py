@@ -33,7 +33,7 @@ FIXED: dict[str, str] = {
     r"memory\.recorded": "the checkpoint holds the recorded sessions that the run began with",
     r"multiagent": "the checkpoint is of one agent, or of many",
     r"multiagent\.agents\..*": "the checkpoint's experiences belong to the earlier policy",
-    r"multiagent\.policies\.[^.]*\.(algorithm|memory|parameters\.(capacity|overwrite|sample_by))": (
+    r"multiagent\.policies\.[^.]*\.(algorithm|memory|parameters\.(capacity|overwrite|sample_by|sequence_length))": (
         "the stored experiences have the earlier value"
     ),
     r"multiagent\.memories\..*": "the stored experiences have the earlier value",

@@ -817,6 +817,17 @@ class AgentParametersSection(Section, frozen=True, kw_only=True):
         bool, doc("Train once on all experiences of the memory, in batches, then clear it. For A2C and PPO.")
     ] = False
     epochs: Annotated[Positive, doc("Passes over the experiences, with `on_policy` only.")] = 1
+    sequence_length: Annotated[
+        Positive,
+        doc(
+            "Ticks of a sequence. RecurrentDQNAgent and RecurrentSacAgent learn from sequences, which the other keys "
+            "then count."
+        ),
+    ] = 40
+    sequence_stride: Annotated[
+        Positive | None,
+        doc("Ticks from the beginning of a sequence to that of the next one in its episode. null: half the length."),
+    ] = None
 
 
 class AgentPolicySection(Section, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tmrl_core.config.algorithms import SEQUENCE_LENGTH
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.store import SimpleStore
@@ -35,9 +36,13 @@ class AgentParameters:
         on_policy: instead, train on all experiences of the pool, each `epochs` times, then clear it. An algorithm that
             trains on rounds needs it, and gets all of them as one batch, once.
         epochs: passes over the experiences, on-policy only.
+        sequence_length: ticks of a sequence. Agents with a recurrent policy and a replay memory learn from sequences:
+            numbers of experiences in these parameters are then numbers of sequences.
+        sequence_stride: ticks from the beginning of a sequence to that of the next one in its episode; None: half the
+            length.
 
     Raises:
-        ConfigError: a number is less than 1, or an on-policy agent samples by weights.
+        ConfigError: a number is less than 1, an on-policy agent samples by weights, or the stride exceeds the length.
     """
 
     capacity: int = 100_000
@@ -48,6 +53,13 @@ class AgentParameters:
     updates_per_episode: int = 1
     on_policy: bool = False
     epochs: int = 1
+    sequence_length: int = SEQUENCE_LENGTH
+    sequence_stride: int | None = None
+
+    @property
+    def stride(self) -> int:
+        """Ticks from the beginning of a sequence to that of the next one."""
+        return max(1, self.sequence_length // 2) if self.sequence_stride is None else self.sequence_stride
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
@@ -57,6 +69,8 @@ class AgentParameters:
             "min_experiences": self.min_experiences,
             "updates_per_episode": self.updates_per_episode,
             "epochs": self.epochs,
+            "sequence_length": self.sequence_length,
+            "sequence_stride": self.stride,
         }
         for name, number in numbers.items():
             if number < 1:
@@ -64,6 +78,11 @@ class AgentParameters:
         if self.min_experiences > self.capacity:
             raise ConfigError(
                 f"min_experiences is {self.min_experiences}, but the pool holds at most {self.capacity} (capacity)"
+            )
+        if self.stride > self.sequence_length:
+            raise ConfigError(
+                f"sequence_stride is {self.stride}, allowed: at most sequence_length = {self.sequence_length}. A "
+                "larger one leaves out the ticks between two sequences"
             )
         if self.on_policy and self.sample_by is not None:
             raise ConfigError(f"sample_by is {self.sample_by!r}, but on-policy training takes all: leave it out")
@@ -79,17 +98,16 @@ class Agent:
         params: storage, sampling and training strategy.
 
     Raises:
-        ConfigError: the algorithm trains on rounds, and the parameters are not on-policy.
+        ConfigError: the algorithm cannot train with the parameters.
     """
 
     def __init__(
         self, name: str, algorithm: AgentAlgorithm, experience_pool: SimpleStore, params: AgentParameters
     ) -> None:
-        if algorithm.trains_on_rounds and not params.on_policy:
-            raise ConfigError(
-                f"the agent {name!r} has an algorithm that trains on all experiences since the last update, in their "
-                "order. Set on_policy"
-            )
+        try:
+            algorithm.check_parameters(params)
+        except ConfigError as exc:
+            raise ConfigError(f"the agent {name!r} has the algorithm {type(algorithm).__name__}: {exc}") from None
         self.name = name
         self.algorithm = algorithm
         self.experience_pool = experience_pool
@@ -98,14 +116,28 @@ class Agent:
         """Number of updates that `train` has made, with skipped ones."""
         self.updates_skipped = 0
         """Number of updates that the algorithm has skipped, because their results were not finite."""
+        self._carried: Any = None
+        """Recurrent state of the policy in the present episode; None: it begins."""
+
+    def begin_episode(self) -> None:
+        """Let the policy begin with its first recurrent state."""
+        self._carried = None
 
     def choose_action(self, model_state: Any, epsilon: float) -> Any:
         """Return the model action for a model state."""
+        if self.algorithm.recurrent:
+            return self.choose_action_with_extras(model_state, epsilon)[0]
         return self.algorithm.choose_action(model_state, epsilon)
 
     def choose_action_with_extras(self, model_state: Any, epsilon: float) -> tuple[Any, Mapping[str, Any]]:
         """Return the model action, and further values of the policy that belong to the experience, such as `logp`."""
-        return self.algorithm.choose_action_with_extras(model_state, epsilon)
+        algorithm = self.algorithm
+        if not algorithm.recurrent:
+            return algorithm.choose_action_with_extras(model_state, epsilon)
+        algorithm.carried = self._carried
+        chosen = algorithm.choose_action_with_extras(model_state, epsilon)
+        self._carried = algorithm.carried
+        return chosen
 
     def store_experiences(self, experiences: Columns) -> None:
         """Append the experiences of an episode to the pool.
@@ -116,17 +148,22 @@ class Agent:
         if not len(experiences["reward"]):
             return  # in columns without rows, dtypes and shapes mean nothing
         try:
-            self.experience_pool.put(self.with_weights(experiences))
+            self.experience_pool.put(self.rows_of(experiences))
         except SampleRefusedError as exc:
             raise SampleRefusedError(f"experiences of the agent {self.name!r}: {exc}") from exc
 
-    def with_weights(self, experiences: Columns) -> Columns:
-        """Return the experiences with the highest stored weight, if they need weights to sample by and have none."""
+    def rows_of(self, experiences: Columns) -> Columns:
+        """Return the rows that the pool stores: with the highest stored weight, if they need one and have none.
+
+        Raises:
+            SampleRefusedError: the algorithm cannot train on them.
+        """
+        rows = self.algorithm.rows_of(experiences, self.params, self.experience_pool.capacity)
         weights = self.params.sample_by
-        if weights is None or weights in experiences:
-            return experiences
+        if weights is None or weights in rows:
+            return rows
         highest = self.experience_pool.highest(weights) or 1.0
-        return {**experiences, weights: np.full(len(experiences["reward"]), highest)}
+        return {**rows, weights: np.full(len(rows["reward"]), highest)}
 
     def train(self) -> dict[str, float]:
         """Sample from the pool and update the algorithm, as the parameters say.

@@ -5,13 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.checkpointable import StateOwner
+
+if TYPE_CHECKING:
+    from tmrl_core.multiagent.agent import AgentParameters
 
 NO_EXTRAS: Mapping[str, Any] = MappingProxyType({})
 
@@ -23,10 +27,13 @@ class AgentAlgorithm(StateOwner, ABC):
         rng: the generator that exploration and sampling draw from, and nothing else does.
         deterministic: act without sampling, for tests.
         trains_on_rounds: a batch holds all experiences since the last one, those of an agent's episode in their order.
+        recurrent: the policy carries a state through the episode of an agent, in `carried`.
+        carried: that state of the agent that acts: an `Agent` sets it before each action, and keeps it after. None: the
+            episode begins.
         has_extras: the class overrides `choose_action_with_extras`.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"deterministic", "trains_on_rounds"})
+    transient: ClassVar[frozenset[str]] = frozenset({"deterministic", "trains_on_rounds", "recurrent", "carried"})
     has_extras: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -38,6 +45,8 @@ class AgentAlgorithm(StateOwner, ABC):
         self.rng = np.random.default_rng()
         self.deterministic = False
         self.trains_on_rounds = False
+        self.recurrent = False
+        self.carried: Any = None
 
     def seed(self, seed: int | np.random.SeedSequence) -> None:
         """Restart the generator."""
@@ -58,6 +67,28 @@ class AgentAlgorithm(StateOwner, ABC):
         Override it only if there are such values. Managers then call it instead of `choose_action`.
         """
         return self.choose_action(state, epsilon), NO_EXTRAS
+
+    def check_parameters(self, params: AgentParameters) -> None:
+        """Refuse parameters that this algorithm cannot train with.
+
+        Raises:
+            ConfigError: it trains on rounds, and the parameters are not on-policy.
+        """
+        if self.trains_on_rounds and not params.on_policy:
+            raise ConfigError("it trains on all experiences since the last update, in their order. Set on_policy")
+
+    def rows_of(self, experiences: Columns, params: AgentParameters, most: int) -> Columns:
+        """Return the rows that the pool stores of an agent's experiences. The default are the experiences.
+
+        Args:
+            experiences: of one or more episodes, at least one.
+            params: of the agent.
+            most: capacity of the pool.
+
+        Raises:
+            SampleRefusedError: they cannot be trained on.
+        """
+        return experiences
 
     @abstractmethod
     def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ class AgentManager:
         self.assemble_agents(config)
         self.policies = self._named_policies()
         self._deterministic = False
-        self._trajectory = Trajectory()
+        self.discard_trajectory()
 
     # --- for users to override ----------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class AgentManager:
                 trajectory.final_states[name] = copy_action(self.state_shaper(event, snapshot_list))
             except Exception as exc:
                 self._fail("state shaper", name, exc)
-        self._trajectory = Trajectory()
+        self.discard_trajectory()
         try:
             experiences = self.experience_shaper(trajectory, snapshot_list)
         except EpisodeError:
@@ -228,6 +228,8 @@ class AgentManager:
     def discard_trajectory(self) -> None:
         """Begin a new trajectory, without experiences of the present one."""
         self._trajectory = Trajectory()
+        for agent in self.agents.values():
+            agent.begin_episode()
 
     def load_models(self, models: Mapping[str, Blob]) -> None:
         """Load the models of the named policies.

@@ -14,6 +14,7 @@ from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, EpisodeReader, PlayedEpisode, joined
 from tmrl_core.multiagent.trajectory import Columns, Experiences, experience_problem
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import Round, RoundSegment
 from tmrl_core.training.memories.layout import Leaf, tree_spec
@@ -72,7 +73,7 @@ class RoundEpisodes(TrainingMemory):
         for agent in self._agents.values():
             pool = agent.experience_pool
             if pool.keys:
-                self._layouts[id(pool)] = _layout_of(pool.get([]), "")
+                self._layouts[id(pool)] = _layout_of(pool.get([]))
 
     def append(self, buffer: Buffer) -> Refusals:
         """Insert the episodes of a buffer that the round wants; count and discard other rows.
@@ -136,9 +137,10 @@ class RoundEpisodes(TrainingMemory):
             if isinstance(weights, np.ndarray) and weights.dtype.kind in "iuf" and (weights < 0).any():
                 return f"negative weights of agent {name!r:.100}, by which its experiences are sampled"
             try:
-                layout = _layout_of(agent.with_weights(columns), f"the experiences of agent {name!r:.100}: ")
-            except SampleRefusedError as exc:
-                return str(exc)
+                agent.algorithm.check_experiences(columns)
+                layout = _layout_of(agent.rows_of(_first_row(columns)))
+            except Exception as exc:  # the algorithm's own code, with values of a worker
+                return f"the experiences of agent {name!r:.100}: {exc}"
             pool = id(agent.experience_pool)
             known = self._layouts.get(pool) or found.get(pool)
             if known is not None and layout != known:
@@ -146,10 +148,6 @@ class RoundEpisodes(TrainingMemory):
                     f"the experiences of agent {name!r:.100} are {_shown(layout)}, its pool holds {_shown(known)}. "
                     "See that workers and trainer use the same manager and environment."
                 )
-            try:
-                agent.algorithm.check_experiences(columns)
-            except Exception as exc:  # the algorithm's own code, with values of a worker
-                return f"the experiences of agent {name!r:.100}: {exc}"
             found[pool] = layout
         self._layouts |= found
         return ""
@@ -188,13 +186,17 @@ class RoundEpisodes(TrainingMemory):
         return performances, {agent: _of_agent(columns) for agent, columns in parts.items()}
 
 
-def _layout_of(columns: Columns, what: str) -> Layout:
+def _layout_of(columns: Columns) -> Layout:
     """Return the layout of columns; the order of keys does not matter.
 
     Raises:
         SampleRefusedError: a column is not an array of numbers.
     """
-    return {leaf.path: leaf for leaf in tree_spec(columns, what, False).leaves}
+    return {leaf.path: leaf for leaf in tree_spec(columns, "", False).leaves}
+
+
+def _first_row(columns: Columns) -> Columns:
+    return {key: map_leaves(lambda leaf: leaf[:1], tree) for key, tree in columns.items()}
 
 
 def _shown(layout: Layout) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -7,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from tmrl_core.actor import ActorModule
 from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor
 from tmrl_core.config.algorithms import ALGORITHMS
 from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
 from tmrl_core.multiagent.agent import Agent, AgentParameters
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
 from tmrl_core.multiagent.store import SimpleStore
+from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.updates.skipped_updates import SKIPPED
@@ -94,16 +97,12 @@ def recorder(kind: type[Recorder]) -> TrainingAgentAlgorithm:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
-def test_each_built_in_agent_acts_or_is_refused_for_its_state(algorithm: Any) -> None:
+def test_each_built_in_agent_acts(algorithm: Any) -> None:
     for kind in sorted(algorithm.action_spaces):
         actions = CHOICES if kind == "discrete" else STATES
         arguments = f"tmrl_core.training:{algorithm.name}", STATES, actions
-        if algorithm.name.startswith("Recurrent"):
-            with pytest.raises(ConfigError, match="carries a recurrent state"):
-                TrainingAgentAlgorithm(*arguments)
-        else:
-            made = TrainingAgentAlgorithm(*arguments, hidden_sizes=[8])
-            assert actions.contains(made.choose_action(np.zeros(2, np.float32), 0.5))
+        made = TrainingAgentAlgorithm(*arguments, hidden_sizes=[8])
+        assert actions.contains(made.choose_action(np.zeros(2, np.float32), 0.5))
 
 
 def test_columns_become_the_agents_batch() -> None:
@@ -199,6 +198,67 @@ def test_it_acts_with_the_latest_policy() -> None:
     assert actions() == [int(made.agent.get_actor().act_(state, test=True)) for state in states]
 
 
+class Weightless(ActorModule):
+    """A policy of a user that loads weights into a new object."""
+
+    def __init__(self, observation_space: Any, action_space: Any, number: int = 0) -> None:
+        super().__init__(observation_space, action_space)
+        self.number = number
+
+    def act(self, obs: Any, test: bool = False) -> int:
+        return self.number
+
+    def to_bytes(self) -> bytes:
+        return bytes([self.number])
+
+    def from_bytes(self, data: bytes, device: Any) -> ActorModule:
+        return type(self)(self.observation_space, self.action_space, data[0])
+
+
+class NewModule(QValueMLPActor):
+    """A torch policy that loads weights into a new object."""
+
+    def from_bytes(self, data: bytes, device: Any) -> NewModule:
+        return super(type(self), copy.deepcopy(self)).from_bytes(data, device)
+
+
+class Holder(Recorder):
+    def __init__(self, observation_space: Any, action_space: Any, device: Any, kind: Any = Weightless) -> None:
+        TrainingAgent.__init__(self, observation_space, action_space, device)
+        self.actor = kind(observation_space, action_space)
+
+
+class Hidden(Holder):
+    """An agent whose policy is in no attribute of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.hidden = [self.__dict__.pop("actor")]
+
+    def get_actor(self) -> Any:
+        return self.hidden[0]
+
+
+def test_a_policy_that_is_loaded_as_a_new_object_replaces_the_agents() -> None:
+    made = TrainingAgentAlgorithm(Holder, STATES, CHOICES, actor=Weightless)
+    made.load_model(Blob("file", bytes([2])))
+    assert made.get_model() == Blob("file", bytes([2]))
+    assert made.choose_action(np.zeros(2, np.float32), 0.0) == 2
+    hidden = TrainingAgentAlgorithm(Hidden, STATES, CHOICES, actor=Weightless)
+    with pytest.raises(WeightsError, match=r"Hidden has no attribute that holds its policy. Let `load`"):
+        hidden.load_model(Blob("file", bytes([2])))
+    assert hidden.choose_action(np.zeros(2, np.float32), 0.0) == 0
+
+
+def test_weights_of_a_new_module_are_those_that_optimizers_train() -> None:
+    first, second = (TrainingAgentAlgorithm(Holder, STATES, CHOICES, actor=NewModule, kind=NewModule) for _ in range(2))
+    policy = second.agent.get_actor()
+    assert first.get_model() != second.get_model()
+    second.load_model(first.get_model())
+    assert first.get_model() == second.get_model()
+    assert second.agent.get_actor() is policy
+
+
 def test_ppo_refuses_returns_of_several_steps() -> None:
     rows = batch(discount=np.full(ROWS, 0.99**2), logp=np.zeros(ROWS))
     with pytest.raises(ValueError, match=r"single steps with its gamma = 0.99; .*with k = 1 and this gamma"):
@@ -221,8 +281,6 @@ def test_a_missing_column_is_named(missing: str) -> None:
 def test_unknown_arguments_are_refused() -> None:
     with pytest.raises(ConfigError, match="unexpected keyword argument 'rate'"):
         make("DQNAgent", rate=1.0)
-    with pytest.raises(ConfigError, match="carries a recurrent state"):
-        make("RecurrentPPOAgent")
 
 
 def test_a_policy_of_another_size_than_the_agents_is_refused() -> None:

@@ -24,6 +24,9 @@ _SHARED = {
     "dueling": "dueling",
     "normalize_observations": "normalize_observations",
     "exploration_noise": "noise",
+    "cell": "cell",
+    "cell_size": "cell_size",
+    "state_interval": "state_interval",
 }
 """Keyword arguments of built-in agents that shape their policies too, with the policies' names for them."""
 
@@ -36,6 +39,8 @@ class ActingPolicy(AgentAlgorithm):
     `epsilon` is the share of random actions of a policy that has one (`epsilon` or `random` in its `exploration`).
     Other policies explore with their own distributions, and `epsilon` changes nothing.
 
+    A recurrent policy carries a state of each agent that shares it, and its extras hold the states to train from.
+
     Args:
         agent: class of the `TrainingAgent`, or its reference `package.module:Name`.
         observation_space: of the states, or as JSON (`tmrl_core.envs.json_spaces`).
@@ -47,10 +52,10 @@ class ActingPolicy(AgentAlgorithm):
         kwargs: of the agent. Those that shape a built-in policy too are passed on to it.
 
     Raises:
-        ConfigError: the policy is unknown or recurrent, or does not fit an argument.
+        ConfigError: the policy is unknown, or does not fit an argument.
     """
 
-    transient: ClassVar[frozenset[str]] = frozenset({"runner"})
+    transient: ClassVar[frozenset[str]] = frozenset({"runner", "_share"})
 
     def __init__(
         self,
@@ -71,12 +76,7 @@ class ActingPolicy(AgentAlgorithm):
             shared = {name: kwargs[key] for key, name in _SHARED.items() if kwargs.get(key) is not None}
             actor_kwargs = {**shared, **(actor_kwargs or {})}
         self.runner = PolicyRunner(choose_actor(actor, actor_kwargs, backend=backend), observations, actions)
-        if isinstance(self.runner.actor, BatchActor):
-            raise ConfigError(
-                f"{type(self.runner.actor).__name__} carries a recurrent state through an episode, and the agents that "
-                "share a policy have only one. Take an agent without recurrence, such as PPOAgent, DQNAgent or "
-                "SacAgent, and let the state shaper add earlier states"
-            )
+        self.recurrent = isinstance(self.runner.actor, BatchActor)
         explored = self.runner.actor.exploration()
         self._share = next((name for name in ("epsilon", "random") if name in explored), None)
         self.seed(int(self.rng.integers(2**32)))
@@ -98,7 +98,13 @@ class ActingPolicy(AgentAlgorithm):
         """
         if self._share is not None and not self.deterministic:
             self.runner.actor.set_exploration({self._share: epsilon})
+        if self.recurrent:
+            if self.carried is None:
+                self.runner.reset()
+            else:
+                self.runner.carried = self.carried
         action, extras = self.runner.decide(state, self.deterministic, extras=True)
+        self.carried = self.runner.carried
         return action, extras or {}
 
     def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:

@@ -3,35 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
+from tmrl_core.actor.module import STATE_COLUMN, RecurrentActor
 from tmrl_core.config.references import check_kwargs, resolve
-from tmrl_core.errors import SampleRefusedError
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
 from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
 from tmrl_core.multiagent.algorithms.batches import IMPORTANCE, KEYS, require, tensors_of
+from tmrl_core.multiagent.algorithms.runs import IN_SEQUENCES, check_steps, ends_of, places_of, sequences_of
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
+from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.ppo import PPOAgent
-from tmrl_core.training.batches import ENDS
+from tmrl_core.training.agents.recurrent_dqn import RecurrentDQNAgent
+from tmrl_core.training.agents.recurrent_sac import RecurrentSacAgent
+from tmrl_core.training.batches import ENDS, FIRST_TICK, PLACES, TICKS
+from tmrl_core.training.checkpointable import attributes_of
 from tmrl_core.training.contracts import as_agent
 from tmrl_core.training.memories.sample_schema import check_space
 from tmrl_core.training.memories.trees import is_tensor
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
+if TYPE_CHECKING:
+    from tmrl_core.multiagent.agent import AgentParameters
+
 TRANSITION = ("state", "action", "reward", "next_state", "discount", "terminated", "truncated")
 """Columns that every training agent needs."""
 
 
-class TrainingAgentAlgorithm(AgentAlgorithm):
-    """A `TrainingAgent` as the algorithm of agents: SAC, REDQ, TD3, DDPG, DQN, discrete SAC, PPO, behaviour cloning.
+class TrainingAgentAlgorithm(ActingPolicy):
+    """A `TrainingAgent` as the algorithm of agents: all of `tmrl_core.training`, and those of users.
 
-    It acts with an `ActingPolicy`: the same seed and weights give the same actions as in an actor. An agent that
-    collects in lockstep only, as PPO does, learns from whole rounds (`trains_on_rounds`) of single steps. It computes
-    its own returns, so experiences have k = 1 and its gamma.
+    The same seed and weights give the same actions as in an `ActingPolicy`. An agent that collects in lockstep only, as
+    PPO does, learns from whole rounds (`trains_on_rounds`). Another one with a recurrent policy learns from sequences
+    of `AgentParameters.sequence_length` ticks, which are the rows of its pool. Both compute their own returns from
+    single steps, so experiences have k = 1 and their gamma.
 
     The arguments are those of `ActingPolicy`.
 
@@ -41,13 +51,12 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
 
     Attributes:
         agent: the training agent.
-        acting: the policy that acts.
         updates: number of calls of `train_on_batch` so far.
     """
 
     type_id = "training_agent_algorithm"
     type_version = 1
-    transient: ClassVar[frozenset[str]] = frozenset({"acting", "_agent", "_acts_at"})
+    transient: ClassVar[frozenset[str]] = frozenset({"_agent", "_acts_at", "_on_sequences"})
 
     def __init__(
         self,
@@ -61,34 +70,24 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
         device: Any = "cpu",
         **kwargs: Any,
     ) -> None:
-        super().__init__()
-        self.acting = ActingPolicy(
+        super().__init__(
             agent, observation_space, action_space, actor=actor, actor_kwargs=actor_kwargs, backend=backend, **kwargs
         )
         make = resolve(agent, "agent") if isinstance(agent, str) else agent
         check_kwargs(make, kwargs, "kwargs")
-        policy = self.acting.runner.actor
+        policy = self.runner.actor
         self.agent = make(policy.observation_space, policy.action_space, device=device, **kwargs)
         self._agent = as_agent(self.agent)
         self.trains_on_rounds = self._agent.collection == {"lockstep"}
+        self._on_sequences = isinstance(policy, RecurrentActor) and not self.trains_on_rounds
         self.updates = 0
         self._acts_at = -1
         self._follow()
 
-    def seed(self, seed: int | np.random.SeedSequence) -> None:
-        """Restart the generators."""
-        super().seed(seed)
-        self.acting.seed(seed)
-
-    def choose_action(self, state: Any, epsilon: float) -> Any:
-        """Return the action of the latest policy."""
-        return self.choose_action_with_extras(state, epsilon)[0]
-
     def choose_action_with_extras(self, state: Any, epsilon: float) -> tuple[Any, Mapping[str, Any]]:
         """Return the action of the latest policy and its extras."""
         self._follow()
-        self.acting.deterministic = self.deterministic
-        return self.acting.choose_action_with_extras(state, epsilon)
+        return super().choose_action_with_extras(state, epsilon)
 
     def get_model(self) -> Blob:
         """Return the weights of the policy."""
@@ -98,36 +97,105 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
         """Load weights into the policy; value functions stay as they are.
 
         Raises:
-            WeightsError: they are of another policy; nothing has changed.
+            WeightsError: they are of another policy, or the agent cannot take over a policy that was loaded as a new
+                object; nothing has changed.
         """
-        self.acting.load_model(model)
-        self.agent.get_actor().from_blob(model.format, model.data, self._agent.device)
+        actor = self.agent.get_actor()
+        loaded = actor.from_blob(model.format, model.data, self._agent.device)
+        if loaded is not actor:
+            self._replace(actor, loaded)
+        super().load_model(model)
+
+    def _replace(self, actor: Any, loaded: Any) -> None:
+        """Let the agent have the weights of another object than its policy."""
+        if isinstance(actor, nn.Module) and isinstance(loaded, nn.Module):
+            actor.load_state_dict(loaded.state_dict())  # optimizers keep their parameters
+            return
+        names = [name for name, value in attributes_of(self.agent).items() if value is actor]
+        if not names:
+            raise WeightsError(
+                f"{type(actor).__name__} loads weights into a new object, and {type(self.agent).__name__} has no "
+                "attribute that holds its policy. Let `load` or `from_bytes` change the policy itself, and return it"
+            )
+        for name in names:
+            setattr(self.agent, name, loaded)
 
     def _follow(self) -> None:
         """Act with the latest policy."""
         if self._acts_at != self.updates:
-            self.acting.load_model(self.get_model())
+            super().load_model(self.get_model())
             self._acts_at = self.updates
 
+    # --- experiences --------------------------------------------------------------------------------------------------
+
+    def check_parameters(self, params: AgentParameters) -> None:
+        """Refuse parameters of rounds or sequences that the agent or its policy does not support."""
+        super().check_parameters(params)
+        policy, agent = self.runner.actor, self.agent
+        if not self._on_sequences or not isinstance(policy, RecurrentActor):
+            return
+        if params.stride % policy.state_interval:
+            raise ConfigError(
+                f"sequence_stride is {params.stride}, allowed: multiples of state_interval = {policy.state_interval}, "
+                f"at most sequence_length = {params.sequence_length}. Sequences begin where the policy's state is "
+                "stored. Change the stride or the state_interval"
+            )
+        if isinstance(agent, RecurrentDQNAgent | RecurrentSacAgent) and agent.burn_in >= params.sequence_length:
+            raise ConfigError(
+                f"burn_in is {agent.burn_in}, allowed: less than sequence_length = {params.sequence_length}. Lower the "
+                "first or raise the second"
+            )
+
     def check_experiences(self, experiences: Columns) -> None:
-        """Refuse experiences that lack a column, or whose states or actions are not of the spaces."""
-        policy = self.acting.runner.actor
+        """Refuse experiences that lack a column, or whose values do not fit spaces or policy."""
+        policy = self.runner.actor
+        extras = policy.reset_extras() if self.trains_on_rounds or self._on_sequences else {}
         try:
-            require(experiences, *TRANSITION, *(policy.reset_extras() if self.trains_on_rounds else ()))
+            require(experiences, *TRANSITION, *extras)
+            for key in ("reward", "discount", "terminated", "truncated"):
+                if np.asarray(experiences[key]).ndim != 1:
+                    raise ValueError(f"{key!r} is not one number a row")
             self._check_discounts(experiences)
         except ValueError as exc:
             raise SampleRefusedError(str(exc)) from exc
         for key in ("state", "next_state"):
             check_space(policy.observation_space, experiences[key], repr(key))
         check_space(policy.action_space, experiences["action"], "'action'")
+        for key, value in extras.items():
+            found = np.asarray(experiences[key]).shape[1:]
+            if found != np.shape(value):
+                raise SampleRefusedError(f"{key!r} has the shape {[*found]}, this policy's is {[*np.shape(value)]}")
+        self._check_steps(experiences)
 
-    def _check_discounts(self, columns: dict[str, Any]) -> None:
-        if isinstance(self.agent, PPOAgent) and not np.allclose(columns["discount"], self.agent.gamma):
+    def _check_discounts(self, columns: Mapping[str, Any]) -> None:
+        agent = self.agent
+        computes = isinstance(agent, PPOAgent) or (self._on_sequences and isinstance(agent, OffPolicyAgent))
+        if computes and not np.allclose(columns["discount"], agent.gamma):
             raise ValueError(
-                f"{type(self.agent).__name__} computes its own returns, from single steps with its gamma = "
-                f"{self.agent.gamma:g}; the batch has discounts from {np.min(columns['discount']):g} to "
+                f"{type(agent).__name__} computes its own returns, from single steps with its gamma = "
+                f"{agent.gamma:g}; the batch has discounts from {np.min(columns['discount']):g} to "
                 f"{np.max(columns['discount']):g}. Make the experiences with k = 1 and this gamma"
             )
+
+    def _check_steps(self, columns: Columns) -> None:
+        if self.recurrent:
+            try:
+                check_steps(columns)
+            except ValueError as exc:
+                raise SampleRefusedError(str(exc)) from exc
+
+    def rows_of(self, experiences: Columns, params: AgentParameters, most: int) -> Columns:
+        """Return the sequences of a recurrent policy that learns from them, otherwise the experiences.
+
+        Raises:
+            SampleRefusedError: a column is missing, or the rows are not single steps.
+        """
+        if not self._on_sequences:
+            return experiences
+        self.check_experiences(experiences)
+        return sequences_of(experiences, params.sequence_length, params.stride, most)
+
+    # --- training -----------------------------------------------------------------------------------------------------
 
     def train_on_batch(self, batch: Columns) -> Mapping[str, Any]:
         """Make one update, or one of a round. `priorities` are the TD errors of agents with a replay memory.
@@ -135,12 +203,12 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
         Raises:
             ValueError: a column is missing, or a round does not hold single steps.
         """
-        require(batch, *TRANSITION)
+        require(batch, *(IN_SEQUENCES if self._on_sequences else TRANSITION))
         columns: dict[str, Any] = dict(batch)
         if self.trains_on_rounds:
             columns = self._round(columns)
         else:
-            columns = {key: columns[key] for key in KEYS & columns.keys()}
+            columns = {key: columns[key] for key in columns if key in KEYS or self._of_sequence(key)}
             # With weights, an agent leaves its TD errors.
             columns["weights"] = columns.pop(IMPORTANCE, np.ones(len(columns["reward"]), np.float32))
         t = tensors_of(columns, torch.device(self._agent.device or "cpu"))
@@ -153,11 +221,14 @@ class TrainingAgentAlgorithm(AgentAlgorithm):
             metrics["priorities"] = self._agent.td_error_B.cpu().numpy()
         return metrics
 
+    def _of_sequence(self, key: str) -> bool:
+        return self._on_sequences and (key in (TICKS, FIRST_TICK) or key.startswith(STATE_COLUMN))
+
     def _round(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the columns of a round with the ends of its runs."""
+        """Return the columns of a round with the ends of its runs, and with the places of recurrent policies."""
         self._check_discounts(columns)
         if ENDS not in columns:
-            ends = np.asarray(columns["terminated"], bool) | np.asarray(columns["truncated"], bool)
-            ends[-1:] = True
-            columns[ENDS] = ends
+            columns[ENDS] = ends_of(columns)
+        if self.recurrent:
+            columns[PLACES] = places_of(np.asarray(columns[ENDS], bool))
         return columns

@@ -9,6 +9,7 @@ state is known for them. The ticks of an open episode that still wait for a full
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,26 @@ from tmrl_core.training.value_types import State
 
 _STORED = "stored"
 """Extra of the rows of a tail: True where a sequence holds the tick already."""
+
+
+def padded_runs(first: Array, ticks: Array, length: int) -> Callable[[Array], Array]:
+    """Return a function from a column to its runs [n, length, ...], padded with zeros.
+
+    Args:
+        first: [n] first row of each run.
+        ticks: [n] number of its rows, at most `length`.
+        length: of all runs.
+    """
+    tick = np.arange(length)
+    is_padded = tick >= ticks[:, None]
+    index = np.where(is_padded, 0, first[:, None] + tick)
+
+    def taken(column: Array) -> Array:
+        values: Array = column.take(index, axis=0)
+        values[is_padded] = 0
+        return values
+
+    return taken
 
 
 class SequenceBuilder(TransitionBuilder):
@@ -81,15 +102,7 @@ class SequenceBuilder(TransitionBuilder):
         return made, None if kept is None else rows.tail(kept)
 
     def _sequences(self, rows: JoinedRows, first: Array, ticks: Array, step: Array, skipped: int) -> TransitionColumns:
-        tick = np.arange(self.length)
-        padded = tick >= ticks[:, None]
-        index = np.where(padded, 0, first[:, None] + 1 + tick)
-
-        def taken(column: Array) -> Array:
-            values: Array = column.take(index, axis=0)
-            values[padded] = 0
-            return values
-
+        taken = padded_runs(first + 1, ticks, self.length)
         return TransitionColumns(
             len(first),
             [[leaf.take(first, axis=0)] for leaf in rows.observation],
