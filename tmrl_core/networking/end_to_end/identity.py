@@ -122,14 +122,23 @@ class Verifier:
     """
 
     def __init__(self, authority: str, *, revoked: Container[str] = (), clock: Callable[[], float] = time.time) -> None:
-        try:
-            self._store = Store([x509.load_pem_x509_certificate(authority.encode())])
-        except ValueError:
-            raise CredentialsError("the certificate of the CA is not in PEM form") from None
         self.revoked = revoked
         self._clock = clock
         self._checked: OrderedDict[bytes, tuple[Peer, float, float]] = OrderedDict()
         """Holder and validity of the certificates checked last."""
+        self.trust(authority)
+
+    def trust(self, authority: str) -> None:
+        """Check against another certificate of the CA from now on.
+
+        Raises:
+            CredentialsError: it is not a certificate in PEM form. The previous one stays in use.
+        """
+        try:
+            self._store = Store([x509.load_pem_x509_certificate(authority.encode())])
+        except ValueError:
+            raise CredentialsError("the certificate of the CA is not in PEM form") from None
+        self._checked.clear()
 
     def check(self, certificate: bytes, roles: Collection[str]) -> Peer:
         """Return the holder of a certificate (DER).

@@ -98,7 +98,9 @@ class WorkerSeal:
         """May be replaced by a renewed certificate of the same name."""
         self.mode = mode
         self.accepted = accepted
-        """Newest policy version that was accepted."""
+        """Newest policy version that was accepted, also by an earlier process."""
+        self._opened: Version = (0, 0)
+        """Newest policy version that this process has accepted."""
         self.forged = 0
         """Number of messages without a valid proof of their origin."""
         self.outdated = 0
@@ -204,16 +206,18 @@ class WorkerSeal:
     def open_policy(self, version: Version, body: memoryview) -> memoryview | None:
         """Return the content of a policy; None: it is not newer than the accepted one.
 
+        The newest version that an earlier process has accepted is returned once: the file of its weights may be lost.
+
         Raises:
             ForgedError: no trainer of this run published these bytes as this version.
         """
         signed, content = self._checked("policy", b"", body)
         if signed != version:
             raise self._forged(f"policy {version[0]}.{version[1]} has the proof of another version")
-        if version <= self.accepted:
+        if version < self.accepted or version == self._opened:
             self.outdated += 1
             return None
-        self.accepted = version
+        self.accepted = self._opened = version
         self._on_accepted(version)
         return content
 
