@@ -241,6 +241,14 @@ class WorkerSection(Section, frozen=True, kw_only=True):
             "one warning."
         ),
     ] = False
+    safe_action: Annotated[
+        bool | int | float | list[Any] | dict[str, Any] | None,
+        doc(
+            "Action that the worker executes once when it stops collecting for any reason (end, error, signal), before "
+            "it closes the environment and waits for acknowledgements: a number or nested lists, as the action space "
+            "requires. The second signal and SIGKILL end the process without it. null: no action."
+        ),
+    ] = None
 
 
 class ServerSection(Section, frozen=True, kw_only=True):

@@ -106,6 +106,7 @@ class RolloutWorker(Worker):
         max_env_steps_per_update: float | Cfg | None = CFG,
         max_failures: int | Cfg = CFG,
         strict_spaces: bool | Cfg = CFG,
+        safe_action: Any = CFG,
         info_metrics: Sequence[str] | Cfg = CFG,
         drain_timeout_s: float | Cfg = CFG,
         buffer_maxlen: float | Cfg | None = CFG,
@@ -144,6 +145,7 @@ class RolloutWorker(Worker):
             max_samples_per_episode=max_samples_per_episode,
             max_failures=given(max_failures, settings.max_failures),
             strict_spaces=given(strict_spaces, settings.strict_spaces),
+            safe_action=given(safe_action, settings.safe_action),
             info_metrics=given(info_metrics, settings.info_metrics),
         )
         link: WorkerLink | None = None

@@ -8,12 +8,14 @@ from math import isfinite
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from numpy import ndarray
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.step_checks import StepCheck, copy_action, reset_problem
 from tmrl_core.config.references import as_environment
-from tmrl_core.errors import ConfigError, EnvironmentFailedError
+from tmrl_core.envs.json_spaces import observation_reader
+from tmrl_core.errors import ConfigError, EnvironmentFailedError, ObservationError
 
 logger = logging.getLogger(__name__)
 
@@ -25,22 +27,30 @@ class CheckedEnvironment:
         make: makes the environment; called again when a reset has failed.
         strict_spaces: True: refuse observations with another dtype, container or order of keys, instead of casting
             them.
+        safe_action: action of `make_safe`, of the action space, or the JSON value of one; None: no action.
 
     Raises:
-        ConfigError: the result of `make` is not an environment.
+        ConfigError: the result of `make` is not an environment, or `safe_action` is not in its action space.
 
     Attributes:
         env: the environment.
         fault: the latest exception that the environment raised, or that an invalid result caused.
     """
 
-    def __init__(self, make: Callable[[], Any], *, strict_spaces: bool = False) -> None:
+    def __init__(self, make: Callable[[], Any], *, strict_spaces: bool = False, safe_action: Any = None) -> None:
         check_maker("env_cls", make)
         self._make = make
         self.env = as_environment(make(), f"env_cls: {make!r:.100}")
         self.fault: Exception | None = None
         self._check = StepCheck(self.env.observation_space, strict_spaces)
         self._broken = False
+        self._moving = False
+        self._closed = False
+        try:
+            self._safe_action = None if safe_action is None else _action(self.env.action_space, safe_action)
+        except ConfigError:
+            self.env.close()
+            raise
 
     @property
     def default_action(self) -> Any:
@@ -56,6 +66,7 @@ class CheckedEnvironment:
         """
         if self._broken:
             self._renew()
+        self._moving = True
         try:
             result: Any = self.env.reset() if seed is None else self.env.reset(seed=seed)
             problem = reset_problem(result)
@@ -103,9 +114,22 @@ class CheckedEnvironment:
             self.fault = exc
             raise
 
+    def make_safe(self) -> None:
+        """Execute the safe action, if there is one and the environment was reset since. Log its failure."""
+        if self._safe_action is None or not self._moving or self._closed:
+            return
+        self._moving = False
+        try:
+            self.env.step(copy_action(self._safe_action))
+        except Exception:
+            logger.exception("worker.safe_action failed; the environment is closed without it")
+
     def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
+        """Make the environment safe, and close it, once."""
+        if not self._closed:
+            self.make_safe()
+            self._closed = True
+            self.env.close()
 
     def _renew(self) -> None:
         """Make the environment again.
@@ -129,6 +153,17 @@ class CheckedEnvironment:
                 f"{self.env.action_space}, before {old_spaces[0]} and {old_spaces[1]}"
             )
         self._broken = False
+
+
+def _action(space: Any, value: Any) -> Any:
+    try:
+        encoded = msgspec.json.encode(value, enc_hook=lambda array: array.tolist())
+        action = observation_reader(space, "worker.safe_action")(encoded)
+    except (ObservationError, AttributeError) as exc:
+        raise ConfigError(f"worker.safe_action: found {value!r}, allowed: an action of {space}: {exc}") from exc
+    if not space.contains(action):
+        raise ConfigError(f"worker.safe_action: found {value!r}, allowed: an action of {space}")
+    return action
 
 
 def check_maker(name: str, maker: Any) -> None:

@@ -6,11 +6,14 @@ thread.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +37,23 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
+
+
+_open: weakref.WeakSet[Worker] = weakref.WeakSet()
+"""Workers that are not closed."""
+
+
+def _close_environments() -> None:
+    """Close the environments of open workers when the program ends, so that motors stop."""
+    for worker in list(_open):
+        worker.stop()
+        with contextlib.suppress(Exception), worker.idle(timeout_s=1.0):
+            worker.loop.environment.close()
+
+
+@functools.cache
+def _close_environments_at_exit() -> None:
+    atexit.register(_close_environments)
 
 
 class Worker:
@@ -78,6 +98,8 @@ class Worker:
         self._closed = False
         self._busy = threading.Lock()
         self._busy_thread: int | None = None
+        _open.add(self)
+        _close_environments_at_exit()
 
     # --- parts and figures --------------------------------------------------------------------------------------------
 
@@ -363,17 +385,27 @@ class Worker:
             closed.
         """
         self.stop()
-        inside = self._busy_thread == threading.get_ident()
-        # Another thread may run an episode and returns after its step. If that never ends, the rest is closed anyway.
-        waited = not inside and self._busy.acquire(timeout=10.0)
-        try:
+        with self.idle(timeout_s=10.0):
             if self._closed:
                 return None
             self._closed = True
+            _open.discard(self)
             self.recorder.end()
-            report = self.uplink.close()
-            self.loop.environment.close()
+            try:
+                self.loop.environment.close()  # before the link, which may wait long: motors stop first
+            finally:
+                report = self.uplink.close()
             return report
+
+    @contextlib.contextmanager
+    def idle(self, timeout_s: float) -> Iterator[None]:
+        """Wait until no other thread is in a `run` method, at most `timeout_s` seconds; continue in any case.
+
+        After `stop`, another thread returns after its step.
+        """
+        waited = self._busy_thread != threading.get_ident() and self._busy.acquire(timeout=timeout_s)
+        try:
+            yield
         finally:
             if waited:
                 self._busy.release()
@@ -396,6 +428,7 @@ class Worker:
             self._through_overrides()
             yield
         finally:
+            self.loop.environment.make_safe()
             self._busy_thread = None
             self._busy.release()
 
@@ -480,6 +513,7 @@ def make_loop(
     max_samples_per_episode: float = math.inf,
     max_failures: int = 3,
     strict_spaces: bool = False,
+    safe_action: Any = None,
     info_metrics: Sequence[str] = (),
 ) -> EnvironmentLoop:
     """Make a loop of an environment, a policy and a recorder of the steps.
@@ -490,7 +524,7 @@ def make_loop(
         buffer, name, sample_compressor, crc_debug, max_samples_per_episode, info_metrics: parameters of the recorder.
         device, seed: parameters of the policy runner.
         obs_preprocessor, max_failures: parameters of the loop.
-        strict_spaces: parameter of the environment's checks.
+        strict_spaces, safe_action: parameters of the environment's checks.
 
     Raises:
         ConfigError: the result of `env_cls` is not an environment, or that of `make_actor` is not an actor.
@@ -506,7 +540,7 @@ def make_loop(
         max_samples_per_episode=max_samples_per_episode,
         info_metrics=info_metrics,
     )
-    environment = CheckedEnvironment(env_cls, strict_spaces=strict_spaces)
+    environment = CheckedEnvironment(env_cls, strict_spaces=strict_spaces, safe_action=safe_action)
     env = environment.env
     runner = PolicyRunner(make_actor, env.observation_space, env.action_space, device=device, seed=seed)
     return EnvironmentLoop(environment, runner, recorder, obs_preprocessor=obs_preprocessor, max_failures=max_failures)
