@@ -110,7 +110,9 @@ def test_workers_that_do_not_fit_are_refused_with_the_reason_and_others_train(st
     assert "samples of worker renamed are refused: another policy, policies: a, c at the worker, a, b at the" in out
     assert len(records(tmp_path, "round")) == 15
     ended(worker)
-    assert "0 samples acknowledged" in ended(renamed)
+    out = ended(renamed)
+    assert out.count("the trainer uses no samples of this worker's policy: another policy, policies: a, c at the") == 1
+    assert "0 samples acknowledged" in out
 
 
 def test_roles_that_have_one_agent_are_refused(start: Start) -> None:

@@ -250,15 +250,24 @@ class WorkerLink(Link):
 
     # --- policies, directives, progress ---
 
+    def _is_new(self, reason: str) -> bool:
+        """Return True if a reason of the trainer should be logged, which is once."""
+        if reason in self._logged_refusals or len(self._logged_refusals) >= _REFUSALS_SAID:
+            return False
+        self._logged_refusals.add(reason)
+        return True
+
     def _notify(self) -> None:
         if self._worker.policy is not None:
             with self._changed:
                 self._policy, self._worker.policy = self._worker.policy, None
                 self._versions_published = self._worker.versions_published
+        refusal = self._worker.directive.refusal
+        if refusal and self._is_new(refusal):
+            logger.warning("the trainer uses no samples of this worker's policy: %s (logged once)", plain(refusal))
         while self._sender.refusals:
             number, reason = self._sender.refusals.popleft()
-            if reason not in self._logged_refusals and len(self._logged_refusals) < _REFUSALS_SAID:
-                self._logged_refusals.add(reason)
+            if self._is_new(reason):
                 logger.warning(
                     "the trainer refused message %d of this worker: %s (logged once; samples_refused counts all)",
                     number,

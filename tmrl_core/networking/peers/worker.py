@@ -134,6 +134,7 @@ class WorkerState(ClientState):
             pause=own.pause or everyone.pause,
             finish=own.finish or everyone.finish,
             collect=own.collect or everyone.collect,
+            refusal=own.refusal,
         )
 
     def trainer_gone(self) -> None:

@@ -387,7 +387,12 @@ class RemoteInterface(TrainingInterface):
     def _direct(self, stream: bytes) -> None:
         """Send the directive of a worker, which is a last value and thus holds all requests."""
         self._revision += 1
-        directive = Directive(self._revision, self._evaluations.get(stream), collect=self._shares.get(stream))
+        directive = Directive(
+            self._revision,
+            self._evaluations.get(stream),
+            collect=self._shares.get(stream),
+            refusal=self._unfit.get(stream, msgspec.UNSET),
+        )
         self.link.direct(directive, stream)
 
     def workers(self) -> list[tuple[bytes, str]]:
@@ -614,8 +619,9 @@ class RemoteInterface(TrainingInterface):
                 f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs, or for many agents "
                 "the same section multiagent"
             )
-            self._unfit[member.stream] = reason
+            self._unfit[member.stream] = reason[:MAX_REASON_CHARACTERS]
             self._log_refused(member.name, reason)
+            self._direct(member.stream)
 
     def _record_network(self) -> None:
         counts = self.link.counts
