@@ -819,6 +819,10 @@ class AgentParametersSection(Section, frozen=True, kw_only=True):
     sample_by: Annotated[Text | None, doc("Key of the weights by which experiences are sampled. null: uniformly.")] = (
         None
     )
+    importance_exponent: Annotated[
+        Share,
+        doc("Exponent of the importance weights of experiences that are sampled by weights, 0 to 1; 0: no correction."),
+    ] = 0.5
     min_experiences: Annotated[Positive, doc("Experiences in the memory before training starts.")] = 1
     updates_per_episode: Annotated[Positive, doc("Updates after each round of episodes.")] = 1
     on_policy: Annotated[

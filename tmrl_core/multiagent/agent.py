@@ -13,7 +13,7 @@ from tmrl_core.config.algorithms import SEQUENCE_LENGTH
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.store import SimpleStore
-from tmrl_core.multiagent.trajectory import Columns
+from tmrl_core.multiagent.trajectory import IMPORTANCE, Columns
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 LOWEST_WEIGHT = 1e-6
@@ -31,6 +31,9 @@ class AgentParameters:
         sample_by: key of the weights by which experiences are sampled; None samples uniformly. An algorithm that
             returns `priorities` sets the weights of its batch; those that are not finite are ignored. New experiences
             without the key get the highest weight of the pool, so that all are sampled soon.
+        importance_exponent: exponent of the importance weights of a batch sampled by weights, 0 to 1. Algorithms
+            multiply the losses of its rows with them. 0: no correction; 1: the expected gradient is that of uniform
+            sampling. Source: Schaul et al., arXiv:1511.05952, section 3.4; 0.5 as Castro et al., arXiv:1812.06110.
         min_experiences: experiences in the pool before training starts.
         updates_per_episode: updates after each episode.
         on_policy: instead, train on all experiences of the pool, each `epochs` times, then clear it. An algorithm that
@@ -42,13 +45,14 @@ class AgentParameters:
             length.
 
     Raises:
-        ConfigError: a number is less than 1, an on-policy agent samples by weights, or the stride exceeds the length.
+        ConfigError: a number is out of range, an on-policy agent samples by weights, or the stride exceeds the length.
     """
 
     capacity: int = 100_000
     overwrite: Literal["rolling", "random"] = "rolling"
     batch_size: int = 64
     sample_by: str | None = None
+    importance_exponent: float = 0.5
     min_experiences: int = 1
     updates_per_episode: int = 1
     on_policy: bool = False
@@ -75,6 +79,8 @@ class AgentParameters:
         for name, number in numbers.items():
             if number < 1:
                 raise ConfigError(f"{name} must be at least 1, got {number}")
+        if not 0 <= self.importance_exponent <= 1:
+            raise ConfigError(f"importance_exponent must be 0 to 1, got {self.importance_exponent}")
         if self.min_experiences > self.capacity:
             raise ConfigError(
                 f"min_experiences is {self.min_experiences}, but the pool holds at most {self.capacity} (capacity)"
@@ -205,8 +211,18 @@ class Agent:
         else:
             for _ in range(params.updates_per_episode):
                 # Weights that are all 0, which a worker may send, exclude nothing.
-                weighted = params.sample_by is not None and pool.highest(params.sample_by) > 0
-                yield pool.sample(params.batch_size, params.sample_by if weighted else None)
+                by = params.sample_by
+                by = by if by is not None and pool.highest(by) > 0 else None
+                indexes, batch = pool.sample(params.batch_size, by)
+                yield indexes, batch if by is None else self._with_importance(batch, by)
+
+    def _with_importance(self, batch: Columns, by: str) -> Columns:
+        """Return a batch with importance weights, of which the largest is 1, unless the experiences have their own."""
+        if IMPORTANCE in batch:
+            return batch
+        weights = np.asarray(batch[by], np.float64)  # proportional to the probabilities
+        importance = (weights.min() / weights) ** self.params.importance_exponent
+        return {**batch, IMPORTANCE: importance.astype(np.float32)}
 
 
 def mean_metrics(several: list[dict[str, float]]) -> dict[str, float]:

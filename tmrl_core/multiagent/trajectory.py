@@ -17,6 +17,9 @@ Columns = dict[str, Tree]
 Experiences = dict[str, Columns]
 """The experiences of each agent, by its id."""
 
+IMPORTANCE = "importance"
+"""Column of a batch, [n] float32: factors of the losses of rows that were not sampled uniformly."""
+
 End = Literal["terminated", "truncated"]
 
 

@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tmrl_core.multiagent.trajectory import Columns
+from tmrl_core.multiagent.trajectory import IMPORTANCE, Columns
 from tmrl_core.samples.columns import Tree, map_leaves
 from tmrl_core.training.batches import Transitions
 
-IMPORTANCE = "importance"
-"""Key of the factors of the rows' losses, where experiences are not sampled uniformly."""
 KEYS = frozenset({"state", "action", "reward", "next_state", "discount", "terminated", "truncated", IMPORTANCE})
 """Keys of experiences with a meaning of their own. All others are extras, such as `logp`."""
 

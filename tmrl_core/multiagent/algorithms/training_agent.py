@@ -13,9 +13,9 @@ from tmrl_core.actor.module import STATE_COLUMN, RecurrentActor
 from tmrl_core.config.references import check_kwargs, resolve
 from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
 from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
-from tmrl_core.multiagent.algorithms.batches import IMPORTANCE, KEYS, require, tensors_of
+from tmrl_core.multiagent.algorithms.batches import KEYS, require, tensors_of
 from tmrl_core.multiagent.algorithms.runs import IN_SEQUENCES, check_steps, ends_of, places_of, sequences_of
-from tmrl_core.multiagent.trajectory import Columns
+from tmrl_core.multiagent.trajectory import IMPORTANCE, Columns
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.ppo import PPOAgent
