@@ -79,6 +79,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "socket": (
         "tests/actor/rollout/test_recurrent_pipeline.py",
         "tests/cli/test_status.py",
+        "tests/compat/test_trainer_interface.py",
         "tests/doctor/test_doctor.py",
         "tests/gateway/test_app.py",
         "tests/gateway/test_connections.py",

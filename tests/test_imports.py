@@ -56,6 +56,7 @@ PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
 DOES_IO = {"asyncio", "selectors", "select", "socket", "ssl", "multiprocessing", "subprocess"}
 TORCH_PACKAGES = (  # loaded where they are needed
     "actor.policies.torch",
+    "compat.custom",
     "gateway.advice",
     *(f"multiagent.algorithms.{name}" for name in ("a2c", "algorithm", "batches", "dqn", "training_agent")),
 )

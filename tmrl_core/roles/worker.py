@@ -9,7 +9,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -32,8 +32,9 @@ from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.security.credentials import find as find_credentials
 from tmrl_core.networking.security.tls_contexts import client_name
 from tmrl_core.networking.transports.selection import link_settings
+from tmrl_core.roles.buffer import Buffer
 from tmrl_core.roles.labels import Label, own_label
-from tmrl_core.samples import Buffer, encode_value
+from tmrl_core.samples import encode_value
 from tmrl_core.sessions.files import SessionWriter
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,9 @@ class RolloutWorker(Worker):
     Attributes:
         env, actor, buffer, model_path: parts of the worker.
     """
+
+    buffer_cls: ClassVar[type[Buffer]] = Buffer
+    """Class of the Buffer."""
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class RolloutWorker(Worker):
         loop = make_loop(
             env_cls,
             choose_actor(actor_module_cls, device=device, backend=given(backend, settings.backend)),
-            buffer=Buffer(given(buffer_maxlen, settings.buffer_maxlen)),
+            buffer=self.buffer_cls(given(buffer_maxlen, settings.buffer_maxlen)),
             name=label.text,
             device=device,
             seed=chosen_seed,

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 import numpy as np
@@ -15,6 +15,9 @@ from tmrl_core.errors import CodecError
 from tmrl_core.samples.columns import Chunk, Sample
 from tmrl_core.samples.segments import NO_VERSION, EpisodeRecord, Version
 from tmrl_core.samples.writer import FIRST_ROWS, ChunkWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_RECORDS = 65_536
 """Maximum number of episode records in a Buffer. Beyond it, the oldest are dropped."""
@@ -75,9 +78,7 @@ class Buffer:
     """
 
     def __init__(self, maxlen: float | None = None) -> None:
-        if maxlen is not None and not maxlen >= 1:
-            raise ValueError(f"maxlen must be None or at least 1, got {maxlen}")
-        self._maxlen: float = math.inf if maxlen is None or maxlen == math.inf else int(maxlen)
+        self._maxlen = _capacity(maxlen)
         self.episodes: list[EpisodeRecord] = []
         self.dropped = 0
         self.stat_train_return = 0.0
@@ -103,8 +104,15 @@ class Buffer:
 
     @property
     def maxlen(self) -> int | None:
-        """Maximum number of samples; None: no limit."""
+        """Maximum number of samples; None: no limit. A smaller one drops the oldest samples at once."""
         return None if self._maxlen == math.inf else int(self._maxlen)
+
+    @maxlen.setter
+    def maxlen(self, maxlen: float | None) -> None:
+        self._maxlen = _capacity(maxlen)
+        self.writer = None  # the room that it knows is another now
+        if len(self) > self._maxlen:
+            self._drop_oldest(len(self) - int(self._maxlen))
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -259,7 +267,7 @@ class Buffer:
             self._drop_oldest(len(self) - int(self._maxlen))
         self._add_records(records)
 
-    def __iadd__(self, other: Buffer) -> Buffer:
+    def __iadd__(self, other: Buffer) -> Self:
         """Append the samples of another Buffer, which stays unchanged."""
         self.extend(other.chunks, list(other.episodes))
         return self
@@ -338,6 +346,12 @@ class Buffer:
                 self.stat_test_return, self.stat_test_steps = record.episode_return, record.length
         if len(self.episodes) > MAX_RECORDS:
             del self.episodes[:-MAX_RECORDS]
+
+
+def _capacity(maxlen: float | None) -> float:
+    if maxlen is not None and not maxlen >= 1:
+        raise ValueError(f"maxlen must be None or at least 1, got {maxlen}")
+    return math.inf if maxlen is None or maxlen == math.inf else int(maxlen)
 
 
 def _plain_number(value: Any) -> Any:

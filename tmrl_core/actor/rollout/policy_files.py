@@ -18,6 +18,9 @@ class PolicyFiles:
         history: folder and name prefix of the dated copies; None: no copies.
         every: number of updates between two dated copies; 0 or less: no copies.
         now: returns the local time, for the copies' names.
+
+    Attributes:
+        since: number of updates since the latest dated copy.
     """
 
     def __init__(
@@ -28,15 +31,19 @@ class PolicyFiles:
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
         self.path = path
-        self._history = history
-        self._every = every if history is not None else 0
-        self._since = 0
+        self.history = history
+        self.every = every
+        self.since = 0
         self._now = now
 
     @property
     def keeps(self) -> bool:
         """True: `keep` writes files."""
-        return self.path is not None or self._every > 0
+        return self.path is not None or self._copies
+
+    @property
+    def _copies(self) -> bool:
+        return self.history is not None and self.every > 0
 
     def keep(self, data: bytes) -> Path | None:
         """Store the weights of an update. Return the path of the dated copy if one was made.
@@ -46,16 +53,16 @@ class PolicyFiles:
         """
         if self.path is not None:
             write_whole(self.path, data, 0o600)
-        if self._every <= 0:
+        if not self._copies:
             return None
-        self._since += 1
-        if self._since < self._every:
+        self.since += 1
+        if self.since < self.every:
             return None
-        self._since = 0
+        self.since = 0
         return self._dated_copy(data)
 
     def _dated_copy(self, data: bytes) -> Path:
-        stem = f"{self._history}{self._now().strftime('%d_%m_%Y_%H_%M_%S')}"
+        stem = f"{self.history}{self._now().strftime('%d_%m_%Y_%H_%M_%S')}"
         Path(stem).parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count():
             path = Path(f"{stem}_{number}.tmod" if number else f"{stem}.tmod")

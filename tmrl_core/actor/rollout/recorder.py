@@ -78,6 +78,7 @@ class StepRecorder:
         version: (incarnation, counter) of the acting policy; see `set_version`.
         steps_collected: number of samples recorded, resets included.
         samples_dropped: number of samples that `drop_unsent` has removed.
+        compared: number of samples that were stored with their original transition.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class StepRecorder:
         self.samples_dropped = 0
         self._info_metrics = InfoMetrics(info_metrics)
         self._adds_steps = self._info_metrics.each_step
-        self._compared = 0
+        self.compared = 0
         self._last_obs: Any = None
 
     @property
@@ -288,11 +289,11 @@ class StepRecorder:
         self, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> dict[str, Any]:
         # Deep copies: an environment may write its next observation over this one.
-        self._compared += 1
+        self.compared += 1
         previous, self._last_obs = self._last_obs, copy.deepcopy(obs)
         original = previous, copy.deepcopy(action), self._last_obs, reward, bool(terminated), bool(truncated)
         step = 0 if previous is None else 1 + (self.episode.steps if self.episode is not None else 0)
-        return {**info, "crc_sample": original, "crc_sample_ts": (self._compared, step)}
+        return {**info, "crc_sample": original, "crc_sample_ts": (self.compared, step)}
 
     def _end_episode(self, episode: Episode, end: Literal["terminated", "truncated", "aborted"]) -> None:
         episode.open = False

@@ -98,6 +98,7 @@ class Uplink:
 
     Attributes:
         link: link to the Server; None: no Server.
+        files: store of the policy.
         policies_refused: number of versions that could not be read, are not finite or do not fit.
         latest_version: version of the latest policy that has arrived, including refused ones.
     """
@@ -118,7 +119,7 @@ class Uplink:
         self.latest_version: Version = (0, 0)
         self._source = source
         self._target = target
-        self._files = files if files is not None else PolicyFiles(None)
+        self.files = files if files is not None else PolicyFiles(None)
         self._drain_timeout_s = drain_timeout_s
         self._recording = recording
         self._stopping = False
@@ -272,7 +273,7 @@ class Uplink:
     @property
     def model_path(self) -> Path | None:
         """File of the worker's copy of the policy; None: there is none."""
-        return self._files.path
+        return self.files.path
 
     def update_policy(self, verbose: bool = True, blocking: bool = False) -> int:
         """Load the latest policy, as `Worker.update_actor_weights` documents."""
@@ -333,13 +334,13 @@ class Uplink:
 
     def _load(self, update: PolicyUpdate) -> None:
         self._target.load_policies(update.policies, update.exploration)
-        if not self._files.keeps:
+        if not self.files.keeps:
             return
         try:
-            copy = self._files.keep(self._target.file_content(update.policies, update.exploration))
+            copy = self.files.keep(self._target.file_content(update.policies, update.exploration))
         except OSError as exc:
             if not self._keep_failed:
-                logger.warning("the policy could not be kept in %s: %s", self._files.path, exc)
+                logger.warning("the policy could not be kept in %s: %s", self.files.path, exc)
             self._keep_failed = True
             return
         self._keep_failed = False
@@ -347,7 +348,7 @@ class Uplink:
             logger.info("the policy was saved as %s", copy)
 
     def _load_kept_policy(self, needed: bool) -> None:
-        path = self._files.path
+        path = self.files.path
         if path is None or not path.is_file():
             return
         try:

@@ -7,17 +7,23 @@ the configuration at that line. Folders and files are `pathlib.Path`.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tmrl_core.config import Config, current, find_credentials_folder
+from tmrl_core.compat.config import settings
+from tmrl_core.config import Config, current, find_config_file, find_credentials_folder
 from tmrl_core.config.loading import token_from_environment
 
 
 def _episode_limit(config: Config) -> float:
     limit = config.worker.max_samples_per_episode
     return float("inf") if limit is None else limit
+
+
+def _of_env(name: str) -> Callable[[Config], Any]:
+    return lambda config: settings.as_tmrl(config)["ENV"][name]
 
 
 _NAMES: dict[str, Callable[[Config], Any]] = {
@@ -49,13 +55,49 @@ _NAMES: dict[str, Callable[[Config], Any]] = {
     "WANDB_PROJECT": lambda config: config.metrics.wandb_project,
     "WANDB_RUN_ID": lambda config: config.metrics.wandb_run_id or config.run.name,
     "WANDB_KEY": lambda config: os.environ.get("WANDB_API_KEY"),
+    "TMRL_CONFIG": settings.as_tmrl,
+    "ENV_CONFIG": lambda config: settings.as_tmrl(config)["ENV"],
+    "CUDA_TRAINING": lambda config: settings.as_tmrl(config)["CUDA_TRAINING"],
+    "CUDA_INFERENCE": lambda config: settings.as_tmrl(config)["CUDA_INFERENCE"],
+    "LOCALHOST_WORKER": lambda config: settings.as_tmrl(config)["LOCALHOST_WORKER"],
+    "LOCALHOST_TRAINER": lambda config: settings.as_tmrl(config)["LOCALHOST_TRAINER"],
+    "PUBLIC_IP_SERVER": lambda config: config.server.host,
+    "RTGYM_VERSION": lambda config: settings.RTGYM_ID,
+    "RTGYM_INTERFACE": _of_env("RTGYM_INTERFACE"),
+    "ACT_BUF_LEN": lambda config: settings.rtgym_config(config).get("act_buf_len", 1),
+    "IMG_HIST_LEN": _of_env("IMG_HIST_LEN"),
+    "IMG_WIDTH": _of_env("IMG_WIDTH"),
+    "IMG_HEIGHT": _of_env("IMG_HEIGHT"),
+    "GRAYSCALE": _of_env("IMG_GRAYSCALE"),
+    "PRAGMA_GAMEPAD": lambda config: settings.interface_kwargs(config).get("gamepad", False),
+    "PRAGMA_LIDAR": lambda config: str(_of_env("RTGYM_INTERFACE")(config)).upper().find("LIDAR") >= 0,
+    "PRAGMA_PROGRESS": lambda config: str(_of_env("RTGYM_INTERFACE")(config)).upper().find("PROGRESS") >= 0,
+    "PRAGMA_RNN": lambda config: "RNN" in config.actor.cls,
+    "CRC_DEBUG": lambda config: config.worker.crc_debug,
+    "PROFILE_TRAINER": lambda config: config.trainer.profiling,
+    "TMRL_FOLDER": lambda config: config.run_folder,
+    "PATH_DATA": lambda config: config.run_folder,
+    "DATASET_FOLDER": lambda config: config.run_folder / "dataset",
+    "CONFIG_FILE": lambda config: find_config_file(),
+    "SYSTEM": lambda config: platform.system(),
 }
+
+OF_THE_GAME = frozenset(
+    {"LIDAR_BLACK_THRESHOLD", "REWARD_CONFIG", "REWARD_FOLDER", "REWARD_PATH", "SLEEP_TIME_AT_RESET"}
+    | {"WINDOW_WIDTH", "WINDOW_HEIGHT", "LINUX_X_OFFSET", "LINUX_Y_OFFSET", "IMG_SCALE_CHECK_ENV"}
+)
+"""Names that describe the window and the track of one game."""
 
 __all__ = sorted(_NAMES)
 
 
 def __getattr__(name: str) -> Any:
     found = _NAMES.get(name)
+    if name in OF_THE_GAME:
+        raise AttributeError(
+            f"{name} describes one game, so it is an argument of the class that connects to it: set it in "
+            "environment.kwargs.interface_kwargs, and read it there"
+        )
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return found(current())

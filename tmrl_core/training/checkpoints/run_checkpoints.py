@@ -39,6 +39,7 @@ class RunCheckpoints:
         asked: True: a checkpoint is requested for the next pause of the loop. Any thread may set it.
         in_force: the configuration, with the checkpoint's values for keys that cannot change.
         locked: True: the folder of the project's format is locked against other trainers.
+        dump, load, updater: the arguments of these names, which may be replaced before the run.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class RunCheckpoints:
         self._written_at = 0.0
         self._written = (-1, -1)
         self._make = make
-        self._dump = dump
-        self._load = load
-        self._updater = updater
+        self.dump = dump
+        self.load = load
+        self.updater = updater
         self._store: CheckpointStore | None = None
         self._lock: FolderLock | None = None
 
@@ -104,10 +105,10 @@ class RunCheckpoints:
             return ""
         self._written_at, self._written = self._clock(), _progress_of(training)
         self._first = self.asked = False
-        if self._dump is None and not as_loop(training).own_format:
+        if self.dump is None and not as_loop(training).own_format:
             return self._save_to_store(training, score, wait or first, first, on_written)
-        if self._dump is not None:
-            self._dump(training, self.path)
+        if self.dump is not None:
+            self.dump(training, self.path)
         else:
             training.save(self.path)
         on_written()
@@ -157,8 +158,8 @@ class RunCheckpoints:
         Raises:
             CheckpointError: the checkpoint cannot be written.
         """
-        if self._dump is not None:
-            self._dump(training, path)
+        if self.dump is not None:
+            self.dump(training, path)
         else:
             training.save(path)
 
@@ -216,9 +217,9 @@ class RunCheckpoints:
         path = self.path
         loaded = made = None
         if path is not None and path.exists():
-            if self._load is not None:
-                loaded = self._load(path)
-            elif self._dump is not None or (path.is_file() or (path / "manifest.json").exists()):
+            if self.load is not None:
+                loaded = self.load(path)
+            elif self.dump is not None or (path.is_file() or (path / "manifest.json").exists()):
                 loaded = self.read(path)
             else:
                 loaded = self._restore()
@@ -232,11 +233,11 @@ class RunCheckpoints:
             made = made or self._make()
             _log_kept_memory(made)
             self._first = True
-            if path is not None and self._dump is None and not as_loop(made).own_format:
+            if path is not None and self.dump is None and not as_loop(made).own_format:
                 self._the_store().check_writable()
             return made, True
-        if self._updater is not None:
-            loaded = self._updater(loaded)
+        if self.updater is not None:
+            loaded = self.updater(loaded)
         return loaded, False
 
     def _restore(self) -> Any:
@@ -286,8 +287,8 @@ class RunCheckpoints:
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another configuration.
         """
-        if self._load is not None:
-            return self._load(path)
+        if self.load is not None:
+            return self.load(path)
         training = self._make()
         training.load(path)
         return training

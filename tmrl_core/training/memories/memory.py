@@ -206,12 +206,21 @@ class Memory(TrainingMemory):
     def __getitem__(self, item: int) -> Values:
         """Return transition `item` after the preprocessor, without its info. The flags are float32."""
         *transition, info = self.get_transition(item)
-        if self.crc_debug and "crc_sample" in info:
-            compare_with_original(info["crc_sample"], transition)
+        if self.crc_debug:
+            self.check_original(info, transition)
         if self.sample_preprocessor is not None:
             transition = list(self.sample_preprocessor(*transition))
         prev_obs, act, rew, obs, terminated, truncated = transition
         return prev_obs, act, rew, obs, np.float32(terminated), np.float32(truncated)
+
+    def check_original(self, info: dict[Any, Any], transition: Sequence[Tree]) -> None:
+        """Compare a transition with the worker's original, if its info has one; for `crc_debug`.
+
+        Raises:
+            ValueError: they differ.
+        """
+        if "crc_sample" in info:
+            compare_with_original(info["crc_sample"], transition)
 
     def sample_indices(self) -> Sequence[int]:
         """Return `batch_size` items, sampled uniformly."""

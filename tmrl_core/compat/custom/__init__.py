@@ -1,0 +1,1 @@
+"""Models, algorithms and memories of `tmrl.custom`."""

@@ -1,0 +1,32 @@
+"""The memories of `tmrl.custom.custom_memories`, in its positional order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tmrl_core.compat.memory import SIZE, TorchMemory
+from tmrl_core.training.memories import memory
+from tmrl_core.training.memories.memory import Values
+from tmrl_core.training.value_types import Device
+
+__all__ = ["GenericTorchMemory"]
+
+
+class GenericTorchMemory(TorchMemory, memory.GenericTorchMemory):
+    """The project's `GenericTorchMemory`, with the order and defaults of tmrl's arguments.
+
+    The arguments are those of `tmrl_core.compat.memory.Memory`.
+    """
+
+    def __init__(
+        self,
+        memory_size: float | None = SIZE,
+        batch_size: float = 1,
+        dataset_path: str | Path = "",
+        nb_steps: float = 1,
+        sample_preprocessor: Callable[..., Values] | None = None,
+        crc_debug: bool = False,
+        device: Device = "cpu",
+    ) -> None:
+        super().__init__(device, nb_steps, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug)

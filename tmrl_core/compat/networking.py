@@ -1,0 +1,324 @@
+"""The classes of `tmrl.networking`, with the attributes that tmrl's scripts read and set."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
+
+from tmrl_core.actor.rollout.recorder import SampleCompressor
+from tmrl_core.compat.policy_files import has_torch_format
+from tmrl_core.config import CFG, Cfg, current, given
+from tmrl_core.networking import Server as Server
+from tmrl_core.networking.links import TrainerLink
+from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.transports.selection import link_settings
+from tmrl_core.roles import buffer, trainer, worker
+from tmrl_core.samples.buffer import Samples
+from tmrl_core.samples.columns import Chunk, Sample
+from tmrl_core.training.remote.interface import RemoteInterface
+
+if TYPE_CHECKING:
+    from tmrl_core.training.value_types import Policy
+
+__all__ = ["Buffer", "RolloutWorker", "Server", "Trainer", "TrainerInterface"]
+
+COMPAT_ACTOR = "tmrl_core.compat.custom.custom_models:SquashedGaussianMLPActor"
+Updater: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
+
+
+class _Memory(Samples):
+    """Samples of a Buffer, which may be appended to. A slice of neighbouring samples keeps episodes and workers."""
+
+    def __init__(self, chunks: Sequence[Chunk], owner: Buffer) -> None:
+        super().__init__(chunks)
+        self.chunks = list(chunks)
+        self.owner = owner
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return one sample, a view of neighbouring ones, or a list."""
+        if not isinstance(index, slice) or index.step not in (None, 1):
+            return super().__getitem__(index)
+        start, stop, _ = index.indices(len(self))
+        parts, before = [], 0
+        for chunk in self.chunks:
+            first, last = max(start - before, 0), min(stop - before, chunk.rows)
+            if first < last:
+                parts.append(chunk.slice(first, last))
+            before += chunk.rows
+        return _Memory(parts, self.owner)
+
+    def append(self, sample: Sequence[Any]) -> None:
+        """Append a sample to the Buffer."""
+        self.owner.append_sample(sample)
+
+    def __iadd__(self, samples: Iterable[Sequence[Any]]) -> _Memory:
+        """Append samples to the Buffer."""
+        self.owner.append_samples(samples)
+        return _Memory(self.owner.chunks, self.owner)
+
+
+class Buffer(buffer.Buffer):
+    """The project's Buffer, whose `memory` may be appended to and replaced.
+
+    Args:
+        maxlen: capacity in samples; left out: from the configuration.
+    """
+
+    def clip_to_maxlen(self) -> None:
+        """Do nothing: the oldest samples beyond `maxlen` are dropped as soon as there are too many."""
+
+    @property
+    def memory(self) -> Any:
+        """Return the samples as tuples, oldest first."""
+        return _Memory(self.chunks, self)
+
+    @memory.setter
+    def memory(self, samples: Any) -> None:
+        if not isinstance(samples, _Memory):
+            samples = list(samples)  # they may be views of this Buffer
+            self.clear()
+            self.append_samples(samples)
+        elif len(samples) != len(self) or samples.owner is not self:
+            self.clear()
+            self.append_samples(samples)
+
+    def append_samples(self, samples: Iterable[Sequence[Any]]) -> None:
+        """Append samples. Those of a Buffer's `memory` keep their episodes and workers."""
+        if isinstance(samples, _Memory):
+            self.extend(samples.chunks)
+            return
+        for sample in samples:
+            self.append_sample(sample)
+
+
+class RolloutWorker(worker.RolloutWorker):
+    """The project's RolloutWorker, with the attributes of tmrl's.
+
+    The arguments are those of `tmrl_core.networking.RolloutWorker`. tmrl's MLP policy acts without torch, unless the
+    file of its weights is tmrl's.
+
+    Attributes:
+        server_ip: address of the Server.
+        get_local_buffer_sample: the sample compressor.
+        obs_preprocessor, crc_debug, max_samples_per_episode, device: the arguments.
+        model_path_history, model_history: the arguments, which may be changed.
+        model_cpt: number of updates since the latest dated copy of the policy.
+        debug_ts_cpt, debug_ts_res_cpt: with `crc_debug`, number of samples, and of steps since the reset.
+    """
+
+    buffer_cls: ClassVar[type[buffer.Buffer]] = Buffer
+
+    def __init__(self, env_cls: Callable[[], Any], actor_module_cls: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = inspect.signature(worker.RolloutWorker.__init__).bind(
+            self, env_cls, actor_module_cls, *args, **kwargs
+        )
+        config = kwargs.get("config") or current()
+        path = given(arguments.arguments.get("model_path", CFG), config.worker_model_path)
+        if path is None or not has_torch_format(Path(path)):
+            actor_module_cls = _native(actor_module_cls)
+        super().__init__(env_cls, actor_module_cls, *args, **kwargs)
+        self.server_ip: str = arguments.arguments.get("server_ip") or "127.0.0.1"
+
+    @property
+    def get_local_buffer_sample(self) -> SampleCompressor | None:
+        """The sample compressor."""
+        return self.sample_compressor
+
+    @get_local_buffer_sample.setter
+    def get_local_buffer_sample(self, compressor: SampleCompressor | None) -> None:
+        self.sample_compressor = compressor
+
+    @property
+    def obs_preprocessor(self) -> Callable[[Any], Any] | None:
+        """Function that is applied to observations."""
+        return self.loop.obs_preprocessor
+
+    @property
+    def crc_debug(self) -> bool:
+        """True: samples carry their original transition."""
+        return self.recorder.crc_debug
+
+    @property
+    def max_samples_per_episode(self) -> float:
+        """Number of steps at which an episode is truncated."""
+        return self.recorder.max_samples_per_episode
+
+    @property
+    def device(self) -> Any:
+        """Device of the policy."""
+        return self.runner.device
+
+    @property
+    def model_path_history(self) -> str | None:
+        """Folder and name prefix of dated copies of the policy."""
+        return self.uplink.files.history
+
+    @model_path_history.setter
+    def model_path_history(self, prefix: str | Path | None) -> None:
+        self.uplink.files.history = None if prefix is None else str(prefix)
+
+    @property
+    def model_history(self) -> int:
+        """Number of updates between two dated copies."""
+        return self.uplink.files.every
+
+    @model_history.setter
+    def model_history(self, every: int) -> None:
+        self.uplink.files.every = every
+
+    @property
+    def model_cpt(self) -> int:
+        """Number of updates since the latest dated copy."""
+        return self.uplink.files.since
+
+    @property
+    def debug_ts_cpt(self) -> int:
+        """Number of samples with their original transition."""
+        return self.recorder.compared
+
+    @property
+    def debug_ts_res_cpt(self) -> int:
+        """Number of steps since the reset."""
+        return 0 if self.recorder.episode is None else self.recorder.episode.steps
+
+
+RolloutWorker.__init__.__signature__ = inspect.signature(worker.RolloutWorker.__init__)  # type: ignore[attr-defined]
+
+
+def _native(actor: Any) -> Any:
+    """Return the project's policy for tmrl's, which has the same weights, because it also acts without torch."""
+    if isinstance(actor, functools.partial):
+        return functools.partial(_native(actor.func), *actor.args, **actor.keywords)
+    if inspect.isclass(actor) and f"{actor.__module__}:{actor.__qualname__}" == COMPAT_ACTOR:
+        from tmrl_core.actor import SquashedGaussianMLPActor
+
+        return SquashedGaussianMLPActor
+    return actor
+
+
+class Trainer(trainer.Trainer):
+    """The project's Trainer, with the attributes of tmrl's, which may be changed before `run`.
+
+    The arguments are those of `tmrl_core.networking.Trainer`.
+
+    Attributes:
+        server_ip: address of the Server.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        arguments = inspect.signature(trainer.Trainer.__init__).bind(self, *args, **kwargs).arguments
+        super().__init__(*args, **kwargs)
+        config = kwargs.get("config") or current()
+        self.server_ip: str = given(arguments.get("server_ip", CFG), config.server.host) or "127.0.0.1"
+        self._updater_fn: Updater | None = arguments.get("updater_fn")
+
+    @property
+    def dump_run_instance_fn(self) -> Callable[[Any, Path], None] | None:
+        """Writes a checkpoint; None: the project's format."""
+        return self._checkpoints.dump
+
+    @dump_run_instance_fn.setter
+    def dump_run_instance_fn(self, dump: Callable[[Any, Path], None] | None) -> None:
+        self._checkpoints.dump = dump
+
+    @property
+    def load_run_instance_fn(self) -> Callable[[Path], Any] | None:
+        """Reads a checkpoint; None: the project's format."""
+        return self._checkpoints.load
+
+    @load_run_instance_fn.setter
+    def load_run_instance_fn(self, load: Callable[[Path], Any] | None) -> None:
+        self._checkpoints.load = load
+
+    @property
+    def updater_fn(self) -> Updater | None:
+        """Called with a training object from a checkpoint, and with `training_cls`."""
+        return self._updater_fn
+
+    @updater_fn.setter
+    def updater_fn(self, updater: Updater | None) -> None:
+        self._updater_fn = updater
+        self._checkpoints.updater = None if updater is None else lambda training: updater(training, self.training_cls)
+
+
+Trainer.__init__.__signature__ = inspect.signature(trainer.Trainer.__init__)  # type: ignore[attr-defined]
+
+
+class TrainerInterface(RemoteInterface):
+    """Link to the Server for a training loop of one's own: samples in, policies out.
+
+    It begins to connect immediately. Close it, or use it as a context manager. A Trainer keeps checkpoints, evaluations
+    and records too.
+
+    Args:
+        server_ip: address of the Server; None: this machine.
+        server_port: port of the Server.
+        password: the token of trainers.
+        local_com_port: for the transport `tlspyo` only.
+        security: "TLS" or None.
+        keys_dir: folder of the credentials.
+        model_path: file that each published policy is written to; None: none.
+    """
+
+    def __init__(
+        self,
+        server_ip: str | None = None,
+        server_port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_com_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        max_buf_len: int | Cfg = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
+        keys_dir: str | Path | Cfg | None = CFG,
+        hostname: str | Cfg | None = CFG,
+        model_path: str | Path | Cfg | None = CFG,
+        *,
+        transport: str | Cfg = CFG,
+    ) -> None:
+        config = current()
+        settings = link_settings(
+            config,
+            host=server_ip,
+            port=server_port,
+            transport=transport,
+            security=security,
+            keys_dir=keys_dir,
+            hostname=hostname,
+            password=password,
+            local_port=given(local_com_port, config.network.local_port_trainer),
+            header_size=header_size,
+            max_buf_len=max_buf_len,
+        )
+        link = TrainerLink(settings, name="trainer", run=config.run.name, inbox_bytes=config.trainer.inbox_bytes)
+        path = given(model_path, config.trainer_model_path)
+        super().__init__(link)
+        self.model_path = None if path is None else Path(path)
+        self.server_ip = settings.host
+        link.start()
+
+    def broadcast_model(self, model: Policy) -> Version:
+        """Publish a policy as the latest, and write it to `model_path`."""
+        if self.model_path is not None:
+            self.model_path.parent.mkdir(parents=True, exist_ok=True)
+            model.save(self.model_path)
+        return super().broadcast_model(model)
+
+    def close(self) -> None:
+        """Acknowledge the retrieved samples, and close the link."""
+        self.commit()
+        self.link.close()
+
+    def __enter__(self) -> TrainerInterface:
+        """Return this object."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the link."""
+        self.close()
