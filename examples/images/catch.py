@@ -1,4 +1,4 @@
-"""An environment with image observations, and a convolutional policy for it, trained with DQN."""
+"""An environment with image observations, and a convolutional network of one's own for it (own_network.yaml)."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
-IMAGE = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+CLIP = gymnasium.spaces.Box(0, 255, (2, 2, 64, 64, 3), np.uint8)
 ACTIONS = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
@@ -407,7 +407,7 @@ def lockstep_of_steps_and_episodes() -> object:
 def policy_of_images() -> object:
     from tmrl_core.actor import SquashedGaussianMLPActor
 
-    return SquashedGaussianMLPActor(IMAGE, ACTIONS)
+    return SquashedGaussianMLPActor(CLIP, ACTIONS)
 
 
 def policy_of_discrete_actions() -> object:

@@ -57,10 +57,11 @@ def test_the_policy_takes_images_and_takes_its_weights_over() -> None:
     assert trained.index(torch.tensor([[0], [2]])).tolist() == [0, 2]
 
 
-def test_it_trains_and_plays_from_the_command_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["catch", "own_network"])
+def test_it_trains_and_plays_from_the_command_line(name: str, tmp_path: Path) -> None:
     def command(*words: str) -> str:
         ended = subprocess.run(
-            [sys.executable, "-m", "tmrl_core", *words, "-c", str(EXAMPLE / "catch.yaml")],
+            [sys.executable, "-m", "tmrl_core", *words, "-c", str(EXAMPLE / f"{name}.yaml")],
             cwd=tmp_path,
             env={**os.environ, "TMRL_CORE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
             capture_output=True,

@@ -20,6 +20,7 @@ _HOLDS: dict[str, Callable[[float], bool]] = {
 _POLYAK = "fraction of the target networks that each Polyak update keeps; 0: copy the networks"
 _LEARNING_RATE = "learning rate of the "
 _OPTIMIZERS = "adam, adamw or sgd"
+_CONVOLUTIONS = "for images: tiny, small, large, or [filters, kernel, stride] of each layer; None: by size"
 _BETAS = "Adam's betas; None: torch's default"
 _DECAY = "weight decay; None: the optimizer's default"
 
@@ -36,6 +37,7 @@ class OffPolicySettings:
     _: KW_ONLY
     hidden_sizes: Annotated[Sequence[int] | None, "width of each hidden layer; None: that of `model_cls`"] = None
     activation: Annotated[object, "class or name of the activation; None: `model_cls`'s default, relu"] = None
+    convolutions: Annotated[str | Sequence[Sequence[int]] | None, _CONVOLUTIONS] = None
     model_kwargs: Annotated[dict[str, Any] | None, "further keyword arguments of `model_cls`"] = None
     compile: Annotated[bool | str, "compile each update into one graph; auto: after 20,000 updates"] = "auto"
     precision: Annotated[str, "float32, or bfloat16 for the networks' matrix products"] = "float32"
@@ -188,6 +190,7 @@ class BehaviorCloningSettings:
     _: KW_ONLY
     hidden_sizes: Annotated[Sequence[int] | None, "width of each hidden layer; None: that of `model_cls`"] = None
     activation: Annotated[object, "class or name of the activation; None: `model_cls`'s default"] = None
+    convolutions: Annotated[str | Sequence[Sequence[int]] | None, _CONVOLUTIONS] = None
     model_kwargs: Annotated[dict[str, Any] | None, "further keyword arguments of `model_cls`"] = None
     max_grad_norm: Annotated[float | None, _ABOVE_0, "gradient-norm clipping threshold; None: no clipping"] = None
     optimizer: Annotated[str, _OPTIMIZERS] = "adam"
@@ -226,6 +229,8 @@ class PpoSettings:
     normalize_rewards: Annotated[bool, "divide rewards by the standard deviation of their discounted sums"] = False
     optimizer: Annotated[str, _OPTIMIZERS] = "adam"
     adam_eps: Annotated[float, "Adam's epsilon, near the first gradients of hidden layers"] = 1e-5
+    _: KW_ONLY
+    convolutions: Annotated[str | Sequence[Sequence[int]] | None, _CONVOLUTIONS] = None
 
 
 @dataclass(frozen=True, repr=False, eq=False)

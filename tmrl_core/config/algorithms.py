@@ -195,7 +195,7 @@ def shared_kwargs(config: Config) -> dict[str, Any]:
     """Return the entries of `agent.kwargs` that shape both the agent and the policy, if both are built-in."""
     if algorithm_of(config.agent.cls) is None or actor_of(config.actor.cls) is None:
         return {}
-    names = ("hidden_sizes", "activation", "cell", "cell_size", "state_interval")
+    names = ("hidden_sizes", "activation", "convolutions", "cell", "cell_size", "state_interval")
     return {name: config.agent.kwargs[name] for name in names if name in config.agent.kwargs}
 
 

@@ -91,8 +91,8 @@ class ActorSection(Section, frozen=True, kw_only=True):
         Kwargs,
         doc(
             "Further keyword arguments of `cls`, such as `hidden_sizes`. The agent receives those that it accepts. "
-            "The policy receives `hidden_sizes` and `activation` of `agent.kwargs`. Both therefore have the same "
-            "shape."
+            "The policy receives `hidden_sizes`, `activation` and `convolutions` of `agent.kwargs`. Both therefore "
+            "have the same shape."
         ),
     ] = field(default_factory=dict)
 

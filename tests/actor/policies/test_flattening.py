@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -62,9 +63,57 @@ def test_numpy_and_torch_flatten_equally(space: Any) -> None:
         np.testing.assert_array_equal(batch[0].numpy(), np.array(flat(space, obs), np.float32))
 
 
-def test_an_image_is_refused_by_name() -> None:
-    space = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8)})
-    with pytest.raises(ConfigError, match=r"\['camera'\] is an image of shape \(8, 8, 3\)"):
+@pytest.mark.parametrize(
+    ("shape", "image_shape"),
+    [
+        ((64, 48), (1, 64, 48)),
+        ((64, 48, 3), (3, 64, 48)),
+        ((4, 64, 48), (4, 64, 48)),
+        ((5, 5, 5), (5, 5, 5)),
+        ((4, 64, 48, 3), (12, 64, 48)),
+        ((4, 3, 64, 48), (12, 64, 48)),
+    ],
+)
+def test_the_smaller_of_the_outer_axes_counts_the_channels(
+    shape: tuple[int, ...], image_shape: tuple[int, int, int]
+) -> None:
+    (image,) = layout_of(spaces.Box(0, 255, shape, np.uint8))
+    assert (image.kind, image.image_shape, image.size) == ("image", image_shape, math.prod(shape))
+
+
+def test_images_come_after_all_values_as_they_are() -> None:
+    space = spaces.Dict(
+        camera=spaces.Box(0, 255, (2, 2, 3), np.uint8),
+        speed=spaces.Box(-1, 1, (1,), np.float32),
+        gear=spaces.Discrete(2),
+    )
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    obs = {"camera": pixels, "gear": np.int64(1), "speed": np.array([0.5], np.float32)}
+    expected: list[float] = [0.5, 0, 1, *range(12)]
+    assert flat(space, obs) == expected
+    batch = flatten_batch(layout_of(space), collate_one(obs, "cpu"))
+    assert batch.tolist() == [flat(space, obs)]
+
+
+def test_images_alone_stay_bytes() -> None:
+    space = spaces.Box(0, 255, (4, 8, 8), np.uint8)
+    assert flatten_batch(layout_of(space), collate_one(space.sample(), "cpu")).dtype == torch.uint8
+
+
+def test_floats_are_images_only_where_convolutions_are_set() -> None:
+    space = spaces.Box(0, 1, (4, 8, 8), np.float32)
+    assert [leaf.kind for leaf in layout_of(space)] == ["values"]
+    assert [(leaf.kind, leaf.scale) for leaf in layout_of(space, convolutions="small")] == [("image", 1.0)]
+
+
+def test_convolutions_without_an_image_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"actor\.kwargs\.convolutions: found 'small', and .* has no image"):
+        layout_of(spaces.Box(-1, 1, (3,), np.float32), convolutions="small")
+
+
+def test_an_image_of_five_dimensions_is_refused_by_name() -> None:
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (2, 2, 8, 8, 3), np.uint8)})
+    with pytest.raises(ConfigError, match=r"\['camera'\] is an image of shape \(2, 2, 8, 8, 3\)\. Allowed: "):
         layout_of(space)
 
 
@@ -106,15 +155,3 @@ def test_the_wrapper_named_for_infinite_bounds_makes_them_finite() -> None:
     bounded = spaces.Box(-3, 3, (2,), np.float32)
     env = gymnasium.wrappers.TransformAction(Endless(), lambda action: action, bounded)
     assert action_bounds("Policy", env.action_space).high.tolist() == [3, 3]
-
-
-def test_the_wrapper_named_for_images_flattens_them() -> None:
-    class Camera(gymnasium.Env[Any, Any]):
-        observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
-        action_space = spaces.Discrete(2)
-
-    with pytest.raises(ConfigError, match="TransformObservation"):
-        layout_of(Camera.observation_space)
-    numbers = spaces.Box(0, 1, (8, 8), np.float32)
-    env = gymnasium.wrappers.TransformObservation(Camera(), lambda obs: np.float32(obs.mean(-1) / 255), numbers)
-    assert vector_size(layout_of(env.observation_space)) == 64

@@ -84,6 +84,7 @@ AGENTS: dict[str, tuple[Callable[..., Any], Spaces, dict[str, Any]]] = {
     "dqn, single and dueling": (training.DQNAgent, (NESTED, CHOICES), {**SMALL, "double": False, "dueling": True}),
     "dqn, images": (training.DQNAgent, (IMAGES, CHOICES), {"model_cls": ImageNetwork, "compile": False}),
     "discrete sac": (training.DiscreteSacAgent, (VECTOR, CHOICES), SMALL),
+    "sac, built-in convolutions": (training.SacAgent, (IMAGES, ACTIONS), SMALL),
 }
 
 

@@ -203,6 +203,6 @@ def _probabilities(actor: CategoricalMLPActor, obs: Any) -> Choice:
 
 def _moments(actor: SquashedGaussianMLPActor, obs: Any) -> Gaussian:
     with torch.no_grad():
-        features_BH = actor.net(flatten_batch(actor.layout, collate_one(obs, "cpu")))
+        features_BH = actor.encode(flatten_batch(actor.layout, collate_one(obs, "cpu")))
         mean_A, log_std_A = actor.mu(features_BH)[0], actor.log_std(features_BH)[0].clamp(LOG_STD_MIN, LOG_STD_MAX)
     return Gaussian(mean_A.numpy().astype(np.float64), np.exp(log_std_A.numpy().astype(np.float64)))

@@ -72,7 +72,9 @@ class BehaviorCloningAgent(OffPolicyAgent):
         **named: Setting,
     ) -> None:
         s = BehaviorCloningSettings(*given, **named)
-        arguments: Settings = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
+        arguments: Settings = model_arguments(
+            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, convolutions=s.convolutions
+        )
         super().__init__(observation_space, action_space, device, model_cls, arguments, gamma=0.0, polyak=0.0)
         self.compute_with(s.compile, s.precision)
         self.discrete = action_space_kind(action_space) == "discrete"

@@ -59,7 +59,9 @@ class DiscreteSacAgent(OffPolicyAgent):
     ) -> None:
         s = DiscreteSacSettings(*given, **named)
         actions = discrete_actions("DiscreteSacAgent", action_space)
-        arguments = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
+        arguments = model_arguments(
+            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, convolutions=s.convolutions
+        )
         super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
         self.compute_with(s.compile, s.precision)
         self.target_entropy_share = s.target_entropy_share

@@ -66,7 +66,11 @@ class DQNAgent(OffPolicyAgent):
             if count < 1:
                 raise ConfigError(f"DQN needs {name} >= 1, got {count}")
         arguments = model_arguments(
-            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, dueling=s.dueling
+            s.model_kwargs,
+            hidden_sizes=s.hidden_sizes,
+            activation=s.activation,
+            convolutions=s.convolutions,
+            dueling=s.dueling,
         )
         super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
         self.compute_with(s.compile, s.precision)

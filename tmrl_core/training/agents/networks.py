@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.actor.policies.flattening import layout_of, vector_size
+from tmrl_core.actor.policies.convolutions import Convolutions
+from tmrl_core.actor.policies.flattening import layout_of
 from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch, hidden_layers
 from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
 from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
@@ -113,6 +115,7 @@ class EnsembleCritic(ActionCritic):
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
         count: K, number of critics.
+        convolutions: layers for images, common to all critics; None: the default ones.
     """
 
     def __init__(
@@ -122,11 +125,13 @@ class EnsembleCritic(ActionCritic):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         count: int = 2,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__(action_space)
-        self._layout = layout_of(observation_space)
+        self._layout = layout_of(observation_space, convolutions=convolutions)
+        self.encoder = ObservationEncoder(self._layout, convolutions)
         self.count = count
-        self.net = ensemble_mlp(count, vector_size(self._layout) + self.action_size, hidden_sizes, 1, activation)
+        self.net = ensemble_mlp(count, self.encoder.features + self.action_size, hidden_sizes, 1, activation)
 
     def forward(self, obs: Tree, act: Tensor) -> Tensor:
         """[K, B] values.
@@ -135,7 +140,7 @@ class EnsembleCritic(ActionCritic):
             obs: nested like the observation space, with [B, *shape] tensors as leaves.
             act: [B, *action shape].
         """
-        x_BI = torch.cat([flatten_batch(self._layout, obs), self.scaled(act)], dim=-1)
+        x_BI = torch.cat([self.encoder(flatten_batch(self._layout, obs)), self.scaled(act)], dim=-1)
         q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
         return q_KB1.squeeze(-1).float()
 
@@ -156,12 +161,14 @@ class EnsembleQ(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         count: int = 2,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__()
-        self._layout = layout_of(observation_space, action_space)
+        self._layout = layout_of(observation_space, action_space, convolutions)
+        self.encoder = ObservationEncoder(self._layout, convolutions)
         self.count = count
         actions = discrete_actions("EnsembleQ", action_space).count
-        self.net = ensemble_mlp(count, vector_size(self._layout), hidden_sizes, actions, activation)
+        self.net = ensemble_mlp(count, self.encoder.features, hidden_sizes, actions, activation)
 
     def forward(self, obs: Tree) -> Tensor:
         """[K, B, N] values.
@@ -169,7 +176,7 @@ class EnsembleQ(nn.Module):
         Args:
             obs: nested like the observation space, with [B, *shape] tensors as leaves.
         """
-        q_KBN: Tensor = self.net(flatten_batch(self._layout, obs).expand(self.count, -1, -1))
+        q_KBN: Tensor = self.net(self.encoder(flatten_batch(self._layout, obs)).expand(self.count, -1, -1))
         return q_KBN
 
 
@@ -199,6 +206,7 @@ class MLPActorCritic(nn.Module):
         hidden_sizes: width of each hidden layer, of the policy and of the critics.
         activation: class of the hidden layers' activation, or its name.
         n: number of critics.
+        convolutions: layers for images, of the policy and of the critics; None: the default ones.
     """
 
     actor_cls: ClassVar[type[TorchMLPActor]] = SquashedGaussianMLPActor
@@ -210,10 +218,13 @@ class MLPActorCritic(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         n: int = 2,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__()
-        self.actor = self.actor_cls(observation_space, action_space, hidden_sizes, activation)
-        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n)
+        self.actor = self.actor_cls(
+            observation_space, action_space, hidden_sizes, activation, convolutions=convolutions
+        )
+        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n, convolutions)
 
 
 class REDQMLPActorCritic(MLPActorCritic):
@@ -226,8 +237,9 @@ class REDQMLPActorCritic(MLPActorCritic):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         n: int = 10,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation, n)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, n, convolutions)
 
 
 class DeterministicActorCritic(MLPActorCritic):
@@ -261,10 +273,13 @@ class CategoricalActorCritic(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str | Callable[[], nn.Module] = "tanh",
         n: int = 2,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__()
-        self.actor = CategoricalMLPActor(observation_space, action_space, hidden_sizes, activation)
-        self.critics = EnsembleQ(observation_space, action_space, hidden_sizes, activation, n)
+        self.actor = CategoricalMLPActor(
+            observation_space, action_space, hidden_sizes, activation, convolutions=convolutions
+        )
+        self.critics = EnsembleQ(observation_space, action_space, hidden_sizes, activation, n, convolutions)
 
 
 class QNetwork(nn.Module):
@@ -286,9 +301,12 @@ class QNetwork(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         dueling: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__()
-        self.actor = QValueMLPActor(observation_space, action_space, hidden_sizes, activation, dueling)
+        self.actor = QValueMLPActor(
+            observation_space, action_space, hidden_sizes, activation, dueling, convolutions=convolutions
+        )
 
 
 def critics_of(model: Any) -> nn.Module:

@@ -35,7 +35,7 @@ from tmrl_core.training.agents.running_moments import RunningMoments
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.updates.rollback import all_finite
 from tmrl_core.training.updates.skipped_updates import SKIPPED
-from tmrl_core.training.value_types import Batch, Device, Metrics, Space
+from tmrl_core.training.value_types import Batch, Device, Metrics, Settings, Space
 
 REWARD_LIMIT = 10.0
 """Clipping threshold of scaled rewards."""
@@ -85,12 +85,13 @@ class PPOActorCritic(OnPolicyModel):
         self.actor = actor_cls(
             observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation, **actor_kwargs
         )
-        layers, width = hidden_layers(self.actor.inputs, hidden_sizes, activation, orthogonal_linear)
+        self.encoder = self.actor.encoder.another()
+        layers, width = hidden_layers(self.encoder.features, hidden_sizes, activation, orthogonal_linear)
         self.critic = torch.nn.Sequential(*layers, orthogonal(torch.nn.Linear(width, 1), 1.0))
 
     def value(self, flat_BD: Tensor) -> Tensor:
         """Return [B] values of flattened observations [B, D]."""
-        value_B: Tensor = self.critic(self.actor.normalized(flat_BD)).squeeze(-1)
+        value_B: Tensor = self.critic(self.encoder(self.actor.normalized(flat_BD))).squeeze(-1)
         return value_B
 
     def rows(self, flat_TD: Tensor, flat_ED: Tensor, known_T: Tensor, extras: Mapping[str, Tensor]) -> RoundRows:
@@ -202,12 +203,15 @@ class PPOAgent(TrainingAgent):
         self.normalize_advantages = s.normalize_advantages
         self.rounds = 0
         """Number of rounds trained on."""
-        kwargs: dict[str, float] = {} if s.log_std is None else {"log_std": s.log_std}
+        kwargs: Settings = {} if s.log_std is None else {"log_std": s.log_std}
+        if s.convolutions is not None:
+            kwargs["convolutions"] = s.convolutions
         if s.normalize_observations:
             kwargs["normalize_observations"] = True
         self.model = self._make_model(s, actor_cls, kwargs).to(self.device)
         self.model.actor.to_device(self.device)
-        self.observations = RunningMoments(self.model.actor.inputs) if s.normalize_observations else None
+        values = self.model.actor.encoder.values if s.normalize_observations else 0
+        self.observations = RunningMoments(values) if values else None
         self.returns = RunningMoments(1) if s.normalize_rewards else None
         self._last_sums: dict[int, tuple[int, int, float]] = {}
         """Last position of each stream in the last round: episode, step, and discounted sum of rewards so far."""
@@ -215,7 +219,7 @@ class PPOAgent(TrainingAgent):
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
     def _make_model(
-        self, s: PpoSettings, actor_cls: Callable[..., OnPolicyHead] | None, actor_kwargs: Mapping[str, float]
+        self, s: PpoSettings, actor_cls: Callable[..., OnPolicyHead] | None, actor_kwargs: Settings
     ) -> OnPolicyModel:
         make = cast("Callable[..., OnPolicyActor] | None", actor_cls)
         return PPOActorCritic(
@@ -326,7 +330,7 @@ class PPOAgent(TrainingAgent):
     def _count_observations(self, flat_TD: Tensor) -> None:
         """Add these observations to the statistics that the policy's next version normalizes by."""
         if self.observations is not None:
-            self.observations.see(self.model.actor.inputs_of(flat_TD))
+            self.observations.see(flat_TD[..., : self.model.actor.encoder.values])
             self.model.actor.obs_mean.copy_(self.observations.mean)
             self.model.actor.obs_std.copy_(self.observations.std)
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.actor.policies.flattening import layout_of, vector_size
+from tmrl_core.actor.policies.convolutions import Convolutions
+from tmrl_core.actor.policies.flattening import layout_of
+from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
 from tmrl_core.actor.policies.torch.recurrent import (
     QValueRNNActor,
@@ -32,6 +34,7 @@ class RecurrentCritics(ActionCritic):
         cell: `gru` or `lstm`.
         cell_size: units of the recurrent layer.
         count: K, number of critics.
+        convolutions: layers for images, common to all critics; None: the default ones.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class RecurrentCritics(ActionCritic):
         cell: str,
         cell_size: int,
         count: int,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__(action_space)
-        self._layout = layout_of(observation_space)
+        self._layout = layout_of(observation_space, convolutions=convolutions)
+        self.encoder = ObservationEncoder(self._layout, convolutions)
         self.count = count
         self.cell_size = cell_size
-        self.net, width = hidden_layers(vector_size(self._layout), hidden_sizes, activation)
+        self.net, width = hidden_layers(self.encoder.features, hidden_sizes, activation)
         self.rnn = make_layer(cell, width, cell_size)
         self.head = ensemble_mlp(count, cell_size + self.action_size, list(hidden_sizes)[-1:], 1, activation)
         self._state_names = ("h", "c") if cell == "lstm" else ("h",)
@@ -59,7 +64,7 @@ class RecurrentCritics(ActionCritic):
 
     def unroll(self, obs_BT: Tree, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return [B, T, H] features of sequences of observations, and the state after the last tick."""
-        features_NH: Tensor = self.net(flatten_batch(self._layout, obs_BT))
+        features_NH: Tensor = self.net(self.encoder(flatten_batch(self._layout, obs_BT)))
         features_BTH = features_NH.reshape(state["h"].shape[0], -1, features_NH.shape[-1])
         return unroll_layer(self.rnn, features_BTH, state)
 
@@ -87,6 +92,7 @@ class RecurrentActorCritic(nn.Module):
         cell_size: units of each recurrent layer.
         state_interval: number of ticks between two stored states.
         n: number of critics.
+        convolutions: layers for images, of the policy and of the critics; None: the default ones.
     """
 
     def __init__(
@@ -99,12 +105,16 @@ class RecurrentActorCritic(nn.Module):
         cell_size: int = 128,
         state_interval: int = 20,
         n: int = 2,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__()
         self.actor = SquashedGaussianRNNActor(
-            observation_space, action_space, hidden_sizes, activation, cell, cell_size, state_interval
+            observation_space, action_space, hidden_sizes, activation, cell, cell_size, state_interval,
+            convolutions=convolutions,
+        )  # fmt: skip
+        self.critics = RecurrentCritics(
+            observation_space, action_space, hidden_sizes, activation, cell, cell_size, n, convolutions
         )
-        self.critics = RecurrentCritics(observation_space, action_space, hidden_sizes, activation, cell, cell_size, n)
 
 
 class RecurrentQNetwork(nn.Module):
@@ -127,8 +137,10 @@ class RecurrentQNetwork(nn.Module):
         cell_size: int = 128,
         state_interval: int = 20,
         dueling: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__()
         self.actor = QValueRNNActor(
-            observation_space, action_space, hidden_sizes, activation, cell, cell_size, state_interval, dueling
-        )
+            observation_space, action_space, hidden_sizes, activation, cell, cell_size, state_interval, dueling,
+            convolutions=convolutions,
+        )  # fmt: skip

@@ -23,7 +23,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.ppo import OnPolicyModel, PPOAgent, RoundRows
 from tmrl_core.training.batches import ENDS, PLACES
-from tmrl_core.training.value_types import Device, Space
+from tmrl_core.training.value_types import Device, Settings, Space
 
 RecurrentOnPolicyActor = CategoricalRNNActor | GaussianRNNActor
 
@@ -94,7 +94,7 @@ class RoundSequences(RoundRows):
         place_L = torch.arange(int(self._lengths.max()) + 1, device=device)
         self._row_SL = start_S[:, None] + place_L
         self._alive_SL = place_L < length_S[:, None]
-        self.flat_SLD = torch.zeros((*self._row_SL.shape, flat_TD.shape[-1]), device=device)
+        self.flat_SLD = flat_TD.new_zeros((*self._row_SL.shape, flat_TD.shape[-1]))
         self.flat_SLD[self._alive_SL] = flat_TD
         # The observations after runs; those after other sequences begin the next one.
         self._at_end = torch.from_numpy(np.flatnonzero(ends[starts + self._lengths - 1])).to(device)
@@ -181,7 +181,7 @@ class RecurrentPPOAgent(PPOAgent):
         self,
         s: PpoSettings,
         actor_cls: Callable[..., OnPolicyHead] | None,
-        actor_kwargs: Mapping[str, float],
+        actor_kwargs: Settings,
     ) -> RecurrentActorCritic:
         assert isinstance(s, RecurrentPpoSettings)
         discrete = isinstance(self.action_space, spaces.Discrete)

@@ -54,7 +54,9 @@ class SacAgent(OffPolicyAgent):
         **named: Setting,
     ) -> None:
         s = SacSettings(*given, **named)
-        arguments = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
+        arguments = model_arguments(
+            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, convolutions=s.convolutions
+        )
         super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
         self.compute_with(s.compile, s.precision)
         self.learn_entropy_coef = s.learn_entropy_coef

@@ -58,7 +58,9 @@ class TD3Agent(OffPolicyAgent):
         s = Td3Settings(*given, **named)
         if s.policy_delay < 1:
             raise ConfigError(f"TD3 needs policy_delay >= 1, got {s.policy_delay}")
-        arguments = model_arguments(s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation)
+        arguments = model_arguments(
+            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, convolutions=s.convolutions
+        )
         super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
         self.compute_with(s.compile, s.precision)
         self.policy_delay = s.policy_delay

@@ -210,7 +210,10 @@ except ConfigError as exc:
     print(exc)
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    assert "actor.kwargs: tmrl_core.actor:GaussianMLPActor without torch knows activation, hidden_sizes" in found.stdout
+    assert (
+        "actor.kwargs: tmrl_core.actor:GaussianMLPActor without torch knows activation, convolutions, hidden_sizes"
+        in found.stdout
+    )
     assert "not hiden_sizes" in found.stdout
     assert "pip install" in found.stdout
 

@@ -12,8 +12,10 @@ import numpy as np
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.activations import activation_name
-from tmrl_core.actor.policies.flattening import flatten_into, layout_of, vector_size
+from tmrl_core.actor.policies.convolutions import Convolutions
+from tmrl_core.actor.policies.flattening import flatten_into, images_of, layout_of, values_of, vector_size
 from tmrl_core.actor.policies.masks import is_masked
+from tmrl_core.actor.policies.numpy.encoder import NumpyImageEncoder
 from tmrl_core.actor.policies.weights import (
     ADVICE,
     SAFETENSORS_FORMAT,
@@ -48,9 +50,10 @@ class NumpyActor(ActorModule):
         seed: seed of the initial weights and of exploration; None: from the operating system.
         parameters: names and initial values of other arrays beside the weights.
         normalize_observations: True: normalize by the mean and the standard deviation that are sent with the weights.
+        convolutions: layers for images, see `tmrl_core.actor.policies.convolutions`; None: the default ones.
 
     Raises:
-        ConfigError: a space or an activation is not supported.
+        ConfigError: a space, an activation or the convolutions are not supported.
     """
 
     weights_format: ClassVar[str] = SAFETENSORS_FORMAT
@@ -65,9 +68,11 @@ class NumpyActor(ActorModule):
         seed: int | None,
         parameters: Mapping[str, np.ndarray] | None = None,
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__(observation_space, action_space)
-        self._layout = layout_of(observation_space, action_space)
+        self._layout = layout_of(observation_space, action_space, convolutions)
+        self._value_leaves = values_of(self._layout)
         self._masked = is_masked(observation_space, action_space)
         self._activation = activation_name(activation)
         if self._activation not in SUPPORTED_ACTIVATIONS:
@@ -77,10 +82,19 @@ class NumpyActor(ActorModule):
             )
         self._rng = np.random.default_rng(seed)
         self._parameters = dict(parameters or {})
-        self._widths = widths = (vector_size(self._layout), *(int(width) for width in hidden_sizes))
+        self._encoders = [
+            NumpyImageEncoder(leaf, convolutions, f"encoder.images.{index}")
+            for index, leaf in enumerate(images_of(self._layout))
+        ]
+        self._values = values = vector_size(self._value_leaves)
+        for encoder in self._encoders:
+            # From a generator of its own, so that the other layers are the same with and without images.
+            self._parameters |= encoder.initial_weights(self._rng.spawn(1)[0])
+        features = values + sum(encoder.features for encoder in self._encoders)
+        self._widths = widths = (features, *(int(width) for width in hidden_sizes))
         self._normalizes = normalize_observations
         if normalize_observations:
-            self._parameters |= {"obs_mean": np.zeros(widths[0], np.float32), "obs_std": np.ones(widths[0], np.float32)}
+            self._parameters |= {"obs_mean": np.zeros(values, np.float32), "obs_std": np.ones(values, np.float32)}
         features = self._add_layer(widths[-1])
         self._shapes: dict[str, tuple[int, ...]] = {}
         for index, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
@@ -122,6 +136,8 @@ class NumpyActor(ActorModule):
             self._matrices[-1][-1, columns] = weights[f"{head}.bias"]
         for name in self._parameters:
             self._parameters[name] = weights[name].astype(np.float32)
+        for encoder in self._encoders:
+            encoder.take_over(self._parameters)
 
     def seed(self, seed: int) -> None:
         """Seed the exploration."""
@@ -172,8 +188,17 @@ class NumpyActor(ActorModule):
         """
         return self.from_bytes(Path(path).read_bytes(), device)
 
+    def _encode(self, obs: Any, vector: np.ndarray) -> None:
+        """Write values and features of images of one observation, the inputs of the hidden layers."""
+        flatten_into(self._value_leaves, obs, vector)
+        start = self._values
+        for encoder in self._encoders:
+            encoder.encode(obs, vector[start : start + encoder.features])
+            start += encoder.features
+
     def _prepare(self, vector: np.ndarray) -> None:
-        """Normalize flattened observations [..., size] in place."""
+        """Normalize the values of encoded observations [..., size] in place."""
+        vector = vector[..., : self._values]
         vector -= self._parameters["obs_mean"]
         vector /= self._parameters["obs_std"]
         np.clip(vector, -OBSERVATION_LIMIT, OBSERVATION_LIMIT, out=vector)
@@ -198,10 +223,12 @@ class NumpyMLPActor(NumpyActor):
         seed: int | None,
         parameters: Mapping[str, np.ndarray] | None = None,
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__(
-            observation_space, action_space, heads, hidden_sizes, activation, seed, parameters, normalize_observations
-        )
+            observation_space, action_space, heads, hidden_sizes, activation, seed, parameters,
+            normalize_observations, convolutions,
+        )  # fmt: skip
         # Inputs of each matrix: the values, then the 1 that meets the bias.
         self._inputs = [np.ones(width + 1, np.float32) for width in self._widths]
         self._heads = np.empty(self._matrices[-1].shape[1], np.float32)
@@ -214,6 +241,7 @@ class NumpyMLPActor(NumpyActor):
         """
         dot, ndarray = np.dot, np.ndarray
         layout, vector, heads = self._layout, self._inputs[0][:-1], self._heads
+        encode = self._encode
         first_matrix, first_input = self._matrices[0], self._inputs[0]
         first_output = self._inputs[1][:-1] if len(self._matrices) > 1 else heads
         layers = [
@@ -235,7 +263,7 @@ class NumpyMLPActor(NumpyActor):
             if flat and isinstance(obs, ndarray) and obs.shape == direct_shape:
                 vector[:] = obs
             else:
-                flatten_into(layout, obs, vector)
+                encode(obs, vector)
             if prepare is not None:
                 prepare(vector)
             dot(first_input, first_matrix, out=first_output)

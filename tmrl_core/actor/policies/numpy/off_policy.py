@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.exploration import EpsilonGreedy
 from tmrl_core.actor.policies.masks import allowed_indices
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
@@ -33,11 +34,14 @@ class NumpyQValueMLPActor(EpsilonGreedy, NumpyMLPActor):
         dueling: bool = False,
         epsilon: float = 1.0,
         seed: int | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._actions = discrete_actions(self.owner, action_space)
         count = self._actions.count
         heads = {"value": 1, "advantage": count} if dueling else {"q": count}
-        super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed)
+        super().__init__(
+            observation_space, action_space, heads, hidden_sizes, activation, seed, convolutions=convolutions
+        )
         # The best action has the largest advantage: the value, and the advantages' mean, are the same for all.
         self._ranked = self._heads[self._columns["advantage" if dueling else "q"]]
         self.epsilon = float(epsilon)
@@ -79,9 +83,18 @@ class NumpyDeterministicMLPActor(NumpyMLPActor):
         noise: float = 0.1,
         random: float = 1.0,
         seed: int | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._bounds = action_bounds(self.owner, action_space)
-        super().__init__(observation_space, action_space, {"mu": self._bounds.size}, hidden_sizes, activation, seed)
+        super().__init__(
+            observation_space,
+            action_space,
+            {"mu": self._bounds.size},
+            hidden_sizes,
+            activation,
+            seed,
+            convolutions=convolutions,
+        )
         self.noise = float(noise)
         self.random = float(random)
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.masks import allowed_indices
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
@@ -44,10 +45,19 @@ class NumpyOnPolicyActor(NumpyMLPActor):
         outputs: int,
         normalize_observations: bool = False,
         parameters: dict[str, np.ndarray] | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         heads = {self.head: outputs}
         super().__init__(
-            observation_space, action_space, heads, hidden_sizes, activation, seed, parameters, normalize_observations
+            observation_space,
+            action_space,
+            heads,
+            hidden_sizes,
+            activation,
+            seed,
+            parameters,
+            normalize_observations,
+            convolutions=convolutions,
         )
 
     @abstractmethod
@@ -86,6 +96,7 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
         activation: Any = "tanh",
         seed: int | None = None,
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._actions = discrete_actions(self.owner, action_space)
         self._uniform: list[float] = []
@@ -97,6 +108,7 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
             seed,
             outputs=self._actions.count,
             normalize_observations=normalize_observations,
+            convolutions=convolutions,
         )
 
     def seed(self, seed: int) -> None:
@@ -152,6 +164,7 @@ class NumpyGaussianMLPActor(NumpyOnPolicyActor):
         log_std: float = 0.0,
         seed: int | None = None,
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._bounds = box_bounds(self.owner, action_space)
         size = self._bounds.size
@@ -164,6 +177,7 @@ class NumpyGaussianMLPActor(NumpyOnPolicyActor):
             outputs=size,
             normalize_observations=normalize_observations,
             parameters={"log_std": np.full(size, log_std, np.float32)},
+            convolutions=convolutions,
         )
 
     def _take_over(self, weights: Mapping[str, np.ndarray]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tmrl_core.actor.module import State
-from tmrl_core.actor.policies.flattening import flatten_into
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN
 from tmrl_core.actor.policies.numpy.mlp import NumpyActor
 from tmrl_core.actor.policies.numpy.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN
@@ -63,10 +63,19 @@ class NumpyRecurrentActor(RecurrentPolicy, NumpyActor):
         seed: int | None,
         parameters: Mapping[str, np.ndarray] | None = None,
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self.set_cell(cell, cell_size, state_interval)
         super().__init__(
-            observation_space, action_space, heads, hidden_sizes, activation, seed, parameters, normalize_observations
+            observation_space,
+            action_space,
+            heads,
+            hidden_sizes,
+            activation,
+            seed,
+            parameters,
+            normalize_observations,
+            convolutions=convolutions,
         )
         self._make_buffers(1)
 
@@ -126,7 +135,7 @@ class NumpyRecurrentActor(RecurrentPolicy, NumpyActor):
             x[:] = obs_B
         else:
             for row in range(batch):
-                flatten_into(self._layout, map_leaves(itemgetter(row), obs_B), x[row])
+                self._encode(map_leaves(itemgetter(row), obs_B), x[row])
         if self._normalizes:
             self._prepare(x)
         relu = self._activation == "relu"
@@ -221,11 +230,21 @@ class NumpySquashedGaussianRNNActor(SquashedGaussianChoice, NumpyRecurrentActor)
         state_interval: int = 20,
         random: float | None = None,
         seed: int | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._bounds = action_bounds(self.owner, action_space)
         heads = {"mu": self._bounds.size, "log_std": self._bounds.size}
         super().__init__(
-            observation_space, action_space, heads, hidden_sizes, activation, cell, cell_size, state_interval, seed
+            observation_space,
+            action_space,
+            heads,
+            hidden_sizes,
+            activation,
+            cell,
+            cell_size,
+            state_interval,
+            seed,
+            convolutions=convolutions,
         )
         self.begin_exploration(random)
 
@@ -256,12 +275,22 @@ class NumpyQValueRNNActor(EpsilonGreedyChoice, NumpyRecurrentActor):
         dueling: bool = False,
         epsilon: float = 1.0,
         seed: int | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._actions = discrete_actions(self.owner, action_space)
         count = self._actions.count
         heads = {"value": 1, "advantage": count} if dueling else {"q": count}
         super().__init__(
-            observation_space, action_space, heads, hidden_sizes, activation, cell, cell_size, state_interval, seed
+            observation_space,
+            action_space,
+            heads,
+            hidden_sizes,
+            activation,
+            cell,
+            cell_size,
+            state_interval,
+            seed,
+            convolutions=convolutions,
         )
         self.epsilon = float(epsilon)
 
@@ -294,11 +323,13 @@ class NumpyCategoricalRNNActor(CategoricalChoice, NumpyRecurrentActor):
         state_interval: int = 20,
         normalize_observations: bool = False,
         seed: int | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._actions = discrete_actions(self.owner, action_space)
         super().__init__(
             observation_space, action_space, {"logits": self._actions.count}, hidden_sizes, activation, cell,
             cell_size, state_interval, seed, normalize_observations=normalize_observations,
+            convolutions=convolutions,
         )  # fmt: skip
 
     def _outputs(self, heads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -328,12 +359,14 @@ class NumpyGaussianRNNActor(GaussianChoice, NumpyRecurrentActor):
         log_std: float = 0.0,
         normalize_observations: bool = False,
         seed: int | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._bounds = box_bounds(self.owner, action_space)
         size = self._bounds.size
         super().__init__(
             observation_space, action_space, {"mu": size}, hidden_sizes, activation, cell,
             cell_size, state_interval, seed, {"log_std": np.full(size, log_std, np.float32)}, normalize_observations,
+            convolutions,
         )  # fmt: skip
 
     def _outputs(self, heads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.exploration import RandomUntilTrained
 from tmrl_core.actor.policies.numpy.mlp import SUPPORTED_ACTIVATIONS as SUPPORTED_ACTIVATIONS
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
@@ -45,10 +46,13 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
         activation: Any = "relu",
         random: float | None = None,
         seed: int | None = None,
+        convolutions: Convolutions | None = None,
     ) -> None:
         self._bounds = action_bounds(self.owner, action_space)
         heads = {"mu": self._bounds.size, "log_std": self._bounds.size}
-        super().__init__(observation_space, action_space, heads, hidden_sizes, activation, seed)
+        super().__init__(
+            observation_space, action_space, heads, hidden_sizes, activation, seed, convolutions=convolutions
+        )
         self._noise: list[float] = []
         self._uniform: list[np.ndarray] = []
         self._act_by_policy = self._make_act()

@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from tmrl_core.actor.module import State
 from tmrl_core.actor.policies.activations import activation_name
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.flattening import Leaf, layout_of, vector_size
 from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN, is_masked
+from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.module import TorchActorModule
 from tmrl_core.errors import ConfigError
 
@@ -35,10 +37,17 @@ def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], n
 
 
 def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
-    """Flatten a batch of observations, nested like the space with [B, *shape] leaves, to [B, size] float32."""
+    """Flatten a batch of observations, nested like the space with [B, *shape] leaves, to [B, size].
+
+    The elements are float32, or of the images' dtype where there is nothing else.
+    """
     parts: list[Tensor] = []
     for leaf in layout:
         value = leaf.of(obs)
+        if leaf.kind == "image":
+            # Bytes stay bytes as long as possible.
+            parts.append(value.reshape(-1, leaf.size))
+            continue
         if leaf.kind == "values":
             parts.append(value.reshape(-1, leaf.size).to(torch.float32))
             continue
@@ -86,11 +95,13 @@ class TorchMLPActor(TorchActorModule):
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
         linear: makes an affine layer of so many inputs and outputs.
+        convolutions: layers for images, see `tmrl_core.actor.policies.convolutions`; None: the default ones.
 
     Attributes:
         layout: of a flattened observation; an action mask is its last leaf.
         inputs: number of elements of a flattened observation without the mask.
         masked: True: the environment has an action mask.
+        encoder: makes the inputs of the hidden layers.
         net: the hidden layers.
         features: width of their output.
     """
@@ -102,9 +113,11 @@ class TorchMLPActor(TorchActorModule):
         hidden_sizes: Sequence[int],
         activation: str | Callable[[], nn.Module],
         linear: Callable[[int, int], nn.Module] = nn.Linear,
+        convolutions: Convolutions | None = None,
     ) -> None:
         super().__init__(observation_space, action_space)
-        self.layout = layout_of(observation_space, action_space)
+        self.layout = layout_of(observation_space, action_space, convolutions)
+        self.encoder = ObservationEncoder(self.layout, convolutions)
         self.inputs = vector_size(self.layout)
         self.masked = is_masked(observation_space, action_space)
         if self.masked:
@@ -112,7 +125,7 @@ class TorchMLPActor(TorchActorModule):
             self.layout += (Leaf((ACTION_MASK,), "values", self.inputs, count, (count,)),)
         self._activation = activation_name(activation)
         self._generator: torch.Generator | None = None
-        self.net, self.features = hidden_layers(self.inputs, hidden_sizes, activation, linear)
+        self.net, self.features = hidden_layers(self.encoder.features, hidden_sizes, activation, linear)
 
     def weights_metadata(self) -> dict[str, str]:
         """Return the activation, which the shapes do not show."""
@@ -120,7 +133,7 @@ class TorchMLPActor(TorchActorModule):
 
     def encode(self, flat_BD: Tensor) -> Tensor:
         """Return [B, H] features of flattened observations [B, D]."""
-        features_BH: Tensor = self.net(self.inputs_of(flat_BD))
+        features_BH: Tensor = self.net(self.encoder(self.inputs_of(flat_BD)))
         return features_BH
 
     def inputs_of(self, flat_BD: Tensor) -> Tensor:

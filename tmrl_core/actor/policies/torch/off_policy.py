@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.exploration import EpsilonGreedy
 from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, allowed_indices
 from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
@@ -99,8 +100,9 @@ class QValueMLPActor(QValueHead):
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         dueling: bool = False,
         epsilon: float = 1.0,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, convolutions=convolutions)
         self.make_head("QValueMLPActor", dueling, epsilon)
 
     def forward(self, obs: Any) -> Tensor:
@@ -167,8 +169,9 @@ class DeterministicMLPActor(TorchMLPActor):
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         noise: float = 0.1,
         random: float = 1.0,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, convolutions=convolutions)
         bounds = action_bounds("DeterministicMLPActor", action_space)
         self._action_shape = bounds.shape
         self._action_dtype = bounds.dtype

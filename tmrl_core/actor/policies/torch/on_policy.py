@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.masks import check_allowed
 from tmrl_core.actor.policies.numpy.mlp import OBSERVATION_LIMIT
 from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
@@ -43,7 +44,7 @@ class OnPolicyHead(TorchMLPActor):
 
     Args:
         normalize_observations: to mean 0 and standard deviation 1, by what training has seen of them so far, which
-            travels with the weights; elements beyond 10 are cut there.
+            travels with the weights; elements beyond 10 are cut there. Images are left as they are.
 
     Raises:
         ConfigError: a space that this policy cannot take.
@@ -59,19 +60,22 @@ class OnPolicyHead(TorchMLPActor):
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str | Callable[[], torch.nn.Module] = "tanh",
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation, orthogonal_linear)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, orthogonal_linear, convolutions)
         self.normalizes = normalize_observations
         if normalize_observations:
-            self.register_buffer("obs_mean", torch.zeros(self.inputs))
-            self.register_buffer("obs_std", torch.ones(self.inputs))
+            self.register_buffer("obs_mean", torch.zeros(self.encoder.values))
+            self.register_buffer("obs_std", torch.ones(self.encoder.values))
 
     def normalized(self, flat_BD: Tensor) -> Tensor:
         """Return [B, D] flattened observations without the action mask, normalized if that is enabled."""
         flat_BD = self.inputs_of(flat_BD)
         if not self.normalizes:
             return flat_BD
-        return ((flat_BD - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        count = self.encoder.values
+        values = ((flat_BD[..., :count] - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        return values if count == self.inputs else torch.cat([values, flat_BD[..., count:]], dim=-1)
 
     def encode(self, flat_BD: Tensor) -> Tensor:
         """Return [B, H] features of flattened observations [B, D]."""
@@ -235,8 +239,11 @@ class CategoricalMLPActor(CategoricalHead, OnPolicyActor):
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str | Callable[[], torch.nn.Module] = "tanh",
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
+        super().__init__(
+            observation_space, action_space, hidden_sizes, activation, normalize_observations, convolutions
+        )
         self.make_head("CategoricalMLPActor")
 
     def log_probs(self, flat_BD: Tensor) -> Tensor:
@@ -287,8 +294,11 @@ class GaussianMLPActor(GaussianHead, OnPolicyActor):
         activation: str | Callable[[], torch.nn.Module] = "tanh",
         log_std: float = 0.0,
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
+        super().__init__(
+            observation_space, action_space, hidden_sizes, activation, normalize_observations, convolutions
+        )
         self.make_head("GaussianMLPActor", log_std)
 
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:

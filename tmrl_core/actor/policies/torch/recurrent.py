@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.module import State
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.masks import ALLOWED
 from tmrl_core.actor.policies.recurrent import (
     CategoricalChoice,
@@ -178,8 +179,9 @@ class SquashedGaussianRNNActor(SquashedGaussianChoice, SquashedGaussianHead, Tor
         cell_size: int = 128,
         state_interval: int = 20,
         random: float | None = 0.0,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, convolutions=convolutions)
         self.begin_exploration(random)
         self.make_recurrent(cell, cell_size, state_interval)
         self.make_head("SquashedGaussianRNNActor")
@@ -212,8 +214,9 @@ class QValueRNNActor(EpsilonGreedyChoice, QValueHead, TorchRecurrentActor):
         state_interval: int = 20,
         dueling: bool = False,
         epsilon: float = 1.0,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, convolutions=convolutions)
         self.make_recurrent(cell, cell_size, state_interval)
         self.make_head("QValueRNNActor", dueling, epsilon)
 
@@ -241,8 +244,11 @@ class CategoricalRNNActor(CategoricalChoice, CategoricalHead, TorchRecurrentActo
         cell_size: int = 128,
         state_interval: int = 20,
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
+        super().__init__(
+            observation_space, action_space, hidden_sizes, activation, normalize_observations, convolutions=convolutions
+        )
         self.make_recurrent(cell, cell_size, state_interval)
         self.make_head("CategoricalRNNActor")
 
@@ -272,7 +278,10 @@ class GaussianRNNActor(GaussianChoice, GaussianHead, TorchRecurrentActor):
         state_interval: int = 20,
         log_std: float = 0.0,
         normalize_observations: bool = False,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation, normalize_observations)
+        super().__init__(
+            observation_space, action_space, hidden_sizes, activation, normalize_observations, convolutions=convolutions
+        )
         self.make_recurrent(cell, cell_size, state_interval)
         self.make_head("GaussianRNNActor", log_std)

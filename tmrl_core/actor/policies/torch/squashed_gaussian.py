@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.exploration import RandomUntilTrained
 from tmrl_core.actor.policies.spaces import action_bounds
 from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
@@ -118,8 +119,9 @@ class SquashedGaussianMLPActor(SquashedGaussianHead):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str | Callable[[], torch.nn.Module] = torch.nn.ReLU,
         random: float | None = 0.0,
+        convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, convolutions=convolutions)
         self.begin_exploration(random)
         self.make_head("SquashedGaussianMLPActor")
 

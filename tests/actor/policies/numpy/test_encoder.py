@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import tmrl_core.actor
+from tmrl_core.actor.policies.flattening import layout_of
+from tmrl_core.actor.policies.numpy.encoder import NumpyImageEncoder
+from tmrl_core.config.algorithms import POLICIES
+
+ACTIONS = {"box": spaces.Box(-2, 1, (3,), np.float32), "discrete": spaces.Discrete(4, start=1)}
+GRAY, COLOR = spaces.Box(0, 255, (4, 24, 20), np.uint8), spaces.Box(0, 255, (20, 24, 3), np.uint8)
+SPEED = spaces.Box(-1, 1, (2,), np.float32)
+FLOATS = spaces.Box(0, 1, (2, 16, 16), np.float32)
+SPACES: dict[str, tuple[Any, Any]] = {
+    "frames": (GRAY, None),
+    "colour frames": (spaces.Box(0, 255, (2, 20, 24, 3), np.uint8), "large"),
+    "one plane": (spaces.Box(0, 255, (10, 10), np.uint8), None),
+    "one pixel": (spaces.Box(0, 255, (1, 1), np.uint8), None),
+    "floats": (FLOATS, [[8, 4, 2]]),
+    "images and values": (spaces.Dict(a=COLOR, gear=spaces.Discrete(3), speed=SPEED, z=GRAY), None),
+    "nested": (spaces.Tuple((SPEED, spaces.Dict(view=COLOR))), "large"),
+}
+
+
+def outputs(policy: Any, obs: Any) -> list[float]:
+    """Numbers that an action depends on."""
+    if "QValue" in type(policy).__name__:
+        policy.set_exploration({"epsilon": 0.0})
+    action, extras = policy.act_with_extras(obs, test=True)
+    return [*np.ravel(action).tolist(), *np.ravel(extras.get("logp", 0.0)).tolist()]
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
+def test_both_backends_see_the_same(policy: Any, space: str) -> None:
+    torch.manual_seed(3)
+    observations, convolutions = SPACES[space]
+    observations.seed(1)
+    kwargs: dict[str, Any] = {"hidden_sizes": (16,), "convolutions": convolutions}
+    arguments = observations, ACTIONS[policy.action_space]
+    trained = getattr(tmrl_core.actor, policy.name)(*arguments, **kwargs)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter *= 2.0  # the actions of new policies are too much alike
+    acting = getattr(tmrl_core.actor, policy.numpy_name)(*arguments, **kwargs)
+    assert acting.architecture() == trained.architecture()
+    acting.from_bytes(trained.to_bytes())
+    assert acting.to_bytes() == trained.to_bytes()
+    seen = []
+    for _ in range(5):
+        obs = observations.sample()
+        seen.append(outputs(acting, obs))
+        assert seen[-1] == pytest.approx(outputs(trained, obs), abs=1e-5)
+    if policy.action_space == "box":
+        assert len({tuple(one) for one in seen}) == 5
+
+
+@pytest.mark.parametrize("name", ["GaussianMLPActor", "CategoricalRNNActor"])
+def test_values_beside_images_are_normalized(name: str) -> None:
+    space = spaces.Dict(speed=SPEED, view=COLOR)
+    kwargs: dict[str, Any] = {"hidden_sizes": (16,), "normalize_observations": True}
+    actions = ACTIONS["box" if name == "GaussianMLPActor" else "discrete"]
+    trained = getattr(tmrl_core.actor, name)(space, actions, **kwargs)
+    with torch.no_grad():
+        trained.obs_mean += torch.tensor([0.3, -0.2])
+        trained.obs_std *= 0.5
+    acting = getattr(tmrl_core.actor, f"Numpy{name}")(space, actions, **kwargs).from_bytes(trained.to_bytes())
+    obs = space.sample()
+    assert outputs(acting, obs) == pytest.approx(outputs(trained, obs), abs=1e-5)
+
+
+def test_an_image_of_another_shape_is_refused() -> None:
+    encoder = NumpyImageEncoder(layout_of(GRAY)[0], None, "encoder")
+    with pytest.raises(ValueError, match=r"an image of the observation has the shape \(4, 24, 24\), not \(4, 24, 20\)"):
+        encoder.encode(np.zeros((4, 24, 24), np.uint8), np.zeros(encoder.features, np.float32))
