@@ -27,11 +27,14 @@ def authority(name: str) -> Signed:
 
 
 @functools.cache
-def certificate(role: str = "worker", name: str = "robot", ca: str = "ours", days: float = DAYS) -> Signed:
+def _certificate(role: str, name: str, ca: str, days: float) -> Signed:
     return make_client_certificate(authority(ca), role, name, later(days))
 
 
-@functools.cache
+def certificate(role: str = "worker", name: str = "robot", ca: str = "ours", days: float = DAYS) -> Signed:
+    return _certificate(role, name, ca, days)
+
+
 def signer(role: str = "worker", name: str = "robot", ca: str = "ours", days: float = DAYS) -> Signer:
     signed = certificate(role, name, ca, days)
     return Signer(signed.certificate, signed.key)

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from tmrl_core.errors import CredentialsError, ForgedError
@@ -29,6 +30,16 @@ MAX_CERTIFICATE_BYTES = 8_192
 
 _DOMAIN = "tmrl_core end-to-end 1: "
 _CHECKED_CERTIFICATES = 256
+_INVALID = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+    CryptographyDeprecationWarning,  # if warnings are errors
+)
+"""Exceptions for which a certificate counts as damaged."""
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -77,7 +88,7 @@ class Signer:
             parsed = x509.load_pem_x509_certificate(certificate.encode())
             loaded = load_pem_private_key(key.encode(), password=None)
             uri = _identity(parsed)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
+        except _INVALID:
             # The cause is left out, because it could quote the key.
             raise CredentialsError("the certificate or the key of this role is not in PEM form") from None
         if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != parsed.public_key():
@@ -169,7 +180,7 @@ class Verifier:
             uri = _identity(parsed)
             key = parsed.public_key()
             serial = clean_serial(f"{parsed.serial_number:x}")
-        except (ValueError, TypeError, UnsupportedAlgorithm, VerificationError, CredentialsError) as exc:
+        except (*_INVALID, VerificationError, CredentialsError) as exc:
             raise ForgedError(f"a certificate is not valid here: {plain(str(exc), 200)}") from exc
         identity = parse_identity_uri(uri) if uri is not None else None
         if uri is None or identity is None or not isinstance(key, ec.EllipticCurvePublicKey):

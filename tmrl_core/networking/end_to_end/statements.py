@@ -9,8 +9,11 @@ import msgspec
 
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import MAX_CERTIFICATE_BYTES, PROOF_BYTES, digest, statement
-from tmrl_core.networking.end_to_end.stream_keys import KEY_BYTES, STREAM_BYTES
+from tmrl_core.networking.end_to_end.stream_keys import KEY_BYTES
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, Number, Version
+
+_STREAM_ID = struct.Struct(">I4s8s")
+MAX_STARTED_S = (1 << 32) - 1
 
 SIGNING_KEY_BYTES = 33
 """Size of a compressed point of P-256."""
@@ -23,7 +26,7 @@ _RECORD_MAGIC = b"\xc1tmrl_core stream 1\x00"
 """Begins with a byte that MessagePack never uses, so that a signature of a stream without a record differs."""
 _CARD_MAGIC = b"\xc1tmrl_core card 1\x00"
 _TRAILER = struct.Struct(f"<QQ{PROOF_BYTES}s8s")
-_TRAILER_MAGIC = b"\xc1tmrl e2\x01"[:8]
+_TRAILER_MAGIC = b"\xc1tmrl e2"
 TRAILER_BYTES = _TRAILER.size
 
 
@@ -35,7 +38,7 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         certificate: the worker's, DER.
         key: the stream's X25519 public key.
         incarnation: highest incarnation of a trainer that the worker has accepted.
-        started_ns: the worker's clock at the start of the stream, in nanoseconds since 1970.
+        started_s: the worker's clock at the start of the stream, in seconds since 1970.
         proof: signature by the certificate's key.
     """
 
@@ -43,12 +46,12 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     certificate: Certificate
     key: Key
     incarnation: Number
-    started_ns: Number
+    started_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_STARTED_S)]
     proof: Proof = bytes(PROOF_BYTES)
 
     def covered(self, run: str, stream: bytes) -> bytes:
         """Return what the proof covers."""
-        fields = (self.signature, self.certificate, self.key, self.incarnation, self.started_ns)
+        fields = (self.signature, self.certificate, self.key, self.incarnation, self.started_s)
         return statement("stream record", run, stream, *fields)
 
 
@@ -83,9 +86,14 @@ _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (StreamRecord, RunC
 _MAGIC: dict[type, bytes] = {StreamRecord: _RECORD_MAGIC, RunCard: _CARD_MAGIC}
 
 
-def stream_id(run: str, identity: str, key: bytes) -> bytes:
-    """Return the id of the stream with this public key, which no other holder of a certificate can use."""
-    return digest(statement("stream id", run, identity, key))[:STREAM_BYTES]
+def stream_id(run: str, identity: str, key: bytes, started_s: int) -> bytes:
+    """Return the id of the stream with this public key, which no other holder of a certificate can use.
+
+    It begins with the time of its start and 4 bytes that name the holder, so that a trainer that has forgotten the
+    oldest streams of a holder recognises their replay.
+    """
+    holder = digest(statement("holder", identity))[:4]
+    return _STREAM_ID.pack(started_s, holder, digest(statement("stream id", run, identity, key, started_s))[:8])
 
 
 def is_record(signature: bytes) -> bool:

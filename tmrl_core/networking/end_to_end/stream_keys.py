@@ -36,7 +36,6 @@ SIGNED = 3
 KEY_BYTES = 32
 """Size of an X25519 public key."""
 KEY_ID_BYTES = 8
-STREAM_BYTES = 16
 
 _TAG_BYTES = 16
 _PADDING = bytes(PROOF_BYTES - KEY_ID_BYTES - 8 - _TAG_BYTES)

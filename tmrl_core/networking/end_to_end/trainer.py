@@ -78,7 +78,7 @@ class TrainerSeal:
         try:
             record = decode_statement(signature, StreamRecord)
             peer = self._verifier.check(record.certificate, ("worker",))
-            if stream != stream_id(self.run, peer.identity, record.key) or not is_signed(
+            if stream != stream_id(self.run, peer.identity, record.key, record.started_s) or not is_signed(
                 peer.key, record.proof, record.covered(self.run, stream)
             ):
                 raise ForgedError(f"the record of a stream of {peer.name} has a wrong signature, or is of another run")
@@ -122,14 +122,12 @@ class OpenedStream:
         signature: the application's signature of the stream.
         peer: the worker.
         incarnation: highest incarnation of a trainer that the worker had accepted.
-        started_ns: the worker's clock at the start of the stream.
     """
 
     def __init__(self, seal: TrainerSeal, stream: bytes, record: StreamRecord, peer: Peer) -> None:
         self.signature = record.signature
         self.peer = peer
         self.incarnation = record.incarnation
-        self.started_ns = record.started_ns
         self._seal = seal
         self._stream = stream
         self._key = record.key

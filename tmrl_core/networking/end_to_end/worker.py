@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -16,6 +17,7 @@ from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
 from tmrl_core.networking.end_to_end.run_key import key_id_of
 from tmrl_core.networking.end_to_end.statements import (
+    MAX_STARTED_S,
     RunCard,
     StreamRecord,
     broadcast_statement,
@@ -42,11 +44,11 @@ Mode = Literal["authenticate", "encrypt"]
 class _Stream:
     """A stream of this process: its key pair, the keys shared with today's trainer, and the counter of its seals."""
 
-    def __init__(self, run: str, identity: str) -> None:
+    def __init__(self, run: str, identity: str, started_s: int) -> None:
         self.private = X25519PrivateKey.generate()
         self.key = self.private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self.id = stream_id(run, identity, self.key)
-        self.started_ns = time.time_ns()
+        self.started_s = max(0, min(started_s, MAX_STARTED_S))
+        self.id = stream_id(run, identity, self.key, self.started_s)
         self.seals = 0
         self.keys: StreamKeys | None = None
 
@@ -54,7 +56,8 @@ class _Stream:
 class _Card:
     """An accepted card, with its keys."""
 
-    def __init__(self, card: RunCard) -> None:
+    def __init__(self, card: RunCard, body: bytes) -> None:
+        self.body = body
         self.content = card
         self.key_id = key_id_of(card.run_key)
         try:
@@ -75,6 +78,7 @@ class WorkerSeal:
         accepted: newest policy version that an earlier process of this worker has accepted in this run.
         on_accepted: called with each newer version, to be stored.
         on_forged: called with a text for each attempt. The callee limits the rate of its log.
+        clock: seconds since 1970.
 
     Not thread-safe: the owner serialises calls.
     """
@@ -92,6 +96,7 @@ class WorkerSeal:
         accepted: Version = (0, 0),
         on_accepted: Callable[[Version], None] = lambda version: None,
         on_forged: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.run = run
         self.signer = signer
@@ -108,6 +113,7 @@ class WorkerSeal:
         self._verifier = verifier
         self._on_accepted = on_accepted
         self._on_forged = on_forged
+        self._clock = clock
         self._streams: dict[bytes, _Stream] = {}
         self._card: _Card | None = None
         self._newest: dict[tuple[str, bytes], Version] = {}
@@ -125,18 +131,16 @@ class WorkerSeal:
 
     def new_stream(self) -> bytes:
         """Make the key pair of a stream. Return the stream's id, which follows from it."""
-        stream = _Stream(self.run, self.signer.identity)
+        stream = _Stream(self.run, self.signer.identity, int(self._clock()))
         self._streams[stream.id] = stream
         return stream.id
 
     def record(self, stream: bytes, signature: bytes) -> bytes:
         """Return the signed record of a stream of `new_stream`, to be announced in place of its signature."""
         own = self._streams[stream]
-        record = StreamRecord(signature, self.signer.certificate, own.key, self.incarnation, own.started_ns)
+        record = StreamRecord(signature, self.signer.certificate, own.key, self.incarnation, own.started_s)
         proof = self.signer.sign(record.covered(self.run, stream))
-        return encode_statement(
-            StreamRecord(signature, record.certificate, own.key, record.incarnation, own.started_ns, proof)
-        )
+        return encode_statement(msgspec.structs.replace(record, proof=proof))
 
     def announced(self, body: bytes) -> bool:
         """Handle a trainer's card. Return True if it is valid and is used from now on."""
@@ -147,8 +151,10 @@ class WorkerSeal:
                 raise ForgedError("the card of a trainer has a wrong signature")
             if card.run != self.run:
                 raise ForgedError("the card of a trainer is for another run")
-            accepted = _Card(card)
+            accepted = _Card(card, body)
         except ForgedError as exc:
+            if self._card is not None and self._card.body == body:  # its certificate has expired or is revoked
+                self._card = None
             self._count(str(exc))
             return False
         current = self._card.content if self._card is not None else None
