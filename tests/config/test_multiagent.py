@@ -58,6 +58,20 @@ POLICY = {"algorithm": "ports:make"}
     ("changes", "words"),
     [
         ({"agents": {}}, ["multiagent.agents: found none"]),
+        ({"agents": {"*th": "shared"}}, ["multiagent.agents: found the pattern '*th'", "multiagent.agent_ids"]),
+        (
+            {"agents": {"n*": "shared", "*h": "shared"}, "agent_ids": ["north"]},
+            ["multiagent.agents: the patterns 'n*' and '*h' match the agent 'north'"],
+        ),
+        ({"agents": {"n*": "shared", "s*": "shared"}, "agent_ids": ["north"]}, ["the pattern 's*' matches none"]),
+        (
+            {"agents": {"*": "shared", "east": "shared"}, "agent_ids": ["north"]},
+            ["multiagent.agents.east", "agent_ids"],
+        ),
+        (
+            {"agent_ids": ["north", "south", "north"]},
+            ["multiagent.agent_ids: found north, south, north; allowed: each"],
+        ),
         ({"agents": {"north": "own"}}, ["multiagent.agents.north", "'own'", "allowed: 'shared'"]),
         ({"policies": {"shared": POLICY, "idle": POLICY}}, ["multiagent.policies.idle: no agent uses it"]),
         (

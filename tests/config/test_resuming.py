@@ -58,3 +58,19 @@ def test_an_agent_keeps_its_policy_and_memory_in_a_run() -> None:
         "multiagent.policies.y.parameters.capacity": True,
     }
     assert "multiagent" in {change.key for change in changes_since(plain(from_values({})), made()) if change.fixed}
+
+
+def test_an_agent_keeps_its_policy_whatever_pattern_names_it() -> None:
+    def made(**many: Any) -> Any:
+        lockstep = {"steps_per_round": None, "episodes_per_round": 1}
+        many["policies"] = {name: {"algorithm": "a:b"} for name in sorted(set(many["agents"].values()))}
+        return from_values(
+            {"multiagent": many, "worker": {"collection": "lockstep"}, "trainer": {"lockstep": lockstep}}
+        )
+
+    ids = ["p1", "p2"]
+    first = plain(made(agents={"p*": "x"}, agent_ids=ids))
+    same = made(agents={"p1": "x", "p2": "x"})
+    other = made(agents={"p1": "x", "p?": "y"}, agent_ids=ids)
+    assert not [change for change in changes_since(first, same) if change.fixed]
+    assert [change.key for change in changes_since(first, other) if change.fixed] == ["multiagent.agents.p2"]

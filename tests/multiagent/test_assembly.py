@@ -6,7 +6,7 @@ import pytest
 
 from tests.multiagent.ring import Table
 from tmrl_core.errors import ConfigError
-from tmrl_core.multiagent import AgentParameters, Assembly, MemorySettings, PolicySettings
+from tmrl_core.multiagent import AgentManager, AgentParameters, Assembly, MemorySettings, PolicySettings
 
 
 def policy(memory: str | None = None, **parameters: int | bool | str) -> PolicySettings:
@@ -58,3 +58,13 @@ def test_policies_that_share_an_unlisted_memory_must_agree_on_it() -> None:
 def test_an_on_policy_policy_shares_no_memory() -> None:
     with pytest.raises(ConfigError, match="an on-policy one clears it after training"):
         Assembly(agents={"a": "x"}, policies={"x": policy("m", on_policy=True), "y": policy("m")})
+
+
+def test_agents_that_a_pattern_names_share_a_policy() -> None:
+    ids = ["port_1", "port_2", "ship"]
+    plan = Assembly(agents={"port_*": "x", "ship": "y"}, policies={"x": policy(), "y": policy()})
+    manager = AgentManager("training", ids, config=plan)
+    assert manager.policy_of == {"port_1": "x", "port_2": "x", "ship": "y"}
+    assert manager.agents["port_1"].algorithm is manager.agents["port_2"].algorithm
+    with pytest.raises(ConfigError, match=r"the pattern 'port_\*' matches none of the agents \['ship'\]"):
+        plan.assemble(["ship"])

@@ -52,6 +52,12 @@ def test_the_same_name_is_the_same_object() -> None:
     assert pool.agents["north"].experience_pool is pool.agents["south"].experience_pool
 
 
+def test_agents_may_be_named_by_patterns() -> None:
+    made = make_manager(config(agents={"*th": "a"}, agent_ids=["south", "north"], policies={"a": POLICY}), "training")
+    assert made.agent_ids == ("south", "north")
+    assert made.policy_of == {"south": "a", "north": "a"}
+
+
 def test_a_manager_of_the_user_gets_its_arguments() -> None:
     exploration = {"cls": "tmrl_core.multiagent:LinearExplorer", "kwargs": {"initial": 0.5, "episodes": 3}}
     made = make_manager(config(manager=f"{SCENARIO}:Manager", exploration=exploration), "inference")

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from tmrl_core.config.agent_patterns import is_pattern, policy_by_agent
 from tmrl_core.config.algorithms import burn_in_problem, memory_of, mismatches, shared_kwargs, unknown_keywords
-from tmrl_core.config.sections import Config, is_loopback
+from tmrl_core.config.sections import Config, MultiAgentSection, is_loopback
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import least_error
 
@@ -242,6 +243,7 @@ def multiagent_problems(config: Config) -> Iterator[str]:
         return
     if not many.agents:
         yield "multiagent.agents: found none; write the policy of each agent, such as {port_1: shared, port_2: shared}"
+    yield from _agent_problems(many)
     for agent, policy in many.agents.items():
         if policy not in many.policies:
             yield (
@@ -299,6 +301,22 @@ def multiagent_problems(config: Config) -> Iterator[str]:
             yield f"worker.{key}: found {value!r:.100}, and it has no effect with the section multiagent; leave it out"
     if trainer.offline is not None:
         yield "trainer.offline: recorded sessions hold one agent, and the section multiagent has many; leave one out"
+
+
+def _agent_problems(many: MultiAgentSection) -> Iterator[str]:
+    """Yield one line for patterns of agents that are unclear, and for ids that are there twice."""
+    patterns = [name for name in many.agents if is_pattern(name) and name not in many.agent_ids]
+    if patterns and not many.agent_ids:
+        yield f"multiagent.agents: found the pattern {patterns[0]!r}; list all ids of agents in multiagent.agent_ids"
+        return
+    if len(set(many.agent_ids)) < len(many.agent_ids):
+        yield f"multiagent.agent_ids: found {', '.join(many.agent_ids)}; allowed: each id once"
+    if many.agent_ids and (unknown := [one for one in many.agents if one not in (*patterns, *many.agent_ids)]):
+        yield f"multiagent.agents.{unknown[0]}: multiagent.agent_ids does not list it; add it there, or leave it out"
+    try:
+        policy_by_agent(many.agents, many.ids)
+    except ConfigError as exc:
+        yield f"multiagent.{exc}"
 
 
 def _listed(names: Collection[str]) -> str:

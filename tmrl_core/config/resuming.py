@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tmrl_core.config.agent_patterns import policy_by_agent
 from tmrl_core.config.loading import convert, put
 from tmrl_core.config.sections import Config
 
@@ -79,8 +80,8 @@ def changes_since(stored: Mapping[str, Any], config: Config) -> list[Change]:
         stored: the configuration of a checkpoint, as primitive values; keys that its release did not know are skipped.
         config: the present configuration.
     """
-    now = plain(config)
-    return [change for key in COMPARED for change in _differences(key, _at(stored, key), _at(now, key))]
+    then, now = _with_ids(stored), _with_ids(plain(config))
+    return [change for key in COMPARED for change in _differences(key, _at(then, key), _at(now, key))]
 
 
 def in_force(stored: Mapping[str, Any], config: Config) -> Config:
@@ -98,6 +99,14 @@ def plain(config: Config) -> dict[str, Any]:
     """Return the configuration as JSON values."""
     values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config, enc_hook=str))
     return values
+
+
+def _with_ids(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a configuration with the policy of each agent's id instead of patterns."""
+    many = values.get("multiagent")
+    if not many or not many.get("agent_ids"):
+        return values
+    return {**values, "multiagent": {**many, "agents": policy_by_agent(many["agents"], many["agent_ids"])}}
 
 
 def _at(values: Any, key: str) -> Any:

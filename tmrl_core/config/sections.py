@@ -902,7 +902,13 @@ class MultiAgentSection(Section, frozen=True, kw_only=True):
         doc("Callable `(mode, agent_ids, *, config, explorer, **kwargs)` that makes the AgentManager of each role."),
     ] = "tmrl_core.multiagent:AgentManager"
     kwargs: Annotated[Kwargs, doc("Further keyword arguments of `manager`.")] = field(default_factory=dict)
-    agents: Annotated[dict[Text, Text], doc("Policy by the agent's id, in the order of the ids.")]
+    agents: Annotated[
+        dict[Text, Text],
+        doc("Policy by the agent's id, in the order of the ids; or by a pattern of `agent_ids`, such as `port_*`."),
+    ]
+    agent_ids: Annotated[
+        tuple[Text, ...], doc("Ids of all agents, if `agents` has patterns. Empty: the keys of `agents`.")
+    ] = ()
     policies: Annotated[dict[Text, AgentPolicySection], doc("Policies by name.")]
     memories: Annotated[dict[Text, AgentMemorySection], doc("Memories by name.")] = field(default_factory=dict)
     exploration: Annotated[AgentExplorationSection, doc("Exploration of the agents, from episode to episode.")] = field(
@@ -919,6 +925,11 @@ class MultiAgentSection(Section, frozen=True, kw_only=True):
         Positive,
         doc("Maximum size of the experiences of one episode. Workers refuse to send more, and the trainer to take it."),
     ] = 256 * MIB
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Return the ids of the agents."""
+        return self.agent_ids or tuple(self.agents)
 
 
 class Config(Section, frozen=True, kw_only=True):

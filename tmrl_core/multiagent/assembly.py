@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tmrl_core.config.agent_patterns import policy_by_agent
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent import Agent, AgentParameters
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
@@ -48,7 +49,8 @@ class Assembly:
     """Agents, their policies and memories.
 
     Args:
-        agents: policy name by agent id.
+        agents: policy name by agent id, or by a pattern of ids such as `port_*` or `port_[1-6]`. An id itself counts
+            before patterns.
         policies: settings by policy name.
         memories: settings by memory name. A memory that is not listed has the capacity of its policies' parameters.
 
@@ -87,19 +89,24 @@ class Assembly:
         """Return the name of a policy's memory."""
         return self.policies[policy].memory or policy
 
+    def policies_of(self, agent_ids: Sequence[str]) -> dict[str, str]:
+        """Return the policy name of each agent.
+
+        Raises:
+            ConfigError: an agent has no policy, two patterns match it, or a pattern matches no agent.
+        """
+        return policy_by_agent(self.agents, agent_ids)
+
     def assemble(self, agent_ids: Sequence[str]) -> dict[str, Agent]:
         """Make the agents. Agents of one policy share its algorithm; policies of one memory share its pool.
 
         Raises:
-            ConfigError: an agent has no policy.
+            ConfigError: as for `policies_of`.
         """
-        if missing := [agent for agent in agent_ids if agent not in self.agents]:
-            raise ConfigError(f"agents names no policy for {missing}; it has {list(self.agents)}")
         algorithms: dict[str, AgentAlgorithm] = {}
         pools: dict[str, SimpleStore] = {}
         agents = {}
-        for agent in agent_ids:
-            name = self.agents[agent]
+        for agent, name in self.policies_of(agent_ids).items():
             policy, memory = self.policies[name], self.memory_of(name)
             if name not in algorithms:
                 algorithms[name] = policy.algorithm()

@@ -56,7 +56,7 @@ def make_manager(config: Config, mode: Mode) -> AgentManager:
         ConfigError: a reference names nothing, or something of another kind.
     """
     section = section_of(config)
-    ids = tuple(section.agents)
+    ids = section.ids
     assembly = Assembly(
         agents=section.agents,
         policies={name: _policy(name, policy, mode) for name, policy in section.policies.items()},

@@ -102,7 +102,7 @@ class AgentManager:
                 f"config must be an Assembly, got {type(config).__name__}. For another config override assemble_agents"
             )
         self.agents = config.assemble(self.agent_ids)
-        self.policy_of = {agent: config.agents[agent] for agent in self.agent_ids}
+        self.policy_of = config.policies_of(self.agent_ids)
 
     def agent_of(self, decision_event: Any) -> str:
         """Return the id of the agent that decides: the attribute `agent`, or that key of a dict."""
