@@ -2,7 +2,8 @@
 
 Nothing here does I/O: ids and the clock are given. A conversation is played by the connections of both sides, which
 hand over all that they have to say in turn until there is no more. In place of the Server, or of the clients, the
-recording may play: the other side's bytes have to be the recorded ones all the same.
+recording may play: the other side's bytes have to be the recorded ones all the same. The recording is of version 1 of
+the protocol.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings
 
 WALL_CLOCK = 1_800_000_000.0
 RECORDING = DATA / "wire.json.xz"
+VERSIONS = (1,)
 Event = list[str]
 """A link's number with `>` (towards the Server) or `<`, and the bytes in hexadecimal digits; or something that happens
 to a link: `open`, `lost`; or `time` and the seconds that pass."""
@@ -70,14 +72,15 @@ def said(end: Connection, now: float) -> bytes:
     return b"".join(parts)
 
 
-def make_relay() -> Relay:
+def make_relay(versions: tuple[int, ...] = VERSIONS) -> Relay:
     """A Server's side, with a token for workers and little room."""
 
     def authenticate(hello: Hello | Probe, connection: Any) -> tuple[str, str] | None:
         return ("token", "wrong token") if hello.token == "wrong" else None
 
     settings = RelaySettings(max_workers=2, standing_bytes=1_000)
-    return Relay(settings, authenticate, wall_clock=lambda: WALL_CLOCK, spool=MemorySpool(1 << 20))
+    spool = MemorySpool(1 << 20)
+    return Relay(settings, authenticate, versions=versions, wall_clock=lambda: WALL_CLOCK, spool=spool)
 
 
 class Talk:
@@ -165,9 +168,9 @@ def _shown(event: Any) -> str:
     return " ".join(str(part)[:300] for part in event)
 
 
-def play_server(events: list[Event]) -> None:
+def play_server(events: list[Event], versions: tuple[int, ...] = VERSIONS) -> None:
     """Have a Server hear what the clients of a recording said; what it says must be what it said then."""
-    relay = make_relay()
+    relay = make_relay(versions)
     links: list[Connection] = []
     now = 100.0
     # What a Server says leaves when it is asked, which is before anybody else says something.
@@ -200,6 +203,7 @@ class Worker:
 
     def __init__(self, name: str, number: int, run: str = "run", token: str = "", queue: int | None = None) -> None:
         self.state = WorkerState(run=run, name=name, peer=bytes([number]) * 16, token=token)
+        self.state.versions = VERSIONS
         self.sender = StreamSender(
             bytes([number + 100]) * 16, queue_bytes=queue or 1 << 20, drop_oldest=queue is not None
         )
@@ -219,6 +223,7 @@ class Trainer:
 
     def __init__(self, number: int, **state: Any) -> None:
         self.state = TrainerState(run="run", name="hpc", peer=bytes([number]) * 16, inbox_bytes=1 << 20, **state)
+        self.state.versions = VERSIONS
         self.link = self.connection()
 
     def connection(self) -> TrainerConnection:
@@ -364,6 +369,7 @@ def looks(talk: Talk) -> None:
     trainer = Trainer(3)
     talk.open(trainer.link)
     observer = ObserverState(run="run", name="pid 1", peer=b"o" * 16)
+    observer.versions = VERSIONS
     link = ObserverConnection(observer, **TIMES)
     talk.open(link)
     link.request_status()

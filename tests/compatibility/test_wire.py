@@ -6,6 +6,7 @@ import pytest
 
 from tests.compatibility import conversations
 from tests.compatibility.conversations import CONVERSATIONS, Event, Talk
+from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,11 @@ def test_clients_understand_a_recorded_server(name: str, recorded: dict[str, lis
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_a_server_understands_recorded_clients(name: str, recorded: dict[str, list[Event]]) -> None:
     conversations.play_server(recorded[name])
+
+
+@pytest.mark.parametrize("name", ["samples_and_policies", "links_that_break", "hand_over"])
+def test_a_server_of_several_versions_speaks_the_first_as_before(name: str, recorded: dict[str, list[Event]]) -> None:
+    conversations.play_server(recorded[name], SUPPORTED_VERSIONS)
 
 
 def test_a_byte_that_differs_is_noticed(recorded: dict[str, list[Event]]) -> None:

@@ -37,6 +37,7 @@ from tmrl_core.networking.protocol.framing import (
 )
 from tmrl_core.networking.protocol.messages import (
     Ack,
+    Announce,
     Bye,
     CloseStream,
     Control,
@@ -388,7 +389,7 @@ def test_no_bytes_raise(pieces: list[bytes]) -> None:
 # -- which message is legal when ---------------------------------------------------------------------------------------
 
 HELLO_WORKER = Hello((1,), "worker", "", "run", "w", b"w" * 16)
-HELLO_TRAINER = Hello((1,), "trainer", "", "run", "t", b"t" * 16)
+HELLO_TRAINER = Hello((1, 2), "trainer", "", "run", "t", b"t" * 16)
 HELLO_OBSERVER = Hello((1,), "observer", "", "run", "o", b"o" * 16)
 PROBE = Probe((1,), "worker", "", "run")
 MESSAGES: dict[type, Control] = {
@@ -404,6 +405,7 @@ MESSAGES: dict[type, Control] = {
     Resume: Resume(0, 0, 1, 65_536),
     Halt: Halt(0),
     Ack: Ack(0, 0),
+    Announce: Announce(4, b"card"),
     Waits: Waits(0, "40 updates"),
     HandOver: HandOver(0),
     Stored: Stored(0, 0),
@@ -458,12 +460,12 @@ STATES = [
         "worker",
         {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have},
     ),
-    ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Credit, Direct, Report}),
+    ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Announce, Credit, Direct, Report}),
     ("relay", (HELLO_OBSERVER,), "observer", {StatusRequest}),
     ("observer", (), "greeting", {Welcome}),
     ("observer", (WELCOME,), "open", {StatusPage}),
     ("worker", (), "greeting", {Welcome}),
-    ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Credit, Direct, Report}),
+    ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Announce, Credit, Direct, Report}),
     ("trainer", (), "greeting", {Welcome}),
     ("trainer", (WELCOME,), "open", {StreamOpened, StreamClosed, Incarnation, Have, Waits, Notice}),
 ]

@@ -16,6 +16,7 @@ from tmrl_core.networking.protocol.framing import MAX_PAYLOAD_BYTES, control_fra
 from tmrl_core.networking.protocol.messages import (
     MAX_SIGNATURE_BYTES,
     Ack,
+    Announce,
     Blob,
     Bye,
     CloseStream,
@@ -70,6 +71,8 @@ EVERY: list[Control] = [
     Resume(1, 7, 2, 65_536),
     Halt(0, "another run"),
     Ack(1, 8, ((3, "shape (3,) where (4,) is held"),)),
+    Ack(1, 8, (), b"tag"),
+    Announce(4, b"card"),
     HandOver(0),
     Stored(0, 8, "the Server's spool is full"),
     Unused(0, 2, 5_000),

@@ -148,7 +148,7 @@ def test_clients_refuse_a_version_that_they_did_not_offer() -> None:
         connection.connected(Identity("server"), 0.0)
         feed(connection, control_frame(Welcome(9, 1, 1, 1, 1, 3.0)))
         assert connection.closing
-        assert "protocol version 9, this side speaks [1]" in str(connection.reason)
+        assert "protocol version 9, this side speaks [1, 2]" in str(connection.reason)
 
 
 # -- who only asks -----------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_probe_reports_the_state_and_occupies_no_place() -> None:
         (told,) = heard(linked(relay, Probe((1,), role, "", "mine")))
         assert isinstance(told, Diagnosis)
         assert words in told.no_place
-        assert told == Diagnosis(1, (1,), 1234.5, told.no_place, True, "mine", LINK_BYTES)
+        assert told == Diagnosis(1, (1, 2), 1234.5, told.no_place, True, "mine", LINK_BYTES)
     assert relay.trainer is trainer
     assert list(relay.workers.values()) == [worker]
     assert list(relay.streams) == [b"s" * 16]

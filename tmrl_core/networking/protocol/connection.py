@@ -234,6 +234,11 @@ class Connection:
         """Remove the unsent message that `put` has queued under a key."""
         self._slots.pop(key, None)
 
+    def flush(self, key: Hashable) -> None:
+        """Send the message that `put` has queued under `key`, and those queued before it, before later messages."""
+        while key in self._slots:
+            self.send(self._slots.pop(next(iter(self._slots))))
+
     def prioritize(self, key: Hashable) -> None:
         """Send the message that `put` has queued under `key` before later messages."""
         message = self._slots.pop(key, None)

@@ -11,6 +11,10 @@ floor up to this one. A floor at or below the receiver's next number therefore e
 counted. Either the worker dropped the messages, or an earlier trainer acknowledged them and its memory is lost. A
 higher floor means that the link lost messages that the worker still has, and the receiver requests a resume.
 
+With end-to-end authentication, the sender seals each message when it cuts it into frames, because only then is its
+floor final. The receiver opens a message before its number counts as received. A message that does not open counts as
+not received: the rest of its epoch is ignored, and the connection requests the message again.
+
 A message counts as dropped only if the other side cannot have received it. A message that was sent completely and then
 dropped counts as dropped when a later resume requests it, and as acknowledged when a later message is acknowledged.
 """
@@ -19,9 +23,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
+from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.framing import (
     FIRST,
@@ -30,6 +34,7 @@ from tmrl_core.networking.protocol.framing import (
     SAMPLES_HEAD,
     Frame,
     Kind,
+    MessageHead,
     Wire,
     cut,
     message_bytes,
@@ -45,17 +50,52 @@ Body: TypeAlias = Sequence[bytes | memoryview]
 """Content of a message, as buffers of bytes in order."""
 
 
+class Sealer(Protocol):
+    """Worker's end of the authentication of one stream."""
+
+    @property
+    def seal_bytes(self) -> int:
+        """Bytes that a seal adds to a message."""
+
+    @property
+    def ready(self) -> bool:
+        """True: messages can be sealed."""
+
+    def seal(self, head: MessageHead, body: Body) -> Body:
+        """Return the body with its seal, `seal_bytes` longer. Each call seals anew, also the same message."""
+
+    def check_ack(self, ack: Ack) -> bool:
+        """Return True if the trainer has made this acknowledgement; otherwise count it as forged."""
+
+
+class Opener(Protocol):
+    """Trainer's end of the authentication of one stream."""
+
+    def open(self, head: MessageHead, body: memoryview) -> memoryview:
+        """Return the body without its seal.
+
+        Raises:
+            ForgedError: the stream's worker has not sealed this message, or it was changed.
+            UnknownRunKeyError: the worker has sealed it for another trainer.
+        """
+
+    def ack_tag(self, next_number: int, refused: Sequence[Refusal]) -> bytes:
+        """Return the proof of an acknowledgement's origin for the worker."""
+
+
 class _Message:
     __slots__ = ("body", "body_bytes", "floor", "number", "position", "samples", "size")
 
-    def __init__(self, number: int, floor: int, position: int, samples: int, body: Body, body_bytes: int) -> None:
+    def __init__(
+        self, number: int, floor: int, position: int, samples: int, body: Body, body_bytes: int, seal_bytes: int
+    ) -> None:
         self.number = number
         self.floor = floor
         self.position = position
         self.samples = samples
         self.body = body
         self.body_bytes = body_bytes
-        self.size = message_bytes(SAMPLES_HEAD, body_bytes)
+        self.size = message_bytes(SAMPLES_HEAD, body_bytes + seal_bytes)
 
 
 class _Gone(NamedTuple):
@@ -84,12 +124,15 @@ class StreamSender:
         queue_bytes: maximum bytes of stored message bodies. Beyond the limit, the oldest message is dropped or the
             offer is refused. One message is always accepted, however large.
         drop_oldest: True: drop the oldest message at the limit; False: refuse the offer.
+        sealer: authenticates the stream; None: nothing does.
 
     Not thread-safe: the owner serialises calls.
     """
 
-    def __init__(self, stream: bytes, *, queue_bytes: int, drop_oldest: bool) -> None:
+    def __init__(self, stream: bytes, *, queue_bytes: int, drop_oldest: bool, sealer: Sealer | None = None) -> None:
         self.stream = stream
+        self._sealer = sealer
+        self._seal_bytes = sealer.seal_bytes if sealer is not None else 0
         self.queue_bytes = queue_bytes
         self.drop_oldest = drop_oldest
         self.held_bytes = 0
@@ -149,7 +192,7 @@ class StreamSender:
             self._drop_one()
         floor = self._next_number if self._next_floor is None else self._next_floor
         self._next_floor = None
-        message = _Message(self._next_number, floor, self.samples_offered, samples, body, body_bytes)
+        message = _Message(self._next_number, floor, self.samples_offered, samples, body, body_bytes, self._seal_bytes)
         self._next_number += 1
         self.samples_offered += samples
         self.held_bytes += body_bytes
@@ -280,12 +323,18 @@ class StreamSender:
         """Return True if a trainer accepts this stream's messages now."""
         return self._active
 
+    @property
+    def _may_send(self) -> bool:
+        return self._active and (self._sealer is None or self._sealer.ready)
+
     def on_ack(self, ack: Ack) -> None:
-        """Release every message below `ack.next`, which are all committed or refused.
+        """Release every message below `ack.next`, which are all committed or refused. Ignore a forged acknowledgement.
 
         Raises:
             RemoteProtocolError: `ack` covers a message that was never made.
         """
+        if self._sealer is not None and not self._sealer.check_ack(ack):
+            return
         if ack.next > self._next_number:
             raise RemoteProtocolError(
                 f"message {ack.next - 1} was acknowledged; this stream has made {self._next_number} messages"
@@ -318,17 +367,18 @@ class StreamSender:
     def next_frame(self) -> Wire | None:
         """Return the next frame to send; None: nothing to send, no credit, or no trainer."""
         if self._current is None:
-            if not self._active or not self._queue:
+            if not self._may_send or not self._queue:
                 return None
             message = self._queue[0]
             if self._sent_bytes + message.size > self._limit:
                 return None
             self._unqueue()
-            floor = message.floor if self._sent else 0
-            head = SAMPLES_HEAD.pack(message.number, floor, message.position, message.samples, message.body_bytes)
+            fields = MessageHead(message.number, message.floor if self._sent else 0, message.position, message.samples)
+            body = message.body if self._sealer is None else self._sealer.seal(fields, message.body)
+            head = SAMPLES_HEAD.pack(*fields, message.body_bytes + self._seal_bytes)
             self._current = message
             self._current_sent = 0
-            self._cutter = cut(Kind.DATA, head, message.body, epoch=self._epoch, channel=self._channel)
+            self._cutter = cut(Kind.DATA, head, body, epoch=self._epoch, channel=self._channel)
         assert self._cutter is not None
         frame = next(self._cutter)
         self._sent_bytes += frame.size
@@ -344,7 +394,7 @@ class StreamSender:
 
         Credit is requested only when less than a quarter of the window is granted or requested and not sent.
         """
-        if not self._active or not self._queue:
+        if not self._may_send or not self._queue:
             return None
         begun = self._current.size - self._current_sent if self._current is not None else 0
         ahead = max(self._limit, self._wanted) - self._sent_bytes - begun
@@ -416,6 +466,8 @@ class StreamReceiver:
     def __init__(self, stream: bytes, offset: CommittedOffset = _START, bodies: BodyPool | None = None) -> None:
         self.stream = stream
         self._bodies = bodies or BodyPool()
+        self.opener: Opener | None = None
+        """Authenticates the stream; None: nothing does."""
         self.next_number = offset.next_number
         """First message that has not arrived completely."""
         self.offset = offset
@@ -463,6 +515,7 @@ class StreamReceiver:
         """Handle one DATA frame. Return the message that it completes, and whether a resume must be requested.
 
         Raises:
+            ForgedError, UnknownRunKeyError: the complete message does not open. The rest of its epoch is ignored.
             RemoteProtocolError: the frame contradicts its message's header, or the message is too large.
         """
         if frame.epoch == self._ignored_epoch:
@@ -485,7 +538,7 @@ class StreamReceiver:
             payload = payload[SAMPLES_HEAD.size :]
         elif not self._in_message:
             raise RemoteProtocolError("a message was continued without a beginning")
-        number, _, position, samples, length = self._head
+        number, floor, position, samples, length = self._head
         end = self._filled + len(payload)
         if end > length:
             raise RemoteProtocolError(f"a message announced {length} bytes and has more")
@@ -504,6 +557,12 @@ class StreamReceiver:
             # With its refusals: a refusal that arrived while its message was being sent again had no effect.
             self._tell_again()
             return None, False
+        if self.opener is not None:
+            try:
+                body = self.opener.open(MessageHead(number, floor, position, samples), body)
+            except (ForgedError, UnknownRunKeyError):
+                self._ignored_epoch = frame.epoch
+                raise
         if number > self.next_number:
             self.gap_messages += number - self.next_number
             self.gap_samples += max(0, position - self._position)
@@ -551,4 +610,5 @@ class StreamReceiver:
             sent.append(self._refused.popleft())
         self._refused_lately.extend(sent)
         self._acked = upto
-        return Ack(channel, upto, tuple(sent))
+        tag = self.opener.ack_tag(upto, sent) if self.opener is not None else b""
+        return Ack(channel, upto, tuple(sent), tag)

@@ -13,9 +13,9 @@ import msgspec
 
 from tmrl_core.errors import RemoteProtocolError
 
-PROTOCOL_VERSION = 1
-"""Newest supported version of the protocol."""
-SUPPORTED_VERSIONS: tuple[int, ...] = (1,)
+PROTOCOL_VERSION = 2
+"""Newest supported version of the protocol. Version 2 adds `Announce` and `Ack.tag`."""
+SUPPORTED_VERSIONS: tuple[int, ...] = (1, 2)
 """All supported versions of the protocol."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -34,6 +34,14 @@ EXPERT = b"expert"
 """Signature of messages with samples of an expert instead of the trainer's policy."""
 MAX_BODY_BYTES = 60_000
 """Maximum size of a directive, report or status page; the message then always fits one frame."""
+AUTHENTICATED = b"\xc1"
+"""Beginning of an authenticated stream's signature: a byte that MessagePack, as in other signatures, never uses."""
+PROOF_ENDS = b"\xc1tmrl e2"
+"""End of a policy, directive or report with a proof of its origin."""
+MAX_CARD_BYTES = 16_384
+"""Maximum size of a run card."""
+MAX_TAG_BYTES = 64
+"""Maximum size of an acknowledgement's tag."""
 MAX_NAME_CHARACTERS = 200
 """Maximum length of a worker's label that Server and trainer keep."""
 MAX_WAITS_CHARACTERS = 200
@@ -180,7 +188,8 @@ class Hello(_Control, frozen=True, tag="hello"):
         name: label for display, not an identity.
         peer: 16 random bytes per process. A link of the same peer supersedes the older one.
         incarnation: highest incarnation of a trainer that this peer has received.
-        holding: for a trainer, the incarnation that this process was assigned earlier; 0 for a new process.
+        holding: for a trainer, its own incarnation: the one that this process was assigned earlier, or that it has
+            chosen; 0: none yet.
         have: for a worker, its newest policy, which need not be sent again.
     """
 
@@ -252,7 +261,8 @@ class Welcome(_Control, frozen=True, tag="welcome"):
 
     Args:
         version: negotiated protocol version.
-        incarnation: for a trainer, its assigned incarnation; for a worker, the highest known one.
+        incarnation: for a trainer, its assigned incarnation, which one that announces its own may refuse; for a worker,
+            the highest known one.
         window_bytes: maximum bytes of a worker's requested credit that are granted and not forwarded yet.
         max_message_bytes: maximum size of a message of samples.
         max_policy_bytes: maximum size of a policy update.
@@ -345,11 +355,21 @@ class Ack(_Control, frozen=True, tag="ack"):
 
     Args:
         refused: (number, reason) of each message refused since the last `Ack`.
+        tag: proof for the worker that the trainer made this acknowledgement; empty: none. In protocol 2 only.
     """
 
     channel: Channel
     next: Number
     refused: tuple[Refusal, ...] = ()
+    tag: Annotated[bytes, msgspec.Meta(max_length=MAX_TAG_BYTES)] = b""
+
+
+class _UntaggedAck(_Control, frozen=True, tag="ack"):
+    """Form of an `Ack` without a tag on the wire, which protocol 1 has defined."""
+
+    channel: Channel
+    next: Number
+    refused: tuple[Refusal, ...]
 
 
 class HandOver(_Control, frozen=True, tag="hand_over"):
@@ -404,8 +424,22 @@ class Have(_Control, frozen=True, tag="have"):
     counter: Number
 
 
+class Announce(_Control, frozen=True, tag="announce"):
+    """Trainer -> relay -> all workers of its run: the run card, and the incarnation that it proves. In protocol 2 only.
+
+    A last value, which the relay keeps for the run, also after the trainer has left. A trainer that announces its
+    incarnation is not assigned one.
+    """
+
+    incarnation: Number
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_CARD_BYTES)]
+
+
 class Incarnation(_Control, frozen=True, tag="incarnation"):
-    """Relay -> trainer: the trainer's new incarnation, assigned because a peer reported a higher one."""
+    """Relay -> trainer: the trainer's new incarnation, assigned because a peer reported a higher one.
+
+    A trainer that announces its incarnation answers with an `Announce`, of a higher one if it accepts the suggestion.
+    """
 
     incarnation: Number
 
@@ -493,6 +527,7 @@ Control: TypeAlias = (
     | Credit
     | Have
     | Waits
+    | Announce
     | Incarnation
     | Direct
     | Report
@@ -511,6 +546,8 @@ _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 
 def encode_control(message: Control) -> bytes:
     """Encode a control message as MessagePack."""
+    if type(message) is Ack and not message.tag:
+        return _encoder.encode(_UntaggedAck(message.channel, message.next, message.refused))
     return _encoder.encode(message)
 
 

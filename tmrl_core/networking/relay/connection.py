@@ -10,6 +10,7 @@ from tmrl_core.networking.protocol.framing import MAX_PAYLOAD_BYTES, Frame, Kind
 from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
     Ack,
+    Announce,
     CloseStream,
     Control,
     Credit,
@@ -57,7 +58,7 @@ class RelayConnection(Connection):
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
         "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits}),
-        "trainer": frozenset({Resume, Ack, Credit, Direct, Report}),
+        "trainer": frozenset({Resume, Ack, Announce, Credit, Direct, Report}),
         "observer": frozenset({StatusRequest}),
     }
 
@@ -103,17 +104,14 @@ class RelayConnection(Connection):
         return stream
 
     def acknowledge(self, ack: Ack) -> None:
-        """Forward an acknowledgement, merged with one that has not been sent yet."""
+        """Forward an acknowledgement, in place of one that has not been sent yet if it implies that one."""
         key = ("ack", ack.channel)
         earlier = self._slots.get(key)
         if isinstance(earlier, Ack):
-            if earlier.refused and ack.refused:
-                # The merged acknowledgement may not fit a frame. The worker would count an omitted refusal as
-                # committed.
-                del self._slots[key]
-                self.send(earlier)
-            else:
-                ack = Ack(ack.channel, max(ack.next, earlier.next), earlier.refused or ack.refused)
+            # A tag covers the whole acknowledgement. The worker would count an omitted refusal as committed.
+            first, ack = (earlier, ack) if earlier.next <= ack.next else (ack, earlier)
+            if first.refused:
+                self.send(first)
         self.put(key, ack)
 
     def _on_connected(self) -> None:
@@ -160,6 +158,8 @@ class RelayConnection(Connection):
                 relay.forward_ack(message)
             case Credit():
                 relay.flow.trainer_credit(message)
+            case Announce():
+                relay.announce(self, message)
             case Direct():
                 relay.direct(message)
             case Report():
@@ -203,7 +203,7 @@ class RelayConnection(Connection):
             raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
 
     def _policy_frame(self, frame: Frame) -> None:
-        policy = self.relay.policies.take(frame, self.relay.incarnation)
+        policy = self.relay.policies.take(frame, self.relay.trainer_incarnation)
         if policy.whole:
             self.put("have", Have(*policy.version))
             self.relay.limit_old_policies()
@@ -215,7 +215,7 @@ class RelayConnection(Connection):
             return self.relay.flow.next_frame()
         if self.state == "probe":
             return self.echoes.next_frame()
-        if self.state != "worker" or self._sent is not None:
+        if self.state != "worker" or self._sent is not None or not self.relay.understands_trainer(self):
             return None
         policy = self._policy
         if policy is None or policy.abandoned:

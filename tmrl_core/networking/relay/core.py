@@ -22,10 +22,12 @@ from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    MAX_CARD_BYTES,
     MAX_NAME_CHARACTERS,
     MAX_WAITS_CHARACTERS,
     SUPPORTED_VERSIONS,
     Ack,
+    Announce,
     Direct,
     Halt,
     Hello,
@@ -59,7 +61,7 @@ _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20
 """Maximum unread control bytes of a peer. A worker that opens further streams beyond the limit loses its link."""
 _MAX_RUNS = 64
-"""Maximum number of runs whose lasting directive is stored."""
+"""Maximum number of runs whose lasting directive, or whose card, is stored."""
 _BELIEVED = {"worker": 1 << 48, "trainer": 1 << 61}
 """Highest incarnation accepted from each role.
 
@@ -128,6 +130,10 @@ class Relay:
         self._direct_all: Direct | None = None
         self._lasting: OrderedDict[str, Direct] = OrderedDict()
         """Directive for all workers of a run that stays in force without its trainer, by run."""
+        self._announced: Announce | None = None
+        """Card of the linked trainer."""
+        self._cards: OrderedDict[str, Announce] = OrderedDict()
+        """Card of each run's latest trainer, which may have left."""
 
     def connection(self) -> RelayConnection:
         """Return a new connection for a transport to drive."""
@@ -254,12 +260,17 @@ class Relay:
         connection.state = "worker"
         connection.have = hello.have
         self._welcome(connection, self.incarnation)
+        card = self._cards.get(connection.run)
+        if card is not None and connection.version >= 2:
+            connection.send(card)
         if hello.incarnation > self.incarnation:
             self.incarnation = hello.incarnation
             if self.trainer is not None:
                 self.incarnation += 1
                 self.trainer.send(Incarnation(self.incarnation))
-        if self.trainer is not None and self.trainer.run == connection.run:
+        if not self.understands_trainer(connection):
+            pass
+        elif self.trainer is not None and self.trainer.run == connection.run:
             if self._report is not None:
                 connection.put("report", self._report)
             if self._direct_all is not None:
@@ -297,6 +308,7 @@ class Relay:
         self._raises.clear()
         self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
+        self._cards.pop(hello.run, None)
         self.trainer = connection
         self.flow.trainer_came()
         connection.state = "trainer"
@@ -447,6 +459,7 @@ class Relay:
         self._by_trainer_channel.clear()
         self._report = None
         self._direct_all = None
+        self._announced = None
         for stream in list(self.streams.values()):
             stream.trainer_channel = 0
             stream.in_turn = False
@@ -475,6 +488,7 @@ class Relay:
         following = self.spool_handoff.replay(stream, message.next)
         self.flow.activate(stream)
         if stream.worker is not None:
+            stream.worker.flush("announce")
             stream.worker.send(Resume(stream.channel, following, stream.epoch, stream.limit))
         if stream.replay is not None:
             self.flow.take_turns(stream)
@@ -496,11 +510,34 @@ class Relay:
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None:
             return
-        self.spool_handoff.acknowledged(stream, message.next)
+        self.spool_handoff.acknowledged(stream, message)
         if stream.worker is not None:
-            stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused))
+            tag = message.tag if stream.worker.version >= 2 else b""
+            stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused, tag))
         else:
             self.forget_if_done(stream)
+
+    @property
+    def trainer_incarnation(self) -> int:
+        """Return the incarnation whose policies the linked trainer may publish."""
+        return self.incarnation if self._announced is None else self._announced.incarnation
+
+    def announce(self, connection: RelayConnection, message: Announce) -> None:
+        """Send the card of the linked trainer, which has chosen its incarnation, to every worker of its run."""
+        if connection.version < 2 or message.incarnation >= _BELIEVED["trainer"]:
+            raise RemoteProtocolError(
+                f"incarnation {message.incarnation} was announced in protocol {connection.version}"
+            )
+        self._announced = message
+        self.incarnation = message.incarnation
+        self.policies.begin_incarnation(message.incarnation)
+        self._cards[connection.run] = message
+        if len(self._cards) > _MAX_RUNS:
+            self._cards.popitem(last=False)
+        for worker in self._workers_of_run():
+            worker.put("announce", message)
+            if worker.unread_bytes <= MAX_CARD_BYTES:
+                worker.flush("announce")  # what an earlier trainer has sent belongs before it
 
     def report(self, message: Report) -> None:
         """Send the trainer's counters to every worker of its run."""
@@ -516,12 +553,16 @@ class Relay:
                 worker.put("direct-all", message)
             return
         stream = self._by_trainer_channel.get(message.channel)
-        if stream is not None and stream.worker is not None:
+        if stream is not None and stream.worker is not None and self.understands_trainer(stream.worker):
             stream.worker.put(("direct", stream.channel), Direct(stream.channel, message.revision, message.body))
 
     def _workers_of_run(self) -> list[RelayConnection]:
         run = self.trainer.run if self.trainer is not None else None
-        return [worker for worker in self.workers.values() if worker.run == run]
+        return [worker for worker in self.workers.values() if worker.run == run and self.understands_trainer(worker)]
+
+    def understands_trainer(self, worker: RelayConnection) -> bool:
+        """Return True if a worker's protocol includes the authentication that the trainer of its run uses."""
+        return worker.version >= 2 or worker.run not in self._cards
 
     def notify_policy(self) -> None:
         """Wake the links of the trainer's workers after frames of a policy have arrived or the policy was abandoned."""

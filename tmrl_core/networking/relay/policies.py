@@ -73,6 +73,11 @@ class Policies:
             self.latest = None
         self.run = run
 
+    def begin_incarnation(self, incarnation: int) -> None:
+        """Handle the incarnation that the trainer has chosen: drop a policy whose version its own will not exceed."""
+        if self.latest is not None and self.latest.version[0] > incarnation:
+            self.latest = None
+
     def abandon(self) -> None:
         """Discard the incomplete policy, because the rest will not arrive."""
         if self.arriving is not None:

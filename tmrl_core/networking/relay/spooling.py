@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import HEADER_BYTES, SAMPLES_HEAD, Kind, cut
-from tmrl_core.networking.protocol.messages import Resume, Stored
+from tmrl_core.networking.protocol.messages import Ack, Resume, Stored
 from tmrl_core.networking.relay.membership_log import RateLimitedLog
 from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.spools.memory import Spool, SpooledStream, StreamInfo
@@ -201,11 +201,16 @@ class SpoolHandoff:
         frames = cut(Kind.DATA, head, body, epoch=stream.epoch, channel=stream.trainer_channel)
         return [bytearray(bytes(frame)) for frame in frames]
 
-    def acknowledged(self, stream: RelayStream, next_number: int) -> None:
-        """Record that a trainer has acknowledged all messages of a stream below `next_number`."""
-        if self.spool is None or stream.id not in self.spool.streams:
+    def acknowledged(self, stream: RelayStream, ack: Ack) -> None:
+        """Handle a trainer's acknowledgement of a stream."""
+        kept = self.spool.streams.get(stream.id) if self.spool is not None else None
+        if self.spool is None or kept is None:
             return
-        samples = self._released_samples.get(stream.id, 0) + self.spool.drop(stream.id, next_number)
+        if ack.tag and ack.next < kept.next_number:
+            # The seals of later messages cover their floors, which cannot explain a gap before them to a trainer that
+            # continues from an earlier checkpoint.
+            return
+        samples = self._released_samples.get(stream.id, 0) + self.spool.drop(stream.id, ack.next)
         if stream.id in self.spool.streams:
             self._released_samples[stream.id] = samples
         else:
