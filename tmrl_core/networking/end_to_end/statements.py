@@ -10,7 +10,7 @@ import msgspec
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import MAX_CERTIFICATE_BYTES, PROOF_BYTES, digest, statement
 from tmrl_core.networking.end_to_end.stream_keys import KEY_BYTES
-from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, Number, Version
+from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, PROOF_ENDS, Number, Version
 
 _STREAM_ID = struct.Struct(">I4s8s")
 MAX_STARTED_S = (1 << 32) - 1
@@ -26,7 +26,6 @@ _RECORD_MAGIC = b"\xc1tmrl_core stream 1\x00"
 """Begins with a byte that MessagePack never uses, so that a signature of a stream without a record differs."""
 _CARD_MAGIC = b"\xc1tmrl_core card 1\x00"
 _TRAILER = struct.Struct(f"<QQ{PROOF_BYTES}s8s")
-_TRAILER_MAGIC = b"\xc1tmrl e2"
 TRAILER_BYTES = _TRAILER.size
 
 
@@ -138,7 +137,7 @@ def broadcast_statement(subject: str, run: str, stream: bytes, version: Version,
 
 def encode_trailer(signature: Signature) -> bytes:
     """Encode a trailer; its size is constant."""
-    return _TRAILER.pack(*signature.version, signature.proof, _TRAILER_MAGIC)
+    return _TRAILER.pack(*signature.version, signature.proof, PROOF_ENDS)
 
 
 def split_trailer(body: memoryview) -> tuple[memoryview, Signature]:
@@ -147,7 +146,7 @@ def split_trailer(body: memoryview) -> tuple[memoryview, Signature]:
     Raises:
         ForgedError: it has no trailer.
     """
-    if len(body) < TRAILER_BYTES or body[-len(_TRAILER_MAGIC) :] != _TRAILER_MAGIC:
+    if len(body) < TRAILER_BYTES or body[-len(PROOF_ENDS) :] != PROOF_ENDS:
         raise ForgedError("it has no proof of its origin")
     incarnation, number, proof, _ = _TRAILER.unpack(body[-TRAILER_BYTES:])
     return body[:-TRAILER_BYTES], Signature((incarnation, number), proof)
@@ -155,4 +154,4 @@ def split_trailer(body: memoryview) -> tuple[memoryview, Signature]:
 
 def without_trailer(body: memoryview) -> memoryview:
     """Return the content of a policy, directive or report, for a worker that does not check its origin."""
-    return body[:-TRAILER_BYTES] if body[-len(_TRAILER_MAGIC) :] == _TRAILER_MAGIC else body
+    return body[:-TRAILER_BYTES] if body[-len(PROOF_ENDS) :] == PROOF_ENDS else body

@@ -218,6 +218,8 @@ class WorkerSeal:
             ForgedError: no trainer of this run published these bytes as this version.
         """
         signed, content = self._checked("policy", b"", body)
+        if content is None:
+            return None
         if signed != version:
             raise self._forged(f"policy {version[0]}.{version[1]} has the proof of another version")
         if version < self.accepted or version == self._opened:
@@ -245,14 +247,16 @@ class WorkerSeal:
 
     def _newer(self, subject: str, stream: bytes, body: bytes) -> bytes | None:
         version, content = self._checked(subject, stream, memoryview(body))
-        if version < self._newest.get((subject, stream), (0, 0)):
+        if content is None:
+            return None
+        if version < max(self._newest.get((subject, stream), (0, 0)), (self.incarnation, 0)):
             self.outdated += 1
             return None
         self._newest[subject, stream] = version
         return bytes(content)
 
-    def _checked(self, subject: str, stream: bytes, body: memoryview) -> tuple[Version, memoryview]:
-        """Return the version and the content of a trainer's message."""
+    def _checked(self, subject: str, stream: bytes, body: memoryview) -> tuple[Version, memoryview | None]:
+        """Return the version and the content of a trainer's message; None: an earlier trainer with other keys."""
         try:
             content, signature = split_trailer(body)
         except ForgedError as exc:
@@ -260,6 +264,9 @@ class WorkerSeal:
         card = self._card
         covered = broadcast_statement(subject, self.run, stream, signature.version, digest(content))
         if card is None or not is_signed(card.verifying, signature.proof, covered):
+            if card is not None and signature.version[0] < card.content.incarnation:
+                self.outdated += 1
+                return signature.version, None
             raise self._forged(f"a {subject} has a wrong proof of its origin")
         return signature.version, content
 

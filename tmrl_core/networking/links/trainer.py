@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.peers import (
@@ -27,6 +28,14 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.transports.selection import LinkSettings
 
+if TYPE_CHECKING:
+    from tmrl_core.networking.end_to_end.trainer import TrainerSeal
+
+logger = logging.getLogger(__name__)
+
+_REMARKS_SAID = 20
+"""Number of different reasons why samples are not taken that are logged."""
+
 
 class TrainerCounts(NamedTuple):
     """Counters of a trainer's link, in samples unless the name says otherwise."""
@@ -43,6 +52,8 @@ class TrainerCounts(NamedTuple):
     other_run_workers: int
     policies_published: int
     reconnects: int
+    forged: int = 0
+    """Records and messages of samples without a valid proof of their origin."""
 
 
 class TrainerLink(Link):
@@ -55,6 +66,8 @@ class TrainerLink(Link):
         inbox_bytes: maximum bytes of samples that wait for the training thread (at least one message).
         incarnation, counter, offsets, refusals: from the checkpoint that training resumes from.
         gaps: messages and samples that workers have dropped, as counted in the checkpoint.
+        seal: authenticates samples and what goes to the workers; None: nothing is authenticated.
+        hold: stores an incarnation durably, before it is used; with a seal only.
     """
 
     def __init__(
@@ -69,6 +82,8 @@ class TrainerLink(Link):
         offsets: Mapping[bytes, tuple[int, int]] | None = None,
         refusals: Mapping[bytes, Iterable[tuple[int, str]]] | None = None,
         gaps: tuple[int, int] = (0, 0),
+        seal: TrainerSeal | None = None,
+        hold: Callable[[int], None] = lambda incarnation: None,
     ) -> None:
         self._trainer = TrainerState(
             run=run,
@@ -79,7 +94,10 @@ class TrainerLink(Link):
             counter=counter,
             offsets={stream: CommittedOffset(*offset) for stream, offset in (offsets or {}).items()},
             refusals=refusals,
+            seal=seal,
+            hold=hold,
         )
+        self._logged_remarks: set[str] = set()
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
         super().__init__(settings, self._trainer)
 
@@ -167,6 +185,14 @@ class TrainerLink(Link):
         if isinstance(self._connection, TrainerConnection):
             self._connection.report()
 
+    def announce(self) -> None:
+        """Send the run card again, because the certificate was renewed."""
+        self._call(self._announce)
+
+    def _announce(self) -> None:
+        if isinstance(self._connection, TrainerConnection):
+            self._connection.announce()
+
     # --- state ---
 
     @property
@@ -214,7 +240,17 @@ class TrainerLink(Link):
             state.notice.other_run_workers,
             state.published,
             max(0, state.connections - 1),
+            state.seal.forged if state.seal is not None else 0,
         )
+
+    def _notify(self) -> None:
+        remarks = self._trainer.remarks
+        while remarks:
+            remark = remarks.popleft()
+            if remark not in self._logged_remarks and len(self._logged_remarks) < _REMARKS_SAID:
+                self._logged_remarks.add(remark)
+                logger.warning("%s (logged once)", remark)
+        super()._notify()
 
     def _serve(self) -> bool:
         # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them

@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ from tmrl_core.networking.peers import (
     WorkerState,
 )
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Body, CloseReport, StreamSender
+from tmrl_core.networking.protocol.delivery import Body, CloseReport
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
     Directive,
@@ -38,6 +38,9 @@ from tmrl_core.samples import (
     same_layout,
     split_chunk,
 )
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.end_to_end.worker import WorkerSeal
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class WorkerCounts(NamedTuple):
     queued_bytes: int
     queued_samples: int
     reconnects: int
+    forged: int = 0
+    """Messages to this worker without a valid proof of their origin."""
 
 
 class _Handed(NamedTuple):
@@ -87,6 +92,7 @@ class WorkerLink(Link):
         queue_bytes: maximum bytes of unacknowledged samples.
         when_full: `block`: `send` waits for space; `drop_oldest`: the oldest message is dropped and counted.
         drain_timeout_s: time limit for acknowledgements in `close`.
+        seal: authenticates the samples and what comes from the trainer; None: nothing is authenticated.
     """
 
     def __init__(
@@ -99,15 +105,16 @@ class WorkerLink(Link):
         queue_bytes: int = 64 << 20,
         when_full: Literal["block", "drop_oldest"] = "drop_oldest",
         drain_timeout_s: float = 10.0,
+        seal: WorkerSeal | None = None,
     ) -> None:
-        self._worker = WorkerState(run=run, name=name, peer=os.urandom(16))
+        self._worker = WorkerState(run=run, name=name, peer=os.urandom(16), seal=seal)
         super().__init__(settings, self._worker)
         self.drain_timeout_s = drain_timeout_s
         self._queue_bytes = queue_bytes
         self._drop_oldest = when_full == "drop_oldest"
         # In `block` mode, `send` enforces the limit, and submitted samples are never refused.
-        self._sender = StreamSender(
-            os.urandom(16), queue_bytes=queue_bytes if self._drop_oldest else 1 << 62, drop_oldest=self._drop_oldest
+        self._sender = self._worker.new_sender(
+            queue_bytes=queue_bytes if self._drop_oldest else 1 << 62, drop_oldest=self._drop_oldest
         )
         self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
         self.expert = False
@@ -285,7 +292,12 @@ class WorkerLink(Link):
     def _log_receiver(self) -> None:
         """Log when this worker's samples lose their receiver and when they have one again."""
         worker = self._worker
-        if self._sender.active:
+        if remark := self._no_authentication():
+            if remark not in self._logged_halts:
+                logger.warning("%s", remark)
+                self._logged_halts.add(remark)
+            self._taken = False
+        elif self._sender.active:
             # while the link drains, the Server's spool may be the receiver
             if self._taken is False and not worker.ending:
                 logger.info("a trainer of run %r takes samples", worker.run)
@@ -299,6 +311,18 @@ class WorkerLink(Link):
         elif worker.halted and self._taken is not False and not worker.ending:
             logger.info("no trainer of run %r is connected: samples wait here until one connects", worker.run)
             self._taken = False
+
+    def _no_authentication(self) -> str:
+        """Return the reason why authentication keeps this worker and its trainer apart; empty: nothing does."""
+        worker = self._worker
+        same = "use the same network.end_to_end on all machines"
+        if worker.trainer_authenticates:
+            return (
+                f"the trainer of run {worker.run!r} authenticates its policies and this worker does not check: {same}"
+            )
+        if worker.seal is not None and not worker.seal.ready and self._sender.active and not worker.ending:
+            return f"samples wait here: no trainer of run {worker.run!r} has proved its identity; {same}"
+        return ""
 
     def take_policy(self) -> PolicyUpdate | None:
         """Return the newest policy if it was not taken yet, without waiting."""
@@ -379,6 +403,7 @@ class WorkerLink(Link):
             sender.held_bytes + self._handed_bytes,
             sender.held_samples + handed,
             max(0, self._worker.connections - 1),
+            self._worker.seal.forged if self._worker.seal is not None else 0,
         )
 
     # --- the end ---

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
+from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
 from tmrl_core.networking.peers.client import ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamReceiver
+from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, Received, StreamReceiver
 from tmrl_core.networking.protocol.framing import (
     FIRST,
     LAST,
@@ -25,12 +25,17 @@ from tmrl_core.networking.protocol.framing import (
     control_frame,
     cut,
     message_bytes,
+    samples_head,
     spare,
 )
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    AUTHENTICATED,
     MAX_NAME_CHARACTERS,
+    MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
+    Ack,
+    Announce,
     Control,
     Credit,
     Direct,
@@ -52,12 +57,22 @@ from tmrl_core.networking.protocol.messages import (
     plain,
 )
 
+if TYPE_CHECKING:  # loaded only where authentication is on
+    from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
+
 MOST_MESSAGE_BYTES = 1 << 30
 """Maximum size of a message of samples from any Server. The first frame allocates memory for the whole message."""
 MAX_MEMBERS = 32_768
 """Maximum number of streams on a link, as many as a Server knows."""
 MAX_SIGNATURES_BYTES = 32 << 20
 """Maximum size of the signatures of all members. Later members have none, so only their samples are checked."""
+MOST_RAISED = 1 << 20
+"""Maximum number by which a Server can raise the incarnation of a trainer that chooses its own. No fleet has had that
+many trainers, and the numbers last for ever."""
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
+"""Seconds after which a message that did not open is requested again, the first time and after many."""
+_MAX_UNREAD_BYTES = 1 << 20
+"""Maximum bytes of refusals that the Server has not read."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return."""
 
@@ -81,6 +96,9 @@ class TrainerState(ClientState):
         incarnation: highest incarnation in the checkpoint that this trainer resumes from.
         offsets: committed offset of each stream in that checkpoint.
         refusals: recent refusals of each stream in that checkpoint.
+        seal: authenticates samples and what goes to the workers; None: nothing is authenticated, and the Server assigns
+            the incarnation.
+        hold: with a seal, stores an incarnation above `incarnation` durably, before it is used.
     """
 
     role = "trainer"
@@ -97,11 +115,20 @@ class TrainerState(ClientState):
         counter: int = 0,
         offsets: Mapping[bytes, CommittedOffset] | None = None,
         refusals: Mapping[bytes, Iterable[Refusal]] | None = None,
+        seal: TrainerSeal | None = None,
+        hold: Callable[[int], None] = lambda incarnation: None,
     ) -> None:
         super().__init__(run=run, name=name, peer=peer, token=token)
         self.incarnation = incarnation
         self.holding = 0
-        """The incarnation assigned to this process; 0: none yet."""
+        """The incarnation of this process; 0: none yet."""
+        self.seal = seal
+        self._hold = hold
+        if seal is not None:
+            self.versions = (2,)
+            self._take_incarnation(incarnation + 1)
+        self.remarks: deque[str] = deque(maxlen=16)
+        """Latest reasons why samples of a stream are not taken, for the log."""
         self.counter = counter
         self.inbox_bytes = inbox_bytes
         self.lock = threading.Lock()
@@ -156,6 +183,15 @@ class TrainerState(ClientState):
     def version(self) -> tuple[int, int]:
         """Return the version of the latest policy."""
         return (self.holding or self.incarnation, self.counter)
+
+    def _take_incarnation(self, incarnation: int) -> None:
+        self._hold(incarnation)
+        self.holding = self.incarnation = incarnation
+
+    def suggested(self, incarnation: int) -> None:
+        """Handle the incarnation that the Server suggests: take it if it is plausible."""
+        if self.holding < incarnation <= self.holding + MOST_RAISED:
+            self._take_incarnation(incarnation)
 
     def receiver(self, stream: bytes) -> StreamReceiver:
         """Return the receiver of `stream`; create it for a new stream. The caller holds the lock."""
@@ -236,6 +272,11 @@ class TrainerConnection(Connection):
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
         self.trainer = state
         self._channels: dict[int, StreamReceiver] = {}
+        self._refused_channels: dict[int, tuple[str, int]] = {}
+        """Channels of streams without a proof of their origin: the reason, and the number of the latest message."""
+        self._retries: dict[int, tuple[float, float]] = {}
+        """Channels with a message that did not open: time of the next request for it, and the wait after that."""
+        self._retry_at = float("inf")
         self._signatures_bytes = 0
         self._stream_channels: dict[bytes, int] = {}
         self._data_bytes = 0
@@ -259,14 +300,13 @@ class TrainerConnection(Connection):
                 state.agreed(message.version)
                 self.state = "open"
                 state.connections += 1
-                if message.anew:
+                if message.anew and state.seal is None:
                     state.incarnation = 0
                 self._given(message.incarnation)
                 self._max_message_bytes = min(message.max_message_bytes, MOST_MESSAGE_BYTES)
                 # One message always fits, because the relay sends only complete messages that fit the credit.
                 self._inbox_bytes = max(state.inbox_bytes, message_bytes(SAMPLES_HEAD, self._max_message_bytes))
-                if state.progress is not None:
-                    self.put("report", Report(encode_body(state.progress)))
+                self.report()
                 if None in state.directives:
                     self.direct(None)
                 state.on_change()
@@ -283,6 +323,11 @@ class TrainerConnection(Connection):
                     state.on_change()
             case Incarnation():
                 self._given(message.incarnation)
+                if state.seal is not None:
+                    # What was sealed for the earlier incarnation and is not sent yet would come too late.
+                    self.report()
+                    for stream in list(state.directives):
+                        self.direct(stream)
                 state.on_change()
             case Have():
                 self._in_flight = False
@@ -294,20 +339,46 @@ class TrainerConnection(Connection):
                 super()._on_control(message)
 
     def _given(self, incarnation: int) -> None:
-        self.trainer.holding = incarnation
-        self.trainer.incarnation = max(self.trainer.incarnation, incarnation)
+        state = self.trainer
+        if state.seal is None:
+            state.holding = incarnation
+            state.incarnation = max(state.incarnation, incarnation)
+        else:
+            state.suggested(incarnation)
+            self.announce()
+
+    def announce(self) -> None:
+        """Send the run card, which may have changed."""
+        state = self.trainer
+        if self.state == "open" and state.seal is not None:
+            self.send(Announce(state.holding, state.seal.card(state.holding)))
 
     def _joined(self, message: StreamOpened) -> None:
         state = self.trainer
-        if len(self._channels) >= MAX_MEMBERS:
+        if len(self._channels) + len(self._refused_channels) >= MAX_MEMBERS:
             raise RemoteProtocolError(f"more than {MAX_MEMBERS} streams were announced")
+        opener: OpenedStream | None = None
+        signature = message.signature
+        if state.seal is not None:
+            try:
+                opener = state.seal.open_record(message.stream, signature)
+            except ForgedError as exc:
+                self._refuse_stream(message, exc)
+                return
+            signature = opener.signature
+        elif signature.startswith(AUTHENTICATED):
+            state.remarks.append(
+                f"worker {plain(message.name, MAX_NAME_CHARACTERS)} authenticates its samples and this trainer does "
+                "not check them, so they stay there: use the same network.end_to_end on all machines"
+            )
+            return  # without a `Resume`, the worker keeps them
         with state.lock:
             receiver = state.receiver(message.stream)
+            receiver.opener = opener
             self._channels[message.channel] = receiver
             self._stream_channels[message.stream] = message.channel
             name = plain(message.name, MAX_NAME_CHARACTERS)
             self._forget_member(message.stream)
-            signature = message.signature
             if self._signatures_bytes + len(signature) > MAX_SIGNATURES_BYTES:
                 signature = b""
             self._signatures_bytes += len(signature)
@@ -318,6 +389,24 @@ class TrainerConnection(Connection):
         if message.stream in state.directives:
             self.direct(message.stream)
 
+    def _refuse_stream(self, message: StreamOpened, error: ForgedError) -> None:
+        """Refuse a stream without a proof of its origin, message by message. It has no state that outlives its channel.
+
+        Its acknowledgements have no tag, so that a worker that authenticates its stream ignores them.
+        """
+        reason = f"this trainer takes authenticated samples only (network.end_to_end): {plain(str(error), 300)}"
+        self._refused_channels[message.channel] = reason[:MAX_REASON_CHARACTERS], 0
+        self.send(Resume(message.channel, 0))
+
+    def _refuse_frame(self, frame: Frame, reason: str, number: int) -> None:
+        if frame.flags & FIRST:
+            number = samples_head(frame.payload)[0]
+            self._refused_channels[frame.channel] = reason, number
+        if frame.flags & LAST:
+            if self.unread_bytes > _MAX_UNREAD_BYTES:
+                raise RemoteProtocolError("samples are sent faster than their refusals are read")
+            self.send(Ack(frame.channel, number + 1, ((number, reason),)))
+
     def _forget_member(self, stream: bytes) -> None:
         member = self.trainer.members.pop(stream, None)
         if member is not None:
@@ -326,6 +415,8 @@ class TrainerConnection(Connection):
     def _left(self, message: StreamClosed) -> None:
         if message.channel == self._partial_channel:
             self._partial_bytes = 0  # the rest of its message will not arrive
+        self._refused_channels.pop(message.channel, None)
+        self._retries.pop(message.channel, None)
         receiver = self._channels.pop(message.channel, None)
         if receiver is None:
             return
@@ -352,10 +443,21 @@ class TrainerConnection(Connection):
             self._partial_bytes = 0
         receiver = self._channels.get(frame.channel)
         if receiver is None:
-            return  # the stream has left meanwhile or returned under another channel
+            if frame.channel in self._refused_channels:
+                self._refuse_frame(frame, *self._refused_channels[frame.channel])
+            return  # otherwise the stream has left meanwhile or returned under another channel
         with state.lock:
             gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
-            received, ask = receiver.frame(frame, self._max_message_bytes)
+            try:
+                received, ask = receiver.frame(frame, self._max_message_bytes)
+            except (ForgedError, UnknownRunKeyError) as exc:
+                if isinstance(exc, UnknownRunKeyError):
+                    state.remarks.append(
+                        f"{exc}: samples of worker {state.names[receiver.stream]} wait. If they do not arrive, copy "
+                        "the key from the credentials folder (run_keys) of the machine that trained this run before"
+                    )
+                self._request_later(frame.channel)
+                received, ask = None, False
             if received is not None:
                 state.inbox.append(received)
                 state.inbox_held += received.size
@@ -368,9 +470,33 @@ class TrainerConnection(Connection):
                 state.to_acknowledge[receiver.stream] = None
         spare(frame.buffer)  # its payload has been copied
         if received is not None:
+            self._retries.pop(frame.channel, None)
             state.on_change()
         if ask:
             self.send(Resume(frame.channel, receiver.next_number))
+
+    def _request_later(self, channel: int) -> None:
+        """Request a message that did not open again, after a time that grows with each failure."""
+        _, wait_s = self._retries.get(channel, (0.0, RETRY_MIN_S))
+        self._retries[channel] = self._now + wait_s, min(2 * wait_s, RETRY_MAX_S)
+        self._retry_at = min(self._retry_at, self._now + wait_s)
+
+    def tick(self, now: float) -> None:
+        """Handle the passing of time: request the messages that did not open."""
+        super().tick(now)
+        if now < self._retry_at or self.closing:
+            return
+        self._retry_at = float("inf")
+        for channel, (due, wait_s) in self._retries.items():
+            if due <= now:
+                self._retries[channel] = float("inf"), wait_s
+                self.send(Resume(channel, self._channels[channel].next_number))
+            else:
+                self._retry_at = min(self._retry_at, due)
+
+    def deadline(self) -> float:
+        """Return the latest time for the next call of `tick`."""
+        return min(super().deadline(), self._retry_at)
 
     def direct(self, stream: bytes | None) -> None:
         """Send the directive for `stream` (None: for all streams) if the stream is linked."""
@@ -378,12 +504,17 @@ class TrainerConnection(Connection):
         directive = self.trainer.directives.get(stream)
         if channel is not None and directive is not None and self.state == "open":
             lasting = stream is None and directive.finish  # also for workers that connect after this trainer has left
-            self.put(("direct", channel), Direct(channel, directive.revision, encode_body(directive), lasting))
+            body = encode_body(directive)
+            if self.trainer.seal is not None:
+                body = self.trainer.seal.seal_directive(stream, self.trainer.holding, body)
+            self.put(("direct", channel), Direct(channel, directive.revision, body, lasting))
 
     def report(self) -> None:
         """Send the trainer's progress."""
-        if self.state == "open" and self.trainer.progress is not None:
-            self.put("report", Report(encode_body(self.trainer.progress)))
+        state = self.trainer
+        if self.state == "open" and state.progress is not None:
+            body = encode_body(state.progress)
+            self.put("report", Report(body if state.seal is None else state.seal.seal_report(state.holding, body)))
 
     def _before_send(self) -> None:
         if self.state != "open":
@@ -415,7 +546,9 @@ class TrainerConnection(Connection):
                 return None
             self._sent_version = version
             self._in_flight = True
-            self._cutter = cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, len(body)), (body,), epoch=0, channel=0)
+            parts: Body = (body,) if state.seal is None else state.seal.seal_policy(version, body)
+            head = POLICY_HEAD.pack(*version, sum(map(len, parts)))
+            self._cutter = cut(Kind.WEIGHTS, head, parts, epoch=0, channel=0)
         frame = next(self._cutter)
         if frame.last:
             self._cutter = None

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
 
-from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.errors import ForgedError, RemoteProtocolError
 from tmrl_core.networking.peers.client import ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import StreamSender
-from tmrl_core.networking.protocol.framing import FIRST, LAST, MAX_NUMBER, POLICY_HEAD, Frame, Kind, Wire, spare
+from tmrl_core.networking.protocol.delivery import Body, StreamSender
+from tmrl_core.networking.protocol.framing import (
+    FIRST,
+    LAST,
+    MAX_NUMBER,
+    POLICY_HEAD,
+    Frame,
+    Kind,
+    MessageHead,
+    Wire,
+    spare,
+)
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     MAX_SIGNATURE_BYTES,
+    PROOF_ENDS,
     Ack,
+    Announce,
     CloseStream,
     Control,
     Credit,
@@ -36,8 +50,14 @@ from tmrl_core.networking.protocol.messages import (
     plain,
 )
 
+if TYPE_CHECKING:  # loaded only where authentication is on
+    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+
 _POLICY_KEEP_BYTES = 64 << 20
 """Limit of the memory that a worker keeps for its next policy. Policies of up to half this size reuse one buffer."""
+
+
+_Content = TypeVar("_Content", bytes, memoryview)
 
 
 class PolicyReceiver:
@@ -82,13 +102,46 @@ class PolicyReceiver:
         return self._version, body
 
 
+class _StreamSealer:
+    """Authentication of one stream of a worker."""
+
+    def __init__(self, state: WorkerState, seal: WorkerSeal, stream: bytes) -> None:
+        self._state = state
+        self._seal = seal
+        self._stream = stream
+        self.seal_bytes = seal.seal_bytes
+
+    @property
+    def ready(self) -> bool:
+        # Without a card, only the Server's spool can take messages. They are then signed, unless they must be secret.
+        return self._seal.ready or (self._state.ending and self._seal.mode == "authenticate")
+
+    def seal(self, head: MessageHead, body: Body) -> Body:
+        sealed = self._seal.seal(self._stream, head, body)
+        assert sealed is not None
+        return sealed
+
+    def check_ack(self, ack: Ack) -> bool:
+        return self._seal.check_ack(self._stream, ack.next, ack.refused, ack.tag)
+
+
 class WorkerState(ClientState):
-    """A worker's side of delivery and of the last-value channels."""
+    """A worker's side of delivery and of the last-value channels.
+
+    Args:
+        seal: authenticates samples and what comes from the trainer; None: nothing is authenticated.
+    """
 
     role = "worker"
 
-    def __init__(self, *, run: str, name: str, peer: bytes, token: str = "") -> None:
+    def __init__(self, *, run: str, name: str, peer: bytes, token: str = "", seal: WorkerSeal | None = None) -> None:
         super().__init__(run=run, name=name, peer=peer, token=token)
+        self.seal = seal
+        if seal is not None:
+            self.versions = (2,)
+            self.incarnation = seal.incarnation
+        self.trainer_authenticates = False
+        """True: the trainer authenticates, and this worker does not, so that it ignores the trainer."""
         self.senders: list[tuple[StreamSender, bytes]] = []
         """Streams and their encoded signatures; the channel is the index."""
         self.policy_version = (0, 0)
@@ -111,12 +164,22 @@ class WorkerState(ClientState):
         self.hand_over_refusal = ""
         """Reason why the Server stopped storing the handed-over samples."""
 
+    def new_sender(self, *, queue_bytes: int, drop_oldest: bool) -> StreamSender:
+        """Return the sender of a new stream, for `add_stream`."""
+        if self.seal is None:
+            return StreamSender(os.urandom(16), queue_bytes=queue_bytes, drop_oldest=drop_oldest)
+        stream = self.seal.new_stream()
+        sealer = _StreamSealer(self, self.seal, stream)
+        return StreamSender(stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest, sealer=sealer)
+
     def add_stream(self, sender: StreamSender, signature: bytes) -> None:
         """Add a stream, which the next connection announces to the Server.
 
         Raises:
             ValueError: the signature is too long.
         """
+        if self.seal is not None:
+            signature = self.seal.record(sender.stream, signature)
         if len(signature) > MAX_SIGNATURE_BYTES:
             raise ValueError(f"a stream's signature of {len(signature)} bytes; at most {MAX_SIGNATURE_BYTES} fit")
         self.senders.append((sender, signature))
@@ -148,7 +211,12 @@ class WorkerState(ClientState):
             self.progress = msgspec.structs.replace(self.progress, lack="", gave_up=False)
 
     def begin_anew(self) -> None:
-        """Forget all version numbers, because the Server's numbers begin below them. The policy itself stays in use."""
+        """Forget all version numbers, because the Server's numbers begin below them. The policy itself stays in use.
+
+        Authenticated numbers stay: only the trainer can say which ones are valid.
+        """
+        if self.seal is not None:
+            return
         self.incarnation = 0
         self.policy_version = (0, 0)
 
@@ -170,7 +238,7 @@ class WorkerConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Direct, Report}),
+        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report}),
     }
 
     def __init__(
@@ -207,7 +275,8 @@ class WorkerConnection(Connection):
                 state.connections += 1
                 if message.anew:
                     state.begin_anew()
-                state.incarnation = max(state.incarnation, message.incarnation)
+                if state.seal is None:
+                    state.incarnation = max(state.incarnation, message.incarnation)
                 for channel, (sender, signature) in enumerate(state.senders):
                     self.send(OpenStream(channel, sender.stream, state.name, signature))
                 if state.waits:
@@ -248,16 +317,36 @@ class WorkerConnection(Connection):
             case Credit():
                 self._sender(message.channel).credit(epoch=message.epoch, limit=message.limit)
                 self.wake()
+            case Announce():
+                if state.seal is not None and state.seal.announced(message.body):
+                    state.incarnation = state.seal.incarnation
+                    self.wake()
+                state.on_change()
             case Direct():
-                directive = decode_body(message.body, Directive)
-                state.directives["all" if message.channel == ALL_CHANNELS else "own"] = directive
+                stream = None if message.channel == ALL_CHANNELS else self._sender(message.channel).stream
+                order = self._opened(message.body, lambda seal: seal.open_directive(stream, message.body))
+                if order is not None:
+                    state.directives["all" if stream is None else "own"] = decode_body(order, Directive)
                 state.on_change()
             case Report():
-                progress = decode_body(message.body, Progress)
-                state.progress = msgspec.structs.replace(progress, lack=plain(progress.lack))
+                report = self._opened(message.body, lambda seal: seal.open_report(message.body))
+                if report is not None:
+                    progress = decode_body(report, Progress)
+                    state.progress = msgspec.structs.replace(progress, lack=plain(progress.lack))
                 state.on_change()
             case _:
                 super()._on_control(message)
+
+    def _opened(self, body: _Content, check: Callable[[WorkerSeal], _Content | None]) -> _Content | None:
+        """Return the content of a message of the trainer; None: it is ignored."""
+        state = self.worker
+        if state.seal is None:
+            state.trainer_authenticates = body[-len(PROOF_ENDS) :] == PROOF_ENDS
+            return None if state.trainer_authenticates else body
+        try:
+            return check(state.seal)
+        except ForgedError:
+            return None
 
     def _sender(self, channel: int) -> StreamSender:
         if channel >= len(self.worker.senders):
@@ -272,7 +361,9 @@ class WorkerConnection(Connection):
         if update is not None:
             version, body = update
             self.put("have", Have(*version))
-            self.worker.policy_arrived(version, body)
+            content = self._opened(body, lambda seal: seal.open_policy(version, body))
+            if content is not None:
+                self.worker.policy_arrived(version, content)
             self.worker.on_change()
 
     def _before_send(self) -> None:
