@@ -71,6 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from tmrl_core.cli.sessions import run_sessions
 
             return run_sessions(given)
+        if {"--import-config", "--import-weights"} & {word.partition("=")[0] for word in given}:
+            from tmrl_core.cli.tmrl_files import run_import
+
+            return run_import(given)
         return run(parsed(given), own_process=arguments is None)
     except TmrlError as exc:
         print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
@@ -170,6 +174,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="COMMAND",
         help="show recorded sessions, and exchange them with Minari and LeRobot; see `--sessions --help`",
     )
+    for kind, text in (("config", "configuration (config.json)"), ("weights", "MLP policy (.tmod)")):
+        role.add_argument(
+            f"--import-{kind}", metavar="FILE", help=f"convert tmrl's {text}; see `--import-{kind} --help`"
+        )
     made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
     made.add_argument("--new", action="store_true", help="a new run: another run.name if there is a run of this name")
     made.add_argument("--seed", type=int, default=None, metavar="N", help="seed of everything random (run.seed)")
