@@ -63,6 +63,7 @@ TARGETS: dict[str, tuple[str, str, int]] = {
     "config": ("configuration", "Configuration", 1),
     "connection": ("conversations", "Conversations", 6),
     "handshake": ("handshake", "Handshakes", 2),
+    "proofs": ("proofs", "Proofs", 6),
 }
 """By name: module and class, which is imported when it is needed, and the share of the cases when all are run."""
 

@@ -204,8 +204,11 @@ def test_policies_grow() -> None:
 def test_a_worker_with_its_record_takes_no_earlier_policy() -> None:
     ends = Ends()
     ends.worker.accepted = (3, 5)
-    assert ends.worker.open_policy((3, 5), memoryview(b"".join(ends.trainer.seal_policy((3, 5), b"w")))) is None
-    assert ends.worker.open_policy((3, 6), memoryview(b"".join(ends.trainer.seal_policy((3, 6), b"w")))) is not None
+    policies = {n: memoryview(b"".join(ends.trainer.seal_policy((3, n), b"w"))) for n in (4, 5, 6)}
+    assert ends.worker.open_policy((3, 4), policies[4]) is None
+    assert ends.worker.open_policy((3, 5), policies[5]) is not None, "its file of weights may be lost"
+    assert ends.worker.open_policy((3, 5), policies[5]) is None
+    assert ends.worker.open_policy((3, 6), policies[6]) is not None
 
 
 @pytest.mark.parametrize("version", [(3, 2), (4, 1), (2, 1), (1, 3)])
