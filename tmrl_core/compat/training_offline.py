@@ -55,9 +55,9 @@ class TrainingOffline(offline.TrainingOffline):
 
     def __post_init__(self) -> None:
         for name in ("env_cls", "memory_cls", "training_agent_cls"):
-            if getattr(self, name) is None:
+            if vars(self)[name] is None:
                 raise ConfigError(f"{type(self).__name__} needs {name}: found None, allowed: a class or a callable")
-        settings = {one.name: getattr(self, one.name) for one in fields(TrainingOffline)}
+        settings = {one.name: vars(self)[one.name] for one in fields(TrainingOffline)}
         offline.TrainingOffline.__init__(self, **settings)
 
     def check_ratio(self, interface: TrainingInterface) -> object:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tmrl_core import functional
+from tmrl_core.config import resolve
 from tmrl_core.errors import CodecError, StorageError
 from tmrl_core.functional import partial as partial
 from tmrl_core.storage import write_whole
@@ -103,9 +104,12 @@ def partial_to_dict(p: functools.partial[Any], version: str = "3") -> dict[str, 
 
 
 def get_class_or_function(func: str) -> Any:
-    """Return the object that `package.module:Name` names."""
-    module, _, name = func.partition(":")
-    return getattr(importlib.import_module(module), name)
+    """Return the object that `package.module:Name` names.
+
+    Raises:
+        ConfigError: it names nothing.
+    """
+    return resolve(func)
 
 
 def partial_from_args(func: str | Callable[..., Any], kwargs: Mapping[str, str]) -> functools.partial[Any]:

@@ -108,7 +108,7 @@ class SpinupSacAgent(_Attributes):
     l2_critic: float | None = None
 
     def __post_init__(self) -> None:
-        sac.SacAgent.__init__(self, **{one.name: getattr(self, one.name) for one in fields(SpinupSacAgent)})
+        sac.SacAgent.__init__(self, **{one.name: vars(self)[one.name] for one in fields(SpinupSacAgent)})
 
     @property
     def q_optimizer(self) -> Any:
@@ -149,7 +149,7 @@ class REDQSACAgent(_Attributes, redq.REDQSACAgent):
     q_updates_per_policy_update: int = 1
 
     def __post_init__(self) -> None:
-        redq.REDQSACAgent.__init__(self, **{one.name: getattr(self, one.name) for one in fields(REDQSACAgent)})
+        redq.REDQSACAgent.__init__(self, **{one.name: vars(self)[one.name] for one in fields(REDQSACAgent)})
 
     @property
     def i_update(self) -> int:
