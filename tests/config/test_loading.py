@@ -77,6 +77,15 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"network": {"transport": "tlspyo", "local_port_worker": 55555}}, ["must differ", "55555"]),
         ({"network": {"security": None}, "server": {"host": "a.org"}}, ["server.host: 'a.org'", "allow_insecure"]),
         ({"network": {"security": None}, "server": {"bind": "0.0.0.0"}}, ["server.bind", "allow_insecure_remote"]),
+        (
+            {"network": {"security": None, "end_to_end": "encrypt"}},
+            ["network.end_to_end: encrypt", "network.security: null has none", "end_to_end: off"],
+        ),
+        (
+            {"network": {"transport": "tlspyo", "end_to_end": "authenticate"}},
+            ["network.end_to_end: authenticate", "network.transport: tlspyo has none", "end_to_end: off"],
+        ),
+        ({"network": {"end_to_end": "sign"}}, ["network.end_to_end", "'sign'", "authenticate, encrypt, off or null"]),
         ({"worker": {"max_steps_per_update": 1}}, ["worker.max_steps_per_update", "synchronous collection only"]),
         ({"worker": {"collection": "lockstep", "when_full": "drop_oldest"}}, ["worker.when_full", "lockstep"]),
         ({"worker": {"collection": "lockstep"}}, ["trainer.loop", "TorchTrainingOffline", "TrainingLockstep"]),

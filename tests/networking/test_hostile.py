@@ -109,8 +109,13 @@ class Place:
         self.server = Server(config=from_values({"network": network, "server": {"port": 0}}))
         stack.callback(self.server.close)
         self.relay = self.server.relay
+        # What strangers say has no proof of its origin; `tests/hostile/` has strangers against members that demand one.
         self.settings = LinkSettings(
-            port=self.server.port, hostname="localhost", credentials_dir=str(keys), backoff_min_s=0.01
+            port=self.server.port,
+            hostname="localhost",
+            credentials_dir=str(keys),
+            backoff_min_s=0.01,
+            end_to_end="off",
         )
         self.worker = WorkerLink(self.settings, name="good", run="run")
         self.worker.start()

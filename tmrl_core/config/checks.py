@@ -107,6 +107,13 @@ def contradictions(config: Config) -> Iterator[str]:
                     f"server.{key}: {host!r} is not this machine, and network.security is null; use TLS, or set "
                     "network.allow_insecure_remote: true to let everybody read and send"
                 )
+    if network.end_to_end in ("authenticate", "encrypt"):
+        without = f"network.transport: {network.transport}" if network.transport != "tls" else "network.security: null"
+        if network.transport != "tls" or network.security is None:
+            yield (
+                f"network.end_to_end: {network.end_to_end} signs with client certificates, and {without} has none; use "
+                "network.transport: tls with TLS, or network.end_to_end: off"
+            )
     if worker.collection != "synchronous" and worker.max_steps_per_update is not None:
         yield (
             f"worker.max_steps_per_update: {worker.max_steps_per_update:g} holds in synchronous collection only, and "

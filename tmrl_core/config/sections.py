@@ -342,6 +342,15 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         bool,
         doc("With `security: null`: allow connections from other machines. Everybody can then read and send data."),
     ] = False
+    end_to_end: Annotated[
+        Literal["off", "authenticate", "encrypt"] | None,
+        doc(
+            "Protection of samples, acknowledgements, weights and directives against the Server. authenticate: their "
+            "origin signs them, and the other end checks that. encrypt: besides, the Server cannot read samples. off: "
+            "the Server is trusted. null: authenticate if this machine has a client certificate (a bundle), or the "
+            "CA's key with which bundles were made; otherwise off. Use the same value on all machines of a run."
+        ),
+    ] = None
     heartbeat_s: Annotated[PositiveSeconds, doc("Seconds after which an idle link sends a heartbeat.")] = 3.0
     silent_s: Annotated[PositiveSeconds, doc("Seconds of silence after which a link counts as dead.")] = 10.0
     backoff_min_s: Annotated[PositiveSeconds, doc("First wait, in seconds, before another connection attempt.")] = 0.2

@@ -102,6 +102,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
     env = environment_maker(config.environment.cls, config.environment.kwargs)()
     env.close()
     label = own_label(_label(config))
+    model_path = config.run_folder / "gateway" / name / "policy.tmod"
     unclaim = label.claim.close if label.claim is not None else lambda: None
     try:
         policy = SharedPolicy(
@@ -115,6 +116,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
             link_settings(config, local_port=config.network.local_port_worker),
             name=label.text,
             run=config.run.name,
+            model_path=model_path,
             signature=join_signature(env, policy.actor),
             queue_bytes=worker.queue_bytes,
             when_full="block" if worker.when_full == "block" else "drop_oldest",
@@ -136,7 +138,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
             crc_debug=worker.crc_debug,
             info_metrics=worker.info_metrics,
             unsent_bytes=worker.queue_bytes,
-            files=PolicyFiles(config.run_folder / "gateway" / name / "policy.tmod"),
+            files=PolicyFiles(model_path),
             drain_timeout_s=worker.drain_timeout_s,
             on_close=unclaim,
         )

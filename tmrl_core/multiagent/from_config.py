@@ -200,12 +200,14 @@ def make_worker(
             seed=mixed_seed(config.run.seed, label.seeding),
         )
         undo.callback(collector.close)
+        copy = model_path or config.worker_model_path
         link: WorkerLink | None = None
         if not standalone:
             link = WorkerLink(
                 link_settings(config),
                 name=label.text,
                 run=config.run.name,
+                model_path=copy,
                 signature=signature_of(collector.stage.manager),
                 queue_bytes=settings.queue_bytes,
                 when_full="block",
@@ -215,9 +217,7 @@ def make_worker(
             link,
             collector,
             collector,
-            files=PolicyFiles(
-                model_path or config.worker_model_path, config.worker_history_path, settings.model_history
-            ),
+            files=PolicyFiles(copy, config.worker_history_path, settings.model_history),
             drain_timeout_s=settings.drain_timeout_s,
             needs_policy=standalone,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import socket
@@ -152,69 +153,63 @@ class RolloutWorker(Worker):
             safe_action=given(safe_action, settings.safe_action),
             info_metrics=given(info_metrics, settings.info_metrics),
         )
-        link: WorkerLink | None = None
-        if not standalone:
-            full = given(when_full, settings.when_full)
-            if full == "auto":
-                full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
-            link = WorkerLink(
-                link_settings(
-                    config,
-                    host=server_ip,
-                    port=server_port,
-                    transport=kind,
-                    security=security,
-                    keys_dir=keys_dir,
-                    hostname=hostname,
-                    password=password,
-                    local_port=given(local_port, config.network.local_port_worker),
-                    header_size=header_size,
-                    max_buf_len=max_buf_len,
-                ),
-                name=label.text,
-                run=given(run_name, config.run.name),
-                signature=join_signature(loop.environment.env, loop.runner.actor),
-                queue_bytes=given(queue_bytes, settings.queue_bytes),
-                when_full=cast(Literal["block", "drop_oldest"], full),
-                drain_timeout_s=drain_s,
-            )
-        record_into = given(record, settings.record)
-        recording = None
-        if record_into is not None:
-            limit = given(record_bytes, settings.record_bytes)
-            try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(loop.environment.close)
+            link: WorkerLink | None = None
+            if not standalone:
+                full = given(when_full, settings.when_full)
+                if full == "auto":
+                    full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
+                link = WorkerLink(
+                    link_settings(
+                        config,
+                        host=server_ip,
+                        port=server_port,
+                        transport=kind,
+                        security=security,
+                        keys_dir=keys_dir,
+                        hostname=hostname,
+                        password=password,
+                        local_port=given(local_port, config.network.local_port_worker),
+                        header_size=header_size,
+                        max_buf_len=max_buf_len,
+                    ),
+                    name=label.text,
+                    run=given(run_name, config.run.name),
+                    model_path=copy,
+                    signature=join_signature(loop.environment.env, loop.runner.actor),
+                    queue_bytes=given(queue_bytes, settings.queue_bytes),
+                    when_full=cast(Literal["block", "drop_oldest"], full),
+                    drain_timeout_s=drain_s,
+                )
+            record_into = given(record, settings.record)
+            recording = None
+            if record_into is not None:
+                limit = given(record_bytes, settings.record_bytes)
                 recording = open_recording(Path(record_into), label.text, loop.environment.env, limit)
-            except BaseException:
-                loop.environment.close()
-                raise
-        uplink = Uplink(
-            link,
-            loop.recorder,
-            loop.runner,
-            files=PolicyFiles(
-                Path(copy) if copy is not None else None,
-                str(history) if history is not None else None,
-                given(model_history, settings.model_history),
-            ),
-            drain_timeout_s=drain_s,
-            needs_policy=standalone,
-            recording=recording,
-        )
-        super().__init__(
-            Collector(loop, uplink, seed=chosen_seed),
-            send_every=given(send_every, settings.send_every),
-            update_weights=given(update_weights, settings.update_weights),
-            max_env_steps_per_update=given(max_env_steps_per_update, settings.max_env_steps_per_update),
-        )
-        if link is None:
-            return
-        try:
-            link.start()
-        except BaseException:
-            loop.environment.close()
-            if recording is not None:
-                recording.close()
-            raise
+                undo.callback(recording.close)
+            uplink = Uplink(
+                link,
+                loop.recorder,
+                loop.runner,
+                files=PolicyFiles(
+                    Path(copy) if copy is not None else None,
+                    str(history) if history is not None else None,
+                    given(model_history, settings.model_history),
+                ),
+                drain_timeout_s=drain_s,
+                needs_policy=standalone,
+                recording=recording,
+            )
+            super().__init__(
+                Collector(loop, uplink, seed=chosen_seed),
+                send_every=given(send_every, settings.send_every),
+                update_weights=given(update_weights, settings.update_weights),
+                max_env_steps_per_update=given(max_env_steps_per_update, settings.max_env_steps_per_update),
+            )
+            if link is not None:
+                link.start()
+            undo.pop_all()
 
     def close(self) -> CloseReport | None:
         """Close the worker, and release its label for other workers."""

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security.accepted_versions import AcceptedVersions, accepted_file
+from tmrl_core.networking.security.accepted_versions import AcceptedVersions
 
 
 def test_it_is_beside_the_copy_of_the_policy(tmp_path: Path) -> None:
-    assert accepted_file(tmp_path / "policy.tmod") == tmp_path / "policy.tmod.accepted"
+    AcceptedVersions(tmp_path / "policy.tmod", "run").accept((1, 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.tmod.accepted"]
 
 
 def test_a_restarted_worker_knows_the_highest_version(tmp_path: Path) -> None:
-    file = tmp_path / "worker" / "policy.tmod.accepted"
+    file = tmp_path / "worker" / "policy.tmod"
     first = AcceptedVersions(file, "run")
     assert first.version == (0, 0)
     for version in ((1, 4), (1, 3), (2, 1)):
@@ -26,7 +27,7 @@ def test_a_restarted_worker_knows_the_highest_version(tmp_path: Path) -> None:
 
 
 def test_workers_that_share_the_file_keep_the_highest_version(tmp_path: Path) -> None:
-    file = tmp_path / "accepted"
+    file = tmp_path / "policy"
     one, other = AcceptedVersions(file, "run"), AcceptedVersions(file, "run")
     one.accept((3, 9))
     other.accept((3, 5))
@@ -43,7 +44,7 @@ def test_without_a_file_nothing_is_kept() -> None:
 
 def test_the_number_of_runs_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmrl_core.networking.security.accepted_versions._MAX_RUNS", 3)
-    file = tmp_path / "accepted"
+    file = tmp_path / "policy"
     for number, run in enumerate("abcad", 1):
         AcceptedVersions(file, run).accept((number, 0))
     kept = {run: AcceptedVersions(file, run).version for run in "abcd"}
@@ -52,14 +53,14 @@ def test_the_number_of_runs_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("content", ["", "[]", '{"format": "tmrl_core accepted versions", "runs": {"run": [-1, 0]}}'])
 def test_a_damaged_file_is_refused_with_advice(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "accepted"
-    file.write_text(content)
+    file = tmp_path / "policy"
+    (tmp_path / "policy.accepted").write_text(content)
     with pytest.raises(CredentialsError, match=r"accepted is damaged .*Delete it"):
         AcceptedVersions(file, "run")
 
 
 def test_a_file_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    accepted = AcceptedVersions(tmp_path / "folder" / "accepted", "run")
+    accepted = AcceptedVersions(tmp_path / "folder" / "policy", "run")
     (tmp_path / "folder").write_text("a file in place of the folder")
     with caplog.at_level(logging.WARNING):
         accepted.accept((1, 1))

@@ -170,6 +170,16 @@ class WorkerSeal:
                 stream.keys = None
         return True
 
+    def recheck(self) -> None:
+        """Forget the trainer's card if its certificate is not valid any more, for example because it was revoked."""
+        if self._card is None:
+            return
+        try:
+            self._verifier.check(self._card.content.certificate, ("trainer",))
+        except ForgedError as exc:
+            self._card = None
+            self._on_forged(f"the trainer is not believed any more: {exc}")
+
     def seal(self, stream: bytes, head: MessageHead, body: Body) -> Body | None:
         """Return a message of samples with its proof, for one sending; None: keep it until there is a card."""
         own = self._streams[stream]

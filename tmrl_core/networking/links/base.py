@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
+from tmrl_core.networking.links.sealing import Identity
 from tmrl_core.networking.peers import (
     ClientState,
 )
@@ -27,6 +28,8 @@ from tmrl_core.networking.transports.selection import LinkSettings, client_trans
 
 logger = logging.getLogger(__name__)
 
+_CERTIFICATES_S = 2.0
+"""Time between two checks of the files of end-to-end authentication."""
 _NOTIFY_S = 0.001
 """Minimum time between two wake-ups of a waiting thread."""
 _UNREACHABLE_WAIT_S = 2.5
@@ -39,11 +42,18 @@ _IDLE_TICK_S = 0.002
 
 
 class Link:
-    """Base of the worker's and the trainer's link: a thread that keeps one connection to the Server alive."""
+    """Base of the worker's and the trainer's link: a thread that keeps one connection to the Server alive.
 
-    def __init__(self, settings: LinkSettings, state: ClientState) -> None:
+    Args:
+        settings: address and credentials of the Server.
+        state: state of the client, which outlives connections.
+        identity: certificates of the end-to-end authentication; None: it is off.
+    """
+
+    def __init__(self, settings: LinkSettings, state: ClientState, identity: Identity | None = None) -> None:
         self.settings = settings
         self._state = state
+        self._identity = identity
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -231,17 +241,22 @@ class Link:
             try:
                 # Set before `_on_welcome`, because the application's messages may follow immediately.
                 self._connection = connection
+                if self._identity is not None:
+                    self._identity.refresh()
                 token = transport.renewed_token()
                 if token is not None:
                     self._state.token = token
                 driver = await transport.dial(settings.host, settings.port, connection, settings.connect_timeout_s)
                 self._wake_thread()
                 begun = asyncio.get_running_loop().time()
-                ends: set[asyncio.Future[Any]] = {driver.ended, stop}
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                await self._until_ended(driver, stop)
                 if stopping.is_set():
                     await self._close_driver(driver)
                     break
+                if not driver.ended.done():
+                    logger.info("certificates were reloaded; connecting again")
+                    await self._close_driver(driver)
+                    continue
                 reason = connection.reason
                 lasted_s = asyncio.get_running_loop().time() - begun
             except NetworkError as exc:
@@ -270,6 +285,15 @@ class Link:
             delay = min(2 * delay, most)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stop), wait * random.uniform(0.5, 1.0))
+
+    async def _until_ended(self, driver: Driver, stop: asyncio.Future[Any]) -> None:
+        """Wait until the connection ends, the link stops, or the certificates of this machine have changed."""
+        ends: set[asyncio.Future[Any]] = {driver.ended, stop}
+        identity = self._identity
+        pause_s = None if identity is None else _CERTIFICATES_S
+        while not (await asyncio.wait(ends, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if identity is not None and identity.refresh():
+                return
 
     def _is_final(self, reason: Exception | None) -> TmrlError | None:
         """Return the error that only a person can resolve, or None if another attempt may succeed."""

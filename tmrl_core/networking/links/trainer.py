@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from tmrl_core.networking.links.base import Link
+from tmrl_core.networking.links.sealing import Identity, seal_trainer
 from tmrl_core.networking.peers import (
     Member,
     TrainerConnection,
@@ -66,8 +67,11 @@ class TrainerLink(Link):
         inbox_bytes: maximum bytes of samples that wait for the training thread (at least one message).
         incarnation, counter, offsets, refusals: from the checkpoint that training resumes from.
         gaps: messages and samples that workers have dropped, as counted in the checkpoint.
-        seal: authenticates samples and what goes to the workers; None: nothing is authenticated.
-        hold: stores an incarnation durably, before it is used; with a seal only.
+        seal: authenticates samples and what goes to the workers; None: as `settings.end_to_end` says.
+        hold: stores an incarnation durably, before it is used; for `seal` only.
+
+    Raises:
+        ConfigError, CredentialsError: the settings demand authentication that is not possible here.
     """
 
     def __init__(
@@ -85,6 +89,11 @@ class TrainerLink(Link):
         seal: TrainerSeal | None = None,
         hold: Callable[[int], None] = lambda incarnation: None,
     ) -> None:
+        identity: Identity | None = None
+        if seal is None:
+            identity, seal, files = seal_trainer(settings, run)
+            if files is not None:
+                incarnation, hold = max(incarnation, files.highest), files.hold
         self._trainer = TrainerState(
             run=run,
             name=name,
@@ -99,7 +108,7 @@ class TrainerLink(Link):
         )
         self._logged_remarks: set[str] = set()
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
-        super().__init__(settings, self._trainer)
+        super().__init__(settings, self._trainer, identity)
 
     # --- samples ---
 

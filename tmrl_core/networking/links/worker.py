@@ -14,6 +14,7 @@ import msgspec
 
 from tmrl_core.errors import CodecError, LinkClosedError, TmrlError
 from tmrl_core.networking.links.base import Link
+from tmrl_core.networking.links.sealing import Identity, seal_worker
 from tmrl_core.networking.peers import (
     WorkerConnection,
     WorkerState,
@@ -92,7 +93,12 @@ class WorkerLink(Link):
         queue_bytes: maximum bytes of unacknowledged samples.
         when_full: `block`: `send` waits for space; `drop_oldest`: the oldest message is dropped and counted.
         drain_timeout_s: time limit for acknowledgements in `close`.
-        seal: authenticates the samples and what comes from the trainer; None: nothing is authenticated.
+        model_path: file of the worker's copy of the policy, beside which it keeps the highest version that it has
+            accepted; None: a worker that starts again accepts any version.
+        seal: authenticates the samples and what comes from the trainer; None: as `settings.end_to_end` says.
+
+    Raises:
+        ConfigError, CredentialsError: the settings demand authentication that is not possible here.
     """
 
     def __init__(
@@ -105,10 +111,14 @@ class WorkerLink(Link):
         queue_bytes: int = 64 << 20,
         when_full: Literal["block", "drop_oldest"] = "drop_oldest",
         drain_timeout_s: float = 10.0,
+        model_path: str | os.PathLike[str] | None = None,
         seal: WorkerSeal | None = None,
     ) -> None:
+        identity: Identity | None = None
+        if seal is None:
+            identity, seal = seal_worker(settings, run, model_path)
         self._worker = WorkerState(run=run, name=name, peer=os.urandom(16), seal=seal)
-        super().__init__(settings, self._worker)
+        super().__init__(settings, self._worker, identity)
         self.drain_timeout_s = drain_timeout_s
         self._queue_bytes = queue_bytes
         self._drop_oldest = when_full == "drop_oldest"

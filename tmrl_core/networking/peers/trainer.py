@@ -40,6 +40,7 @@ from tmrl_core.networking.protocol.messages import (
     Credit,
     Direct,
     Directive,
+    Forged,
     Have,
     Incarnation,
     Notice,
@@ -286,6 +287,7 @@ class TrainerConnection(Connection):
         self._inbox_bytes = state.inbox_bytes
         self._max_message_bytes = 0
         self._sent_version = (0, 0)
+        self._told_forged = 0
         self._in_flight = False
         self._cutter: Iterator[Wire] | None = None
 
@@ -520,6 +522,9 @@ class TrainerConnection(Connection):
         if self.state != "open":
             return
         state = self.trainer
+        if state.seal is not None and state.seal.forged != self._told_forged:
+            self._told_forged = state.seal.forged
+            self._slots["forged"] = Forged(self._told_forged)
         if state.to_acknowledge:
             with state.lock:
                 streams, state.to_acknowledge = state.to_acknowledge, {}

@@ -35,6 +35,7 @@ from tmrl_core.networking.protocol.messages import (
     Credit,
     Direct,
     Directive,
+    Forged,
     Halt,
     HandOver,
     Have,
@@ -178,11 +179,14 @@ class WorkerState(ClientState):
         Raises:
             ValueError: the signature is too long.
         """
-        if self.seal is not None:
-            signature = self.seal.record(sender.stream, signature)
-        if len(signature) > MAX_SIGNATURE_BYTES:
-            raise ValueError(f"a stream's signature of {len(signature)} bytes; at most {MAX_SIGNATURE_BYTES} fit")
+        size = len(self.announcement(sender, signature))
+        if size > MAX_SIGNATURE_BYTES:
+            raise ValueError(f"a stream's signature of {size} bytes; at most {MAX_SIGNATURE_BYTES} fit")
         self.senders.append((sender, signature))
+
+    def announcement(self, sender: StreamSender, signature: bytes) -> bytes:
+        """Return a stream's signature, in its record if it is authenticated. The certificate may have been renewed."""
+        return signature if self.seal is None else self.seal.record(sender.stream, signature)
 
     @property
     def directive(self) -> Directive:
@@ -259,6 +263,7 @@ class WorkerConnection(Connection):
         """Channels that were halted and have not requested the handoff."""
         self._policy = PolicyReceiver(max_policy_bytes, state.bodies)
         self._turn = 0
+        self._told_forged = 0
 
     def _on_connected(self) -> None:
         state = self.worker
@@ -278,7 +283,8 @@ class WorkerConnection(Connection):
                 if state.seal is None:
                     state.incarnation = max(state.incarnation, message.incarnation)
                 for channel, (sender, signature) in enumerate(state.senders):
-                    self.send(OpenStream(channel, sender.stream, state.name, signature))
+                    announcement = state.announcement(sender, signature)
+                    self.send(OpenStream(channel, sender.stream, state.name, announcement))
                 if state.waits:
                     self.say_waits()
                 state.on_change()
@@ -369,7 +375,11 @@ class WorkerConnection(Connection):
     def _before_send(self) -> None:
         if self.state != "open" or self._ended:
             return
-        for channel, (sender, _) in enumerate(self.worker.senders):
+        state = self.worker
+        if state.seal is not None and state.seal.forged != self._told_forged:
+            self._told_forged = state.seal.forged
+            self._slots["forged"] = Forged(self._told_forged)
+        for channel, (sender, _) in enumerate(state.senders):
             want = sender.want(self.window_bytes)
             if want is not None:
                 self._slots[("want", channel)] = want

@@ -237,6 +237,7 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
         trainer: True: a trainer is linked.
         trainer_run: run of that trainer.
         allowance_bytes: bytes that this link may use for measurements, in each direction.
+        card: run card of the latest trainer of the probe's run, in protocol 2; empty: there is none.
     """
 
     version: Number
@@ -246,6 +247,7 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
     trainer: bool
     trainer_run: Label
     allowance_bytes: Number
+    card: Annotated[bytes, msgspec.Meta(max_length=MAX_CARD_BYTES)] = b""
 
 
 class Echo(_Control, frozen=True, tag="echo"):
@@ -435,6 +437,15 @@ class Announce(_Control, frozen=True, tag="announce"):
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_CARD_BYTES)]
 
 
+class Forged(_Control, frozen=True, tag="forged"):
+    """Worker or trainer -> relay: number of messages without a valid proof of their origin, for the status.
+
+    A last value. In protocol 2 only.
+    """
+
+    count: Number
+
+
 class Incarnation(_Control, frozen=True, tag="incarnation"):
     """Relay -> trainer: the trainer's new incarnation, assigned because a peer reported a higher one.
 
@@ -528,6 +539,7 @@ Control: TypeAlias = (
     | Have
     | Waits
     | Announce
+    | Forged
     | Incarnation
     | Direct
     | Report

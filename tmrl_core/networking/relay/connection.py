@@ -9,6 +9,7 @@ from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import MAX_PAYLOAD_BYTES, Frame, Kind
 from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
+    MAX_COUNT,
     Ack,
     Announce,
     CloseStream,
@@ -16,6 +17,7 @@ from tmrl_core.networking.protocol.messages import (
     Credit,
     Direct,
     Echo,
+    Forged,
     HandOver,
     Have,
     Hello,
@@ -57,8 +59,8 @@ class RelayConnection(Connection):
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
-        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits}),
-        "trainer": frozenset({Resume, Ack, Announce, Credit, Direct, Report}),
+        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged}),
+        "trainer": frozenset({Resume, Ack, Announce, Credit, Direct, Report, Forged}),
         "observer": frozenset({StatusRequest}),
     }
 
@@ -82,6 +84,8 @@ class RelayConnection(Connection):
         self.anew = False
         """True: the peer reported an implausible incarnation; see `Welcome`."""
         self.have: Version = (0, 0)
+        self.forged = 0
+        """Number of messages without a valid proof of their origin, as the peer reports it."""
         self._policy: Policy | None = None
         """Version that is being sent."""
         self._policy_index = 0
@@ -160,6 +164,8 @@ class RelayConnection(Connection):
                 relay.flow.trainer_credit(message)
             case Announce():
                 relay.announce(self, message)
+            case Forged():
+                self.forged = min(message.count, MAX_COUNT)
             case Direct():
                 relay.direct(message)
             case Report():

@@ -539,6 +539,11 @@ class Relay:
             if worker.unread_bytes <= MAX_CARD_BYTES:
                 worker.flush("announce")  # what an earlier trainer has sent belongs before it
 
+    def card_of(self, run: str) -> bytes:
+        """Return the card of the latest trainer of a run; empty: there is none."""
+        card = self._cards.get(run)
+        return b"" if card is None else card.body
+
     def report(self, message: Report) -> None:
         """Send the trainer's counters to every worker of its run."""
         self._report = message

@@ -102,6 +102,7 @@ class Probes:
                 trainer=trainer is not None,
                 trainer_run="" if trainer is None else trainer.run,
                 allowance_bytes=allowance,
+                card=relay.card_of(probe.run),
             )
         )
 

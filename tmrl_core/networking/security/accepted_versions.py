@@ -7,6 +7,7 @@ the file.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,16 +32,11 @@ class _Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runs: dict[str, tuple[_Number, _Number]]
 
 
-def accepted_file(model_path: Path) -> Path:
-    """Return the file of accepted versions for this copy of the policy."""
-    return model_path.with_name(f"{model_path.name}.accepted")
-
-
 class AcceptedVersions:
     """The highest accepted version of one run.
 
     Args:
-        file: shared by the runs of one copy of the policy; None: a restarted worker accepts any version.
+        model_path: the worker's copy of the policy; None: a restarted worker accepts any version.
         run: name of the run.
 
     Raises:
@@ -50,8 +46,9 @@ class AcceptedVersions:
         version: incarnation and counter; (0, 0): none yet.
     """
 
-    def __init__(self, file: Path | None, run: str) -> None:
-        self._file = file
+    def __init__(self, model_path: str | os.PathLike[str] | None, run: str) -> None:
+        path = None if model_path is None else Path(model_path)
+        self._file = None if path is None else path.with_name(f"{path.name}.accepted")
         self._run = run
         self._failed = False
         self.version: Version = self._read().get(run, (0, 0))

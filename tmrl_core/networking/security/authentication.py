@@ -57,7 +57,7 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-class _Files:
+class WatchedFiles:
     """File stamps of a credentials folder, or of a bundle file, at its last read."""
 
     def __init__(self, directory: Path) -> None:
@@ -145,7 +145,7 @@ class ServerAccess:
 
     def __init__(self, directory: str | os.PathLike[str], *, now: Callable[[], datetime] = utc_now) -> None:
         self._directory = Path(directory).expanduser()
-        self._files = _Files(self._directory)
+        self._files = WatchedFiles(self._directory)
         self.context, self.verifier = server_context(self._directory)
         self._authorities = _authorities(self.context)
         self._had_list = revoked_file(self._directory).exists()
@@ -264,7 +264,7 @@ class ClientAccess:
         self._directory = Path(directory).expanduser()
         self._role = role
         self._given = token
-        self._files = _Files(self._directory)
+        self._files = WatchedFiles(self._directory)
         self._expiry = _Expiry(now)
         self._load()
 

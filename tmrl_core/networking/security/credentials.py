@@ -10,7 +10,8 @@ A credentials folder holds
     worker-NAME.pem, .key       a client certificate (also trainer-NAME), from a bundle
     certificate.pem, key.pem    certificate for tlspyo, with its password in tlspyo.password: see `tlspyo_files.py`
     issued.json                 list of issued certificates: beside the CA's key only
-    revoked.json                list of revoked certificates, for the Server
+    revoked.json                list of revoked certificates, for the Server, and for the ends if they do not trust it
+    run_keys/                   keys of a trainer's runs: see `run_keys.py`
     gateway_keys.json           API keys of the gateway's clients, as hashes: see `api_keys.py`
     gateway_owner.token         the token of the gateway's owner
 

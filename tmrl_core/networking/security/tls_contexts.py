@@ -173,9 +173,7 @@ def client_context(
         return context
     warn_if_writable(folder)
     _load_authority(context, need(folder / "ca.pem"), folder)
-    of = "trainer" if role == "observer" else role
-    certificates = sorted(folder.glob(f"{of}-*.pem"))
-    own = [file for file in certificates if file.stem == f"{of}-{name}"] or certificates
+    own = _certificate_files(folder, "trainer" if role == "observer" else role, name)
     if not own and not has_token and token_for(folder, role) is None:
         if role == "observer":
             raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
@@ -187,6 +185,28 @@ def client_context(
             "%s has the certificates of several %ss and none of %r: only the token is shown", folder, role, name
         )
     return context
+
+
+def _certificate_files(folder: Path, role: ClientRole, name: str | None = None) -> list[Path]:
+    """Return the certificate of that name, else all certificates of the role."""
+    certificates = sorted(folder.glob(f"{role}-*.pem"))
+    return [file for file in certificates if file.stem == f"{role}-{name}"] or certificates
+
+
+def client_certificate(directory: str | os.PathLike[str], role: ClientRole) -> Signed | None:
+    """Return the client certificate of that role with its key; None: there is none, or there are several.
+
+    Raises:
+        CredentialsError: a file cannot be read.
+    """
+    folder = Path(directory).expanduser()
+    if folder.is_file():
+        content = read_bundle(folder)
+        return Signed(content.certificate, content.key) if content.role == role else None
+    files = _certificate_files(folder, role)
+    if len(files) != 1:
+        return None
+    return Signed(need(files[0]), need(files[0].with_suffix(".key"), private=True))
 
 
 def client_name(directory: str | os.PathLike[str], role: ContextRole) -> str | None:

@@ -1,0 +1,188 @@
+"""End-to-end authentication over TLS with bundles: restarts, other machines, renewed and revoked certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.fleet import Fleet
+from tests.networking.test_hostile import DEADLINE_S, until
+from tmrl_core.networking.protocol.messages import Blob
+from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security.renewal import renew, revoke
+from tmrl_core.networking.security.revocations import REVOKED_FILE
+
+WEIGHTS = {"policy": Blob("file", b"weights")}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        yield Fleet(tmp_path, stack)
+
+
+@pytest.mark.parametrize("mode", ["authenticate", "encrypt"])
+def test_samples_policies_and_acknowledgements_pass(fleet: Fleet, mode: str) -> None:
+    fleet.server()
+    trainer, worker = fleet.trainer(settings={"end_to_end": mode}), fleet.worker(settings={"end_to_end": mode})
+    trainer.publish(WEIGHTS)
+    fleet.goes_on(worker, trainer)
+    assert worker.wait_policy(DEADLINE_S)
+    update = worker.take_policy()
+    assert update is not None
+    assert bytes(update.policies["policy"].data) == b"weights"
+    assert (worker.counts.forged, trainer.counts.forged) == (0, 0)
+
+
+def test_a_trainer_and_a_server_that_start_again_are_accepted(fleet: Fleet) -> None:
+    server = fleet.server()
+    trainer, worker = fleet.trainer(), fleet.worker()
+    fleet.goes_on(worker, trainer)
+    first = trainer.incarnation
+    trainer.close()
+    trainer = fleet.trainer(offsets=trainer.offsets)  # without its incarnation: the credentials folder has it
+    assert trainer.incarnation == first + 1
+    fleet.goes_on(worker, trainer)
+    server.close()
+    fleet.server()
+    fleet.goes_on(worker, trainer)
+    assert (worker.counts.forged, trainer.counts.forged) == (0, 0)
+
+
+def test_another_trainer_machine_continues_the_run(fleet: Fleet) -> None:
+    fleet.server()
+    trainer, worker = fleet.trainer(), fleet.worker()
+    for _ in range(3):
+        trainer.close()
+        trainer = fleet.trainer(offsets=trainer.offsets)
+    fleet.goes_on(worker, trainer)
+    trainer.close()
+    fleet.install("trainer", "hpc2")
+    other = fleet.trainer("hpc2", offsets=trainer.offsets)
+    fleet.goes_on(worker, other)
+    assert (worker.counts.forged, other.counts.forged) == (0, 0)
+
+
+def test_another_trainer_machine_continues_after_a_restart_of_the_server(fleet: Fleet, tmp_path: Path) -> None:
+    server = fleet.server()
+    trainer = fleet.trainer()
+    for _ in range(3):
+        trainer.close()
+        trainer = fleet.trainer()
+    worker = fleet.worker(model_path=tmp_path / "policy")
+    trainer.publish(WEIGHTS)
+    assert worker.wait_policy(DEADLINE_S)
+    trainer.close()
+    server.close()
+    fleet.server()
+    fleet.install("trainer", "hpc2")
+    other = fleet.trainer("hpc2")
+    fleet.goes_on(worker, other)
+    worker.close()
+    # A worker that starts again knows the incarnation from its file.
+    again = fleet.worker(model_path=tmp_path / "policy")
+    fleet.goes_on(again, other)
+
+
+def test_samples_handed_over_without_a_trainer_wait_for_one(fleet: Fleet, tmp_path: Path) -> None:
+    server = fleet.server(spool_dir=str(tmp_path / "spool"))
+    worker = fleet.worker()  # it has never seen a trainer
+    fleet.send(worker)
+    assert worker.close().handed_over == 10
+    trainer = fleet.trainer()
+    seen = fleet.worker()  # this one has
+    fleet.goes_on(seen, trainer)
+    trainer.close()
+    fleet.send(seen)
+    assert seen.close().handed_over == 10
+    server.close()
+    fleet.server(spool_dir=str(tmp_path / "spool"))
+    late = fleet.trainer(offsets=trainer.offsets)
+
+    def done() -> bool:
+        fleet.take(late)
+        return len(fleet.arrived) >= fleet.sent
+
+    until(done)
+    assert sorted(fleet.arrived) == [float(number) for number in range(fleet.sent)]
+    assert late.counts.forged == 0
+
+
+def test_renewed_certificates_of_both_ends_are_used_without_a_restart(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.server()
+    trainer, worker = fleet.trainer(), fleet.worker()
+    fleet.goes_on(worker, trainer)
+    for name in ("robot", "hpc"):
+        (tmp_path / "new").mkdir(exist_ok=True)
+        (bundle,) = renew(fleet.authority, [name], tmp_path / "new")
+        credentials.install(bundle, fleet.folder / name)
+    until(lambda: trainer.counts.reconnects > 0 and worker.counts.reconnects > 0)
+    fleet.goes_on(worker, trainer)
+    trainer.publish(WEIGHTS)
+    assert worker.wait_policy(DEADLINE_S)
+    assert (worker.counts.forged, trainer.counts.forged) == (0, 0)
+
+
+def test_a_revoked_worker_is_refused_by_a_trainer_that_has_the_list(fleet: Fleet) -> None:
+    fleet.server()  # it has not been told: it may be hostile
+    trainer, worker = fleet.trainer(), fleet.worker()
+    fleet.goes_on(worker, trainer)
+    revoke(fleet.authority, "robot")
+    (fleet.folder / "hpc" / REVOKED_FILE).write_bytes((fleet.authority / REVOKED_FILE).read_bytes())
+    until(lambda: trainer.counts.forged > 0)
+    fleet.send(worker)
+    fleet.install("worker", "honest")
+    before, fleet.arrived, fleet.sent = fleet.sent, [], 0
+    fleet.goes_on(fleet.worker("honest"), trainer)
+    assert before == 20
+    assert worker.counts.samples_acked == 10
+
+
+def test_a_worker_with_the_list_ignores_a_revoked_trainer(fleet: Fleet) -> None:
+    fleet.server()
+    revoke(fleet.authority, "hpc")
+    (fleet.folder / "robot" / REVOKED_FILE).write_bytes((fleet.authority / REVOKED_FILE).read_bytes())
+    trainer, worker = fleet.trainer(), fleet.worker()
+    trainer.publish(WEIGHTS)
+    fleet.send(worker)
+    until(lambda: worker.counts.forged > 0)
+    assert not worker.wait_policy(0.5)
+    assert worker.counts.samples_acked == 0
+    assert worker.counts.queued_samples == 10
+
+
+def test_a_trainer_that_is_revoked_while_it_runs_is_ignored(fleet: Fleet) -> None:
+    fleet.server()
+    trainer, worker = fleet.trainer(), fleet.worker()
+    fleet.goes_on(worker, trainer)
+    revoke(fleet.authority, "hpc")
+    (fleet.folder / "robot" / REVOKED_FILE).write_bytes((fleet.authority / REVOKED_FILE).read_bytes())
+    until(lambda: worker.counts.reconnects > 0)
+    trainer.publish(WEIGHTS)
+    fleet.send(worker)
+    assert not worker.wait_policy(0.5)
+    assert worker.counts.queued_samples == 10
+
+
+@pytest.mark.parametrize("off", ["robot", "hpc"])
+def test_ends_that_differ_say_so_and_keep_the_samples(fleet: Fleet, off: str, caplog: pytest.LogCaptureFixture) -> None:
+    fleet.server()
+    trainer = fleet.trainer(settings={"end_to_end": "off" if off == "hpc" else None})
+    worker = fleet.worker(settings={"end_to_end": "off" if off == "robot" else None})
+    trainer.publish(WEIGHTS)
+    fleet.send(worker)
+    expected = {"worker" if off == "robot" else "sealing", "sealing" if off == "robot" else "trainer"}
+
+    def said() -> set[str]:
+        about = [record for record in list(caplog.records) if "end_to_end" in record.message]
+        return {record.name.rpartition(".")[2] for record in about}
+
+    until(lambda: said() >= expected)
+    assert not worker.wait_policy(0.5)
+    fleet.take(trainer)
+    assert not fleet.arrived
+    if off == "hpc":
+        assert worker.counts.queued_samples == 10

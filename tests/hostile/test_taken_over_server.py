@@ -1,0 +1,168 @@
+"""A Server that has been taken over, with its own key, over TLS: it forges, alters and replays, to no effect."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.fleet import Fleet
+from tests.networking.test_hostile import DEADLINE_S, until
+from tmrl_core.networking import Server
+from tmrl_core.networking.links import TrainerLink, WorkerLink
+from tmrl_core.networking.protocol.framing import POLICY_HEAD, Kind, cut, message_bytes
+from tmrl_core.networking.protocol.messages import (
+    ALL_CHANNELS,
+    Ack,
+    Blob,
+    Direct,
+    Directive,
+    PolicyUpdate,
+    Progress,
+    Report,
+    Version,
+    encode_body,
+)
+from tmrl_core.networking.relay.connection import RelayConnection
+from tmrl_core.networking.relay.policies import Policy
+from tmrl_core.networking.relay.status import snapshot
+
+
+class TakenOver:
+    """A Server whose owner has lost it, between an honest worker and an honest trainer."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.fleet = Fleet(folder, stack)
+        self.server: Server = self.fleet.server()
+        self.trainer: TrainerLink = self.fleet.trainer()
+        self.worker: WorkerLink = self.fleet.worker()
+
+    def do(self, act: Callable[[RelayConnection], None]) -> None:
+        """Let the Server's thread do this to the worker's link."""
+        done = threading.Event()
+
+        def run() -> None:
+            (worker,) = self.server.relay.workers.values()
+            act(worker)
+            worker.wake()
+            done.set()
+
+        assert self.server._loop is not None
+        self.server._loop.call_soon_threadsafe(run)
+        assert done.wait(DEADLINE_S)
+
+    def send_policy(self, version: Version, body: bytes) -> None:
+        """Send a policy of the Server's choice to the worker."""
+        size = message_bytes(POLICY_HEAD, len(body))
+        policy = Policy(version, size)
+        policy.frames = [
+            memoryview(bytearray(bytes(frame)))
+            for frame in cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, len(body)), (body,), epoch=0, channel=0)
+        ]
+        policy.received = size
+
+        def act(worker: RelayConnection) -> None:
+            worker.have = (0, 0)
+            self.server.relay.policies.latest = policy
+            self.server.relay.notify_policy()
+
+        self.do(act)
+
+    def counted(self, worker: int = 0, trainer: int = 0) -> None:
+        until(lambda: self.worker.counts.forged >= worker and self.trainer.counts.forged >= trainer)
+
+    def policy_body(self) -> bytes:
+        """Return the bytes of the trainer's policy as the Server has them."""
+        policy = self.server.relay.policies.latest
+        assert policy is not None
+        whole = b"".join(bytes(frame[12:]) for frame in policy.frames)
+        return whole[POLICY_HEAD.size :]
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> Iterator[TakenOver]:
+    with ExitStack() as stack:
+        yield TakenOver(tmp_path, stack)
+
+
+def weights(text: bytes) -> dict[str, Blob]:
+    return {"policy": Blob("file", text)}
+
+
+def test_forged_altered_and_old_policies_are_not_used(taken: TakenOver) -> None:
+    taken.trainer.publish(weights(b"first"))
+    assert taken.worker.wait_policy(DEADLINE_S)
+    first = taken.policy_body()
+    taken.trainer.publish(weights(b"second"))
+    until(lambda: taken.worker.versions_published == 2)
+    second, version = taken.policy_body(), taken.trainer.version
+    assert taken.worker.take_policy() is not None
+    taken.send_policy((version[0], 90), encode_body(PolicyUpdate((0, 0), weights(b"forged"), {})))
+    taken.counted(worker=1)
+    taken.send_policy((version[0], 91), second)  # genuine weights under a new version
+    taken.counted(worker=2)
+    taken.send_policy((version[0], 92), second.replace(b"second", b"secomd"))
+    taken.counted(worker=3)
+    taken.send_policy((version[0], 1), first)  # a genuine older version
+    taken.fleet.goes_on(taken.worker, taken.trainer)
+    assert not taken.worker.wait_policy(0.2)
+    taken.trainer.publish(weights(b"third"))
+    taken.do(lambda worker: setattr(worker, "have", version))
+    taken.server.relay.policies.latest = None
+    taken.trainer.publish(weights(b"fourth"))
+    assert taken.worker.wait_policy(DEADLINE_S)
+    update = taken.worker.take_policy()
+    assert update is not None
+    assert bytes(update.policies["policy"].data) in (b"third", b"fourth")
+
+
+def test_forged_acknowledgements_release_no_samples(taken: TakenOver) -> None:
+    taken.fleet.send(taken.worker)
+    assert taken.trainer.wait(DEADLINE_S)
+    taken.do(lambda worker: worker.send(Ack(0, 1)))
+    taken.do(lambda worker: worker.send(Ack(0, 1, ((0, "refused"),), bytes(16))))
+    taken.counted(worker=2)
+    # The Server's status has the number too, as long as the Server is honest about that.
+    until(lambda: [peer.forged for peer in snapshot(taken.server.relay, 0.0).peers] == [0, 2])
+    counts = taken.worker.counts
+    assert (counts.samples_acked, counts.samples_refused, counts.queued_samples) == (0, 0, 10)
+    taken.fleet.goes_on(taken.worker, taken.trainer)
+
+
+def test_forged_directives_and_reports_are_not_obeyed(taken: TakenOver) -> None:
+    taken.fleet.goes_on(taken.worker, taken.trainer)
+    finish, gave_up = encode_body(Directive(finish=True)), encode_body(Progress(lack="no samples", gave_up=True))
+    taken.do(lambda worker: worker.send(Direct(ALL_CHANNELS, 99, finish, lasting=True)))
+    taken.do(lambda worker: worker.send(Direct(0, 99, finish)))
+    taken.do(lambda worker: worker.send(Report(gave_up)))
+    taken.counted(worker=3)
+    assert not taken.worker.finished
+    assert not taken.worker.progress.gave_up
+    taken.trainer.direct(Directive(pause=True))
+    until(lambda: taken.worker.directive.pause)
+    taken.trainer.report(Progress(updates=7))
+    until(lambda: taken.worker.progress.updates == 7)
+    taken.fleet.goes_on(taken.worker, taken.trainer)
+
+
+def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(taken: TakenOver) -> None:
+    flow = taken.server.relay.flow
+    honest, altered = flow.next_frame, [0]
+
+    def alter() -> bytearray | None:
+        frame = honest()
+        if frame is not None and altered[0] < 3:
+            altered[0] += 1
+            frame[len(frame) // 2] ^= 1
+        return frame
+
+    flow.next_frame = alter  # type: ignore[method-assign]
+    for _ in range(3):
+        taken.fleet.send(taken.worker)
+    taken.counted(trainer=1)
+    taken.fleet.goes_on(taken.worker, taken.trainer)
+    assert altered == [3]
+    assert taken.trainer.counts.gap_messages == 0

@@ -1,0 +1,131 @@
+"""The mode of end-to-end authentication on a machine, and the certificates in use."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tmrl_core.errors import ConfigError, CredentialsError, ForgedError
+from tmrl_core.networking.links.sealing import ForgeryLog, Identity, mode_of
+from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security.certificates import read_facts
+from tmrl_core.networking.security.renewal import renew, revoke
+from tmrl_core.networking.security.revocations import REVOKED_FILE
+from tmrl_core.networking.security.tls_contexts import client_certificate
+from tmrl_core.networking.transports.selection import LinkSettings
+
+Role = Literal["worker", "trainer"]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("credentials")
+    credentials.create(folder, ["localhost"])
+    return folder
+
+
+@pytest.fixture
+def robot(authority: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "robot"
+    credentials.install(credentials.bundle(authority, "worker", "robot7", tmp_path), folder)
+    return folder
+
+
+def settings(folder: Path, **changes: Any) -> LinkSettings:
+    return LinkSettings(**({"host": "relay.example.org", "credentials_dir": str(folder)} | changes))
+
+
+def test_a_certificate_switches_it_on(robot: Path) -> None:
+    assert mode_of(settings(robot), "worker") == "authenticate"
+    assert mode_of(settings(robot, end_to_end="encrypt"), "worker") == "encrypt"
+    assert mode_of(settings(robot, end_to_end="off"), "worker") == "off"
+
+
+def test_a_bundle_file_is_a_certificate(authority: Path, tmp_path: Path) -> None:
+    bundle = credentials.bundle(authority, "trainer", "hpc", tmp_path)
+    assert mode_of(settings(bundle), "trainer") == "authenticate"
+    assert mode_of(settings(bundle), "worker") == "off"
+
+
+def test_where_the_key_of_the_ca_is_any_role_can_prove_itself(tmp_path: Path) -> None:
+    credentials.create(tmp_path)
+    roles: tuple[Role, ...] = ("worker", "trainer")
+    for role in roles:
+        assert mode_of(settings(tmp_path), role) == "off"
+        assert mode_of(settings(tmp_path, end_to_end="authenticate"), role) == "authenticate"
+        signer = Identity(tmp_path, role).signer
+        assert f":{role}:local" in signer.identity
+    assert not [*tmp_path.glob("*-local.*")]
+    credentials.bundle(tmp_path, "worker", "robot7", tmp_path / "robot7.bundle")  # other machines will use certificates
+    for role in roles:
+        assert mode_of(settings(tmp_path), role) == "authenticate"
+
+
+def test_a_token_alone_leaves_it_off_and_is_refused_if_it_is_demanded(authority: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    for name in ("ca.pem", "worker.token"):
+        (folder / name).write_bytes((authority / name).read_bytes())
+    assert mode_of(settings(folder), "worker") == "off"
+    with pytest.raises(CredentialsError, match=r"needs one client certificate of a worker.*bundle worker --name NAME"):
+        mode_of(settings(folder, end_to_end="authenticate"), "worker")
+
+
+@pytest.mark.parametrize("changes", [{"transport": "local"}, {"transport": "tlspyo"}, {"security": None}])
+def test_without_certificates_it_is_off_and_is_refused_if_it_is_demanded(robot: Path, changes: dict[str, Any]) -> None:
+    assert mode_of(settings(robot, **changes), "worker") == "off"
+    with pytest.raises(ConfigError, match=r"network\.end_to_end: encrypt signs with client certificates"):
+        mode_of(settings(robot, end_to_end="encrypt", **changes), "worker")
+
+
+def test_a_renewed_certificate_is_used_and_a_damaged_one_is_not(
+    authority: Path, robot: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = Identity(robot, "worker")
+    old = identity.signer
+    assert not identity.refresh()
+    credentials.install(renew(authority, ["robot7"], tmp_path)[0], robot)
+    assert identity.refresh()
+    assert identity.signer.certificate != old.certificate
+    assert identity.verifier.check(identity.signer.certificate, ["worker"]).name == "robot7"
+
+    renewed = identity.signer
+    (robot / "worker-robot7.pem").write_text("damaged")
+    for _ in range(3):
+        assert not identity.refresh()
+    assert identity.signer is renewed
+    assert sum("stay in use" in record.message for record in caplog.records) == 1
+
+
+def test_a_list_of_revoked_certificates_in_the_folder_is_read_again(
+    authority: Path, robot: Path, tmp_path: Path
+) -> None:
+    hpc = tmp_path / "hpc"
+    credentials.install(credentials.bundle(authority, "trainer", "hpc", tmp_path), hpc)
+    identity = Identity(hpc, "trainer")
+    own = client_certificate(robot, "worker")
+    assert own is not None
+    shown = Identity(robot, "worker").signer.certificate
+    assert identity.verifier.check(shown, ["worker"]).serial == read_facts(own.certificate).serial
+    revoke(authority, "robot7")
+    (hpc / REVOKED_FILE).write_bytes((authority / REVOKED_FILE).read_bytes())
+    identity.refresh()
+    with pytest.raises(ForgedError, match="robot7 is revoked"):
+        identity.verifier.check(shown, ["worker"])
+
+
+def test_attempts_are_logged_at_a_rate_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    log = ForgeryLog(lambda: now[0])
+    with caplog.at_level(logging.ERROR):
+        for number in range(100):
+            log(f"attempt {number}")
+        now[0] = 60.0
+        log("a later attempt")
+    assert len(caplog.records) == 6
+    assert "a later attempt" in caplog.text
+    assert "(95 further attempts were not logged)" in caplog.text
+    assert "network.end_to_end" in caplog.text

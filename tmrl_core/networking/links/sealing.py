@@ -1,0 +1,254 @@
+"""End-to-end authentication of a link: its mode, its certificate, and the two ends' seals made from them.
+
+The seals import `cryptography`, so they are imported only where the mode is not `off`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from tmrl_core.errors import ConfigError, CredentialsError
+from tmrl_core.networking.security.accepted_versions import AcceptedVersions
+from tmrl_core.networking.security.authentication import WatchedFiles
+from tmrl_core.networking.security.certificates import Signed, make_client_certificate
+from tmrl_core.networking.security.credentials import DAYS, find
+from tmrl_core.networking.security.handshakes import BUNDLE
+from tmrl_core.networking.security.revocations import ISSUED_FILE, read_list
+from tmrl_core.networking.security.run_keys import RunKeyFiles
+from tmrl_core.networking.security.secret_files import need
+from tmrl_core.networking.security.tls_contexts import ClientRole, client_certificate, read_bundle, read_revoked
+from tmrl_core.networking.transports.selection import LinkSettings, uses_plaintext
+from tmrl_core.token_bucket import TokenBucket
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.end_to_end.identity import Signer
+    from tmrl_core.networking.end_to_end.trainer import TrainerSeal
+    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["off", "authenticate", "encrypt"]
+
+DEFAULT: Mode = "authenticate"
+"""Mode on a machine with a certificate, for `network.end_to_end: null`."""
+
+LINES_AT_ONCE = 5
+LINES_PER_S = 1 / 60
+_LOCAL_NAME = "local"
+"""Name in the certificate that a role issues to itself where the CA's key is."""
+
+
+def mode_of(settings: LinkSettings, role: ClientRole) -> Mode:
+    """Return the mode of end-to-end authentication of a client with these settings on this machine.
+
+    Raises:
+        ConfigError: the transport has no certificates, and the configuration demands them.
+        CredentialsError: there is no certificate, and the configuration demands one; or a file cannot be read.
+    """
+    wanted = settings.end_to_end
+    if wanted == "off":
+        return "off"
+    if settings.transport != "tls" or uses_plaintext(settings):
+        if wanted is None:
+            return "off"
+        raise ConfigError(
+            f"network.end_to_end: {wanted} signs with client certificates, and this link to the Server uses none "
+            f"(network.transport: {settings.transport}, without TLS or with a password). Use TLS, or set "
+            "network.end_to_end: off."
+        )
+    folder = find(settings.credentials_dir)
+    certified = client_certificate(folder, role) is not None
+    if wanted is None:
+        return DEFAULT if certified or _has_issued(folder) else "off"
+    if certified or (folder / "ca.key").exists():
+        return wanted
+    raise CredentialsError(
+        f"network.end_to_end: {wanted} needs one client certificate of a {role}, and {folder} has none, or several: a "
+        f"token proves an origin to the Server only. Make a bundle for this machine (`{BUNDLE} {role} --name NAME`) "
+        "and install it here, or set network.end_to_end: off on all machines of the run."
+    )
+
+
+def _has_issued(folder: Path) -> bool:
+    """Return True if the CA's key is here and other machines have certificates, which they will use."""
+    return (folder / "ca.key").exists() and bool(read_list(folder / ISSUED_FILE))
+
+
+class Seal(Protocol):
+    """End of the authentication; `WorkerSeal` and `TrainerSeal` are the two."""
+
+    signer: Signer
+
+
+class Identity:
+    """Certificate of this role, and the CA and revocations that it checks others against; reloaded when files change.
+
+    Where the CA's key is, a role without a certificate issues one to itself, in memory only.
+
+    Args:
+        directory: the credentials folder or bundle file.
+        role: role of the certificate.
+
+    Raises:
+        CredentialsError: a file is missing or damaged.
+
+    Attributes:
+        signer: the certificate and its key.
+        verifier: check of other members' certificates.
+        seal: the seal that uses this certificate.
+        recheck: called after certificates or revocations have changed.
+    """
+
+    def __init__(self, directory: Path, role: ClientRole) -> None:
+        from tmrl_core.networking.end_to_end.identity import Signer, Verifier
+
+        self._directory = directory
+        self._role = role
+        self._files = WatchedFiles(directory)
+        self._issued: tuple[str, Signed] | None = None
+        self._known = self._read()
+        authority, own, revoked = self._known
+        self.signer = Signer(*own)
+        self.verifier = Verifier(authority, revoked=revoked)
+        self.seal: Seal | None = None
+        self.recheck: Callable[[], None] = lambda: None
+
+    def _read(self) -> tuple[str, Signed, frozenset[str]]:
+        place = self._directory
+        authority = read_bundle(place).ca if place.is_file() else need(place / "ca.pem")
+        own = client_certificate(place, self._role) or self._issue(authority)
+        return authority, own, read_revoked(place)
+
+    def _issue(self, authority: str) -> Signed:
+        if self._issued is None or self._issued[0] != authority:
+            key = need(self._directory / "ca.key", private=True)
+            until = datetime.now(timezone.utc) + timedelta(days=DAYS)
+            made = make_client_certificate(Signed(authority, key), self._role, _LOCAL_NAME, until)
+            self._issued = authority, made
+        return self._issued[1]
+
+    def refresh(self) -> bool:
+        """Reload changed files. Return True if the other end must see or check a certificate again."""
+        from tmrl_core.networking.end_to_end.identity import Signer
+
+        if not self._files.changed():
+            return False
+        try:
+            read = authority, own, revoked = self._read()
+            signer = Signer(*own)
+            if signer.identity != self.signer.identity:
+                raise CredentialsError(
+                    f"the new certificate is of {signer.identity}, and this process is {self.signer.identity}. Start "
+                    "it again to use the new one."
+                )
+            self.verifier.trust(authority)
+        except (CredentialsError, OSError) as exc:
+            if self._files.failed():
+                logger.error("the previous certificates and revocations stay in use: %s", exc)
+            return False
+        self._files.accept()
+        self.verifier.revoked = revoked
+        self.signer = signer
+        if self.seal is not None:
+            self.seal.signer = signer
+        self.recheck()
+        changed = read != self._known
+        self._known = read
+        return changed
+
+
+def seal_worker(
+    settings: LinkSettings, run: str, model_path: str | os.PathLike[str] | None
+) -> tuple[Identity, WorkerSeal] | tuple[None, None]:
+    """Return the certificate and the seal of a worker's link; None: end-to-end authentication is off.
+
+    Raises:
+        ConfigError, CredentialsError: the configuration demands it, and it is not possible; or a file is damaged.
+    """
+    mode = mode_of(settings, "worker")
+    if mode == "off":
+        return None, None
+    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+
+    identity = Identity(find(settings.credentials_dir), "worker")
+    accepted = AcceptedVersions(model_path, run)
+    identity.seal = seal = WorkerSeal(
+        run,
+        identity.signer,
+        identity.verifier,
+        mode=mode,
+        accepted=accepted.version,
+        on_accepted=accepted.accept,
+        on_forged=ForgeryLog(),
+    )
+    identity.recheck = seal.recheck
+    return identity, seal
+
+
+def card_problem(settings: LinkSettings, run: str, card: bytes) -> str:
+    """Return the reason why a worker would not accept a trainer's card; empty: it would.
+
+    Raises:
+        CredentialsError: a file of this machine is missing or damaged.
+    """
+    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+
+    identity = Identity(find(settings.credentials_dir), "worker")
+    said: list[str] = []
+    seal = WorkerSeal(run, identity.signer, identity.verifier, mode="authenticate", on_forged=said.append)
+    return "" if seal.announced(card) else said[0]
+
+
+def seal_trainer(
+    settings: LinkSettings, run: str
+) -> tuple[Identity, TrainerSeal, RunKeyFiles] | tuple[None, None, None]:
+    """Return the certificate, the seal and the files of the run key of a trainer's link; None: it is off.
+
+    Raises:
+        ConfigError, CredentialsError: the configuration demands it, and it is not possible; or a file is damaged.
+    """
+    mode = mode_of(settings, "trainer")
+    if mode == "off":
+        return None, None, None
+    from tmrl_core.networking.end_to_end.run_key import RunKey
+    from tmrl_core.networking.end_to_end.trainer import TrainerSeal
+
+    folder = find(settings.credentials_dir)
+    identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run)
+    key = RunKey(files.private)
+    identity.seal = seal = TrainerSeal(run, identity.signer, identity.verifier, key, on_forged=ForgeryLog())
+    return identity, seal, files
+
+
+class ForgeryLog:
+    """Rate-limited log of data that its alleged origin has not sent. The caller's seal counts it.
+
+    Args:
+        clock: seconds of any clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lines = TokenBucket(LINES_PER_S, LINES_AT_ONCE)
+        self._suppressed = 0
+
+    def __call__(self, what: str) -> None:
+        """Log one attempt, or count it for the next line."""
+        if not self._lines.take(self._clock()):
+            self._suppressed += 1
+            return
+        more = f" ({self._suppressed} further attempts were not logged)" if self._suppressed else ""
+        self._suppressed = 0
+        logger.error(
+            "data without a valid proof of its origin was ignored%s: %s. The Server, or a program with its key, has "
+            "altered or invented it, or the two ends differ in network.end_to_end. Check both, and the Server's host "
+            "(docs/security.md).",
+            more,
+            what.rstrip("."),
+        )
