@@ -273,6 +273,8 @@ def _link_rows(link: WorkerLink, counts: WorkerCounts) -> list[tuple[str, str]]:
     rows = [("queued", queued), ("acknowledged", f"{counts.samples_acked:,} samples")]
     if counts.samples_dropped or counts.samples_refused:
         rows.append(("lost", f"{counts.samples_dropped:,} dropped, {counts.samples_refused:,} refused"))
+    if counts.forged:
+        rows.append(("forged", f"{counts.forged:,} messages ignored; see the log"))
     rows.append(("trainer", f"{progress.updates:,} updates, {progress.samples:,} samples"))
     if link.waits:
         rows.append(("waits", link.waits))

@@ -163,6 +163,7 @@ def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | Non
         (rank, text)
         for rank, holds, text in (
             (5, not stream.linked, "has gone"),
+            (6, peer is not None and peer.forged, f"ignored {peer.forged if peer else 0:,} forged messages"),
             (4, peer is not None and peer.heard_s >= SILENT_S, f"silent for {duration(peer.heard_s if peer else 0)}"),
             (3, stream.dropped_messages, f"dropped {stream.dropped_messages:,} messages"),
             (2, behind >= FAR_BEHIND, f"{behind:,} policies behind"),
@@ -178,6 +179,11 @@ def _behind(status: ServerStatus, peer: PeerStatus | None) -> int | None:
     if policy is None or peer is None or peer.run != policy.run or peer.policy[0] != policy.incarnation:
         return None
     return max(0, policy.counter - peer.policy[1])
+
+
+def _forged(status: ServerStatus) -> int:
+    """Return the number of messages without a valid proof of their origin that linked members have ignored."""
+    return sum(peer.forged for peer in status.peers)
 
 
 def overview(
@@ -226,6 +232,7 @@ def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Tex
         (status.discarded_messages, "sent again"),
         (status.refused_peers, "peers refused"),
         (status.protocol_errors, "protocol errors"),
+        (_forged(status), "forged messages ignored by members"),
     ]
     troubles = ", ".join(f"{count:,} {text}" for count, text in counts if count)
     spooled = sum(stream.samples for stream in status.spooled)
@@ -318,7 +325,8 @@ def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
         (
             "trouble",
             f"{status.dropped_messages:,} messages dropped by workers, {status.discarded_messages:,} discarded (sent "
-            f"again), {status.refused_peers:,} peers refused, {status.protocol_errors:,} protocol errors",
+            f"again), {status.refused_peers:,} peers refused, {status.protocol_errors:,} protocol errors, "
+            f"{_forged(status):,} forged messages ignored by members",
         ),
     ]
     for name, value in rows:

@@ -145,6 +145,9 @@ DUPLICATES: Final = _name(
     "wire/duplicates", "duplicate messages, which are acknowledged again and not stored", row="duplicates"
 )
 REFUSED: Final = _name("wire/refused", "messages that the memory refused", row="refused")
+FORGED: Final = _name(
+    "wire/forged", "messages without a valid proof of their origin, which the trainer ignored", row="forged"
+)
 OTHER_RUN: Final = _name("wire/other_run", "discarded messages of another run", row="other_run")
 RECONNECTS: Final = _name("wire/reconnects", "reconnections of the trainer's link", row="reconnects")
 REDISTRIBUTED: Final = _name(

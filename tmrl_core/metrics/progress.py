@@ -359,6 +359,7 @@ class ProgressDisplay:
             ("dropped", self._count(names.SAMPLES_DROPPED)),
             ("gaps", self._count(names.GAPS)),
             ("refused", self._count(names.REFUSED)),
+            ("forged", self._count(names.FORGED)),
         ]
 
     def _waiting(self) -> str:

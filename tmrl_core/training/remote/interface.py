@@ -638,6 +638,7 @@ class RemoteInterface(TrainingInterface):
                 names.GAPS: counts.gap_messages,
                 names.DUPLICATES: counts.duplicate_messages,
                 names.REFUSED: counts.samples_refused,
+                names.FORGED: counts.forged,
                 names.OTHER_RUN: counts.other_run_workers,
                 names.RECONNECTS: counts.reconnects,
                 names.LACK: self.progress.lack,
