@@ -17,6 +17,7 @@ from tmrl_core.doctor import machine
 from tmrl_core.doctor.conversation import REFUSED_TODO, Conversation, rate, round_trips
 from tmrl_core.doctor.steps import FailedStepError, Step, from_text
 from tmrl_core.errors import HandshakeError, NetworkError, TmrlError
+from tmrl_core.networking.links.sealing import card_problem, mode_of
 from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Diagnosis, Probe, plain
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.certificates import CertificateFacts, read_facts
@@ -36,6 +37,14 @@ _LOOK_AT_TLSPYO = (
     "Look at the Server's log, and whether it has network.transport: tlspyo and this network.header_size too."
 )
 _OTHER_TRANSPORT = " If its network.transport is {theirs}, set that here too: each has a certificate of its own."
+_SAME_MODE = (
+    "Use the same network.end_to_end, and the same version of tmrl_core, on all machines of the run. Where it is null, "
+    "it is on if the machine has a bundle installed; start a role again after that."
+)
+_SAME_CA = (
+    "Look at both machines' clocks, and make the bundles of both on one machine. If the log of a worker says the same, "
+    "and nobody has changed credentials, somebody else may control the Server (docs/security.md)."
+)
 MAX_SKEW_S = 300.0
 """Maximum difference between two clocks in seconds. Beyond it, statements about expiry are unreliable."""
 SLOW_S = 1.0
@@ -48,6 +57,7 @@ _NETWORK_STEPS = (
     "Server's certificate",
     "accepted",
     "protocol version",
+    "end to end",
     "clock",
     "round trip",
     "upload",
@@ -190,6 +200,8 @@ class _Examiner:
             diagnosis = self._ask()
             yield Step(name, "ok", self._accepted(diagnosis), self._other_run(diagnosis))
             yield self._protocol(diagnosis)
+            name = "end to end"
+            yield self._end_to_end(diagnosis)
             name = "clock"
             yield self._clock(diagnosis)
             for name in ("round trip", "upload", "download"):
@@ -326,6 +338,33 @@ class _Examiner:
             "ok",
             f"{diagnosis.version}; the Server speaks {_list(diagnosis.versions)}, this machine {_list(self.versions)}",
         )
+
+    def _end_to_end(self, diagnosis: Diagnosis) -> Step:
+        """Compare the mode of this machine with that of the trainer, whose card the Server keeps."""
+        name = "end to end"
+        try:
+            mode = mode_of(self.settings, self.role)
+            said = "off: the Server can change samples and weights" if mode == "off" else mode
+            if self.role == "trainer":
+                return Step(name, "ok", f"{said}; workers need the same")
+            run = self.config.run.name
+            there = diagnosis.trainer and diagnosis.trainer_run == run
+            if mode == "off":
+                if not diagnosis.card:
+                    return Step(name, "ok", said)
+                return Step(name, "failed", f"off here, and the trainer of run {run!r} authenticates", _SAME_MODE)
+            if not diagnosis.card:
+                if not there:
+                    return Step(name, "ok", f"{said}; there is no trainer of run {run!r} to compare with")
+                found = f"{said} here, and the trainer of run {run!r} has proved nothing"
+                return Step(name, "failed", found, _SAME_MODE)
+            problem = card_problem(self.settings, run, diagnosis.card)
+        except TmrlError as exc:
+            text = from_text(str(exc), "See docs/security.md.")
+            return Step(name, "failed", text.found, text.todo)
+        if problem:
+            return Step(name, "failed", f"the proof of the trainer is not valid: {problem}", _SAME_CA)
+        return Step(name, "ok", f"{said}; the trainer of run {run!r} has proved its identity")
 
     def _clock(self, diagnosis: Diagnosis) -> Step:
         before, after = self._asked_s
