@@ -172,6 +172,8 @@ class Pipeline:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]
         credentials.create(folder / "credentials", ["localhost"])
+        # A CA with bundles switches end-to-end authentication on.
+        credentials.bundle(folder / "credentials", "worker", "another", folder)
         self.config_file = folder / "chaos.json"
         self.config_file.write_text(json.dumps(configuration(folder, port, memory)))
         self.run_folder = folder / "runs" / "chaos"

@@ -19,6 +19,7 @@ import tempfile
 import time
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from typing import Any
 
 from moved import acknowledge
 from processes import Cost, Process, timed
@@ -39,7 +40,11 @@ def server_process(keys: str, pipe: Pipe) -> None:
         pipe.recv()
 
 
-def sink_process(keys: str, port: int, pipe: Pipe) -> None:
+def _protection(end_to_end: str) -> dict[str, Any]:
+    return {"end_to_end": end_to_end} if end_to_end else {}
+
+
+def sink_process(keys: str, port: int, end_to_end: str, pipe: Pipe) -> None:
     """Publish a policy, then take everything: each episode whole, in order, each observation as Pendulum gives it."""
     import gymnasium
     import numpy as np
@@ -51,7 +56,9 @@ def sink_process(keys: str, port: int, pipe: Pipe) -> None:
 
     env = gymnasium.make("Pendulum-v1")
     actor = NumpySquashedGaussianMLPActor(env.observation_space, env.action_space, seed=0)
-    settings = LinkSettings(host="127.0.0.1", port=port, hostname="localhost", credentials_dir=keys)
+    settings = LinkSettings(
+        host="127.0.0.1", port=port, hostname="localhost", credentials_dir=keys, **_protection(end_to_end)
+    )
     link = TrainerLink(settings, name="sink", run="default")
     link.start()
     link.wait_connected(30)
@@ -77,13 +84,13 @@ def sink_process(keys: str, port: int, pipe: Pipe) -> None:
     link.close()
 
 
-def worker_process(keys: str, port: int, episodes: int, pipe: Pipe) -> None:
+def worker_process(keys: str, port: int, episodes: int, end_to_end: str, pipe: Pipe) -> None:
     """Answer "bare" and "sending" with seconds and seconds of processor time, until "end"."""
     from tmrl_core.config import from_values
     from tmrl_core.envs import GenericGymEnv
     from tmrl_core.networking import RolloutWorker
 
-    config = from_values({"network": {"credentials_dir": keys}, "run": {"seed": 0}})
+    config = from_values({"network": {"credentials_dir": keys, **_protection(end_to_end)}, "run": {"seed": 0}})
     worker = RolloutWorker(
         GenericGymEnv,
         "tmrl_core.actor:SquashedGaussianMLPActor",
@@ -134,15 +141,16 @@ class Loop:
     Args:
         keys: folder with credentials for all of them.
         episodes: of `LENGTH` steps, in each measurement.
+        end_to_end: `network.end_to_end`; empty: left out, as older packages require.
     """
 
-    def __init__(self, keys: str, episodes: int) -> None:
+    def __init__(self, keys: str, episodes: int, end_to_end: str = "") -> None:
         self.steps = episodes * LENGTH
         self._server = Process(server_process, keys)
         port = self._server.recv()
-        self._sink = Process(sink_process, keys, port)
+        self._sink = Process(sink_process, keys, port, end_to_end)
         self._sink.recv()
-        self._worker = Process(worker_process, keys, port, episodes)
+        self._worker = Process(worker_process, keys, port, episodes, end_to_end)
         self._worker.recv()
 
     def measure(self, side: str) -> Cost:
