@@ -38,10 +38,11 @@ def is_masked(observation_space: Any, action_space: Any) -> bool:
         return False
     mask = observation_space.spaces.get(ACTION_MASK)
     if mask is not None and mask.shape != (action_space.n,):
+        stacked = mask.shape is not None and mask.shape[1:] == (action_space.n,)
+        advice = "Stack the other entries only" if stacked else "Name the observation otherwise if it is no mask"
         raise ConfigError(
             f"the observation's {ACTION_MASK} is of the space {mask}, the action space is {action_space}. Allowed: one "
-            f"number for each action, such as Box(0, 1, ({action_space.n},), np.int8). Name the observation otherwise "
-            "if it is no mask."
+            f"number for each action, such as Box(0, 1, ({action_space.n},), np.int8). {advice}."
         )
     return mask is not None
 
