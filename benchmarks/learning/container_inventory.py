@@ -1,9 +1,10 @@
 """Many agents: ports of examples/containers that learn with two workers over TLS, against hand-written policies.
 
     python benchmarks/learning/container_inventory.py
+    python benchmarks/learning/container_inventory.py --jobs 2
     python benchmarks/learning/container_inventory.py --seeds 3 --assemblies independent --set trainer.epochs=2
 
-Each run is `--local` with one of the example's configurations in a new folder. Its final policies then play episodes
+The first command repeats the nine runs of the results, one after another; the second one, two at a time. Each run is `--local` with one of the example's configurations in a new folder. Its final policies then play episodes
 with seeds that no run trained or was evaluated on, and each hand-written policy plays the same ones.
 """
 
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from run import ROOT
@@ -71,6 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--assemblies", nargs="+", choices=ASSEMBLIES, default=list(ASSEMBLIES))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--episodes", type=int, default=100, help="episodes that the final policies play")
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
     arguments = parser.parse_args()
@@ -96,15 +99,24 @@ def main() -> int:
 
     for name, lost in written.items():
         report(name, lost)
+
+    def run(assembly: str, seed: int) -> tuple[list[int], float]:
+        """Return the shortage of each episode with the policies of a run, and the seconds of learning."""
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            learn(assembly, seed, arguments.changes, Path(folder))
+            seconds = time.perf_counter() - began
+            return learned_shortage(assembly, Path(folder) / "runs" / assembly / "policy.tmod", seeds), seconds
+
     good = []
-    for assembly in arguments.assemblies:
-        for seed in arguments.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                began = time.perf_counter()
-                learn(assembly, seed, arguments.changes, Path(folder))
-                seconds = time.perf_counter() - began
-                lost = learned_shortage(assembly, Path(folder) / "runs" / assembly / "policy.tmod", seeds)
-            good.append(report(f"{assembly}, seed {seed}", lost, seconds))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        runs = {
+            f"{assembly}, seed {seed}": pool.submit(run, assembly, seed)
+            for assembly in arguments.assemblies
+            for seed in arguments.seeds
+        }
+        for name, one in runs.items():
+            good.append(report(name, *one.result()))
     print(
         f"\n{sum(good)} of {len(good)} runs lose at most {CUT:.0%} of the orders that doing nothing loses, and no more "
         "than random actions and the rule"
