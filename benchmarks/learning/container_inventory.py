@@ -4,8 +4,9 @@
     python benchmarks/learning/container_inventory.py --jobs 2
     python benchmarks/learning/container_inventory.py --seeds 3 --assemblies independent --set trainer.epochs=2
 
-The first command repeats the nine runs of the results, one after another; the second one, two at a time. Each run is `--local` with one of the example's configurations in a new folder. Its final policies then play episodes
-with seeds that no run trained or was evaluated on, and each hand-written policy plays the same ones.
+The first command repeats the nine runs of the results, one after another; the second one, two at a time. Each run is
+`--local` with one of the example's configurations in a new folder. Its final policies then play episodes with seeds
+that no run trained or was evaluated on, and each hand-written policy plays the same ones.
 """
 
 from __future__ import annotations

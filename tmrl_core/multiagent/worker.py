@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,9 +22,10 @@ from tmrl_core.actor.rollout.environment import report_failure
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import Hook
+from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
 from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.uplink import Uplink
-from tmrl_core.errors import CodecError, EpisodeError, LinkClosedError, PolicyFailedError, WeightsError
+from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
 from tmrl_core.multiagent.actor import Actor
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, PlayedEpisode, chunks_of
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
-
-CLOSE_S = 10.0
-"""Maximum wait of `close` for the decision that another thread is at, in seconds."""
 
 
 class _EpisodeLeft(EpisodeError):
@@ -532,8 +529,7 @@ class MultiAgentWorker:
     def __init__(self, collector: MultiAgentCollector, release: Callable[[], object] | None = None) -> None:
         self.collector = collector
         self._release = release
-        self._closed = False
-        self._busy = threading.Lock()
+        self._one_run = OneRun()
 
     @property
     def name(self) -> str:
@@ -573,7 +569,7 @@ class MultiAgentWorker:
             StarvedError: there is no Server.
             TmrlError: the link has failed permanently.
         """
-        with self._running():
+        with self._one_run.running(self.name):
             LockstepSchedule(self.collector).run()
 
     def run_episode(self, seed: int | None = None) -> bool:
@@ -586,7 +582,7 @@ class MultiAgentWorker:
             EnvironmentFailedError: the environment failed too often in a row.
             PolicyFailedError: an action was not finite, and there is no Server.
         """
-        with self._running():
+        with self._one_run.running(self.name):
             return self.collector.test(seed)
 
     def stop(self) -> None:
@@ -601,40 +597,22 @@ class MultiAgentWorker:
             Numbers of samples acknowledged, handed over and lost; None without a Server, or if already closed.
         """
         self.stop()
-        # Another thread may be in a decision that never ends; the rest is closed anyway.
-        waited = self._busy.acquire(timeout=CLOSE_S)
-        try:
-            if self._closed:
+        with self._one_run.idle(CLOSE_S):
+            if self._one_run.closed:
                 return None
-            self._closed = True
+            self._one_run.closed = True
             try:
-                report = self.collector.uplink.close()
+                return self.collector.uplink.close()
             finally:
                 self.collector.close()
                 if self._release is not None:
                     self._release()
-            return report
-        finally:
-            if waited:
-                self._busy.release()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    @contextlib.contextmanager
-    def _running(self) -> Any:
-        """Allow one `run` method at a time."""
-        if self._closed:
-            raise LinkClosedError(f"worker {self.name} is closed")
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("this worker is running already, in another thread")
-        try:
-            yield
-        finally:
-            self._busy.release()
 
 
 def metrics_of(performance: Any) -> dict[str, float]:

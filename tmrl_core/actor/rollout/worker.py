@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import math
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +24,10 @@ from tmrl_core.actor.rollout.environment import CheckedEnvironment, check_maker
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
+from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
-from tmrl_core.errors import LinkClosedError
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer
@@ -47,7 +46,7 @@ def _close_environments() -> None:
     """Close the environments of open workers when the program ends, so that motors stop."""
     for worker in list(_open):
         worker.stop()
-        with contextlib.suppress(Exception), worker.idle(timeout_s=1.0):
+        with contextlib.suppress(Exception), worker.one_run.idle(timeout_s=1.0):
             worker.loop.environment.close()
 
 
@@ -70,6 +69,7 @@ class Worker:
 
     Attributes:
         collector, loop, runner, recorder, uplink: the parts.
+        one_run: guard of the `run` methods.
     """
 
     def __init__(
@@ -95,9 +95,7 @@ class Worker:
             max_env_steps_per_update=max_env_steps_per_update,
             send_pause_s=send_pause_s,
         )
-        self._closed = False
-        self._busy = threading.Lock()
-        self._busy_thread: int | None = None
+        self.one_run = OneRun()
         _open.add(self)
         _close_environments_at_exit()
 
@@ -385,10 +383,10 @@ class Worker:
             closed.
         """
         self.stop()
-        with self.idle(timeout_s=10.0):
-            if self._closed:
+        with self.one_run.idle(CLOSE_S):
+            if self.one_run.closed:
                 return None
-            self._closed = True
+            self.one_run.closed = True
             _open.discard(self)
             self.recorder.end()
             try:
@@ -396,19 +394,6 @@ class Worker:
             finally:
                 report = self.uplink.close()
             return report
-
-    @contextlib.contextmanager
-    def idle(self, timeout_s: float) -> Iterator[None]:
-        """Wait until no other thread is in a `run` method, at most `timeout_s` seconds; continue in any case.
-
-        After `stop`, another thread returns after its step.
-        """
-        waited = self._busy_thread != threading.get_ident() and self._busy.acquire(timeout=timeout_s)
-        try:
-            yield
-        finally:
-            if waited:
-                self._busy.release()
 
     def __enter__(self) -> Self:
         return self
@@ -419,18 +404,12 @@ class Worker:
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
         """Allow one `run` method at a time."""
-        if self._closed:
-            raise LinkClosedError(f"worker {self.name} is closed")
-        if not self._busy.acquire(blocking=False):
-            raise RuntimeError("this worker is running already, in another thread")
-        self._busy_thread = threading.get_ident()
-        try:
-            self._through_overrides()
-            yield
-        finally:
-            self.loop.environment.make_safe()
-            self._busy_thread = None
-            self._busy.release()
+        with self.one_run.running(self.name):
+            try:
+                self._through_overrides()
+                yield
+            finally:
+                self.loop.environment.make_safe()
 
     def _through_overrides(self) -> None:
         """Make the loop use this object's methods for its steps if a subclass or a script has replaced some."""
