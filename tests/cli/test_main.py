@@ -104,11 +104,11 @@ def test_a_wrong_configuration_is_one_message_and_exit_status_2(
     [
         ((), "name a role to run: --local, --server"),
         (("--server", "--worker"), "not allowed with"),
-        (("--server", "--workers", "2"), "--workers goes with --local, not --server"),
+        (("--server", "--workers", "2"), "--workers goes with --local or --worker, not --server"),
         (("--worker", "--wandb"), "--wandb goes with --trainer or --local"),
         (("--local", "--workers", "0"), "--workers: found 0"),
         (("--server", "--gateway"), "--gateway goes with --local, not --server"),
-        (("--gateway", "--workers", "2"), "--workers goes with --local, not --gateway"),
+        (("--gateway", "--workers", "2"), "--workers goes with --local or --worker, not --gateway"),
         (("--local", "--gateway", "--single-process"), "--gateway is a process of its own"),
         (("--worker", "--new"), "--new goes with --trainer or --local, not --worker"),
         (("--server", "--seed", "0"), "--seed goes with --trainer or --worker"),

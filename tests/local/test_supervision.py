@@ -14,7 +14,7 @@ import pytest
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.local import supervision
-from tmrl_core.local.supervision import Child, Processes, Threads, environment
+from tmrl_core.local.supervision import Child, Fleet, Pipeline, Threads, environment
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ class Listener:
 
 def test_only_a_configured_number_limits_the_trainers_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def threads(**trainer: int) -> list[int | None]:
-        group = Processes(from_values({"run": {"folder": str(tmp_path)}, "trainer": trainer}), [], workers=1)
+        group = Pipeline(from_values({"run": {"folder": str(tmp_path)}, "trainer": trainer}), [], workers=1)
         return [child.threads for child in (group.server, *group.workers, group.trainer)]
 
     assert threads() == [1, 1, None]
@@ -49,10 +49,10 @@ def test_only_a_configured_number_limits_the_trainers_threads(tmp_path: Path, mo
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """A group whose trainer is a Server, so that it runs until it is asked to end; its one worker is not started."""
     monkeypatch.setenv("PYTHONPATH", str(Path(supervision.__file__).resolve().parents[2]))
-    group = Processes(Config(), [], workers=1)
+    group = Pipeline(Config(), [], workers=1)
     group.trainer.arguments = ["--server", "--set", "server.port=0"]
     group.server.arguments = ["--server", "--announce", "--set", "server.port=0"]
     yield group
@@ -67,7 +67,7 @@ def ended(child: Child) -> None:
     child.process.wait(60)
 
 
-def test_a_child_ends_in_order_on_request(processes: Processes) -> None:
+def test_a_child_ends_in_order_on_request(processes: Pipeline) -> None:
     processes.server.start(announces=True)
     listener = Listener()
     assert processes.port_of_server(listener) > 0
@@ -76,11 +76,11 @@ def test_a_child_ends_in_order_on_request(processes: Processes) -> None:
     assert processes.server.status == 0
 
 
-def test_a_child_ends_when_its_supervisor_dies(tmp_path: Path, processes: Processes) -> None:
+def test_a_child_ends_when_its_supervisor_dies(tmp_path: Path, processes: Pipeline) -> None:
     code = (
-        "import json, os, sys; from tmrl_core.local.supervision import Processes; from tmrl_core.config import Config;"
+        "import json, os, sys; from tmrl_core.local.supervision import Pipeline; from tmrl_core.config import Config;"
         "from types import SimpleNamespace as View;"
-        "group = Processes(Config(), ['--set', 'server.port=0'], workers=1); group.server.start(announces=True);"
+        "group = Pipeline(Config(), ['--set', 'server.port=0'], workers=1); group.server.start(announces=True);"
         "group.port_of_server(View(refresh=lambda: None)); print(group.server.process.pid, flush=True);"
         "os.kill(os.getpid(), 9)"
     )
@@ -91,7 +91,7 @@ def test_a_child_ends_when_its_supervisor_dies(tmp_path: Path, processes: Proces
     assert "the supervisor is gone" in processes.server.log.read_text(encoding="utf-8")
 
 
-def test_a_server_that_cannot_start_reports_the_reason(processes: Processes) -> None:
+def test_a_server_that_cannot_start_reports_the_reason(processes: Pipeline) -> None:
     processes.server.arguments = ["--server", "--announce", "--set", "server.prot=1"]
     processes.server.start(announces=True)
     with pytest.raises(ConfigError, match=r"(?s)the server ended with exit status 2; the last lines of .*server\.prot"):
@@ -99,7 +99,7 @@ def test_a_server_that_cannot_start_reports_the_reason(processes: Processes) -> 
 
 
 def test_a_worker_that_crashes_is_started_again_a_few_times(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
+    processes: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
     processes.trainer.start()
@@ -121,7 +121,7 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
 
 
-def test_old_restarts_do_not_count(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_restarts_do_not_count(processes: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
     monkeypatch.setattr(supervision, "STEADY_S", 0.0)
     processes.trainer.start()
@@ -137,7 +137,7 @@ def test_old_restarts_do_not_count(processes: Processes, monkeypatch: pytest.Mon
     assert (worker.restarts, len(listener.said)) == (1, 1)
 
 
-def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Processes) -> None:
+def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pipeline) -> None:
     processes.trainer.start()
     processes.server.start(announces=True)
     worker = processes.workers[0]
@@ -149,7 +149,7 @@ def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pro
         processes.poll(Listener())
 
 
-def test_a_failing_trainer_ends_the_run_with_its_last_messages(processes: Processes) -> None:
+def test_a_failing_trainer_ends_the_run_with_its_last_messages(processes: Pipeline) -> None:
     processes.trainer.arguments = ["--trainer", "--set", "trainer.loop=no_such_module:Loop"]
     processes.trainer.start()
     ended(processes.trainer)
@@ -157,7 +157,7 @@ def test_a_failing_trainer_ends_the_run_with_its_last_messages(processes: Proces
         processes.poll(Listener())
 
 
-def test_all_end_in_order_workers_first(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_end_in_order_workers_first(processes: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     asked = Child.ask_to_end
 
@@ -214,7 +214,7 @@ def test_a_worker_that_fails_during_shutdown_is_logged(caplog: pytest.LogCapture
         assert group.failed is None
 
 
-def test_a_full_disk_is_reported_on_the_terminal(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_on_the_terminal(processes: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener()
     processes._check_disk(listener)
     assert listener.said == []
@@ -232,7 +232,7 @@ def test_a_full_disk_is_reported_on_the_terminal(processes: Processes, monkeypat
     assert "cannot be checked" in listener.said[-1]
 
 
-def test_a_trainer_that_fails_at_its_end_is_a_failure(processes: Processes) -> None:
+def test_a_trainer_that_fails_at_its_end_is_a_failure(processes: Pipeline) -> None:
     processes.trainer.arguments = ["--trainer", "--set", "trainer.epochs=none"]
     processes.trainer.start()
     ended(processes.trainer)
@@ -241,8 +241,59 @@ def test_a_trainer_that_fails_at_its_end_is_a_failure(processes: Processes) -> N
     assert "trainer.epochs" in str(processes.failed)
 
 
-def test_a_requested_end_of_the_trainer_is_not_a_failure(processes: Processes) -> None:
+def test_a_requested_end_of_the_trainer_is_not_a_failure(processes: Pipeline) -> None:
     processes.trainer.start()
     processes.end(Listener())
     assert processes.trainer.status == 0
     assert processes.failed is None
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """Two members that are Servers, so that they run until they are asked to end."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(supervision.__file__).resolve().parents[2]))
+    group = Fleet(Config(), ["--server", "--set", "server.port=0"], 2)
+    yield group
+    group.kill()
+    for child in group.workers:
+        child.release()
+
+
+def test_workers_of_a_fleet_have_names_and_logs_of_their_own(tmp_path: Path) -> None:
+    values = {"run": {"folder": str(tmp_path)}, "worker": {"name": "arm"}}
+    fleet = Fleet(from_values(values), ["--worker"], 2)
+    assert [child.arguments[-1] for child in fleet.workers] == ["worker.name=arm-1", "worker.name=arm-2"]
+    assert [child.log.name for child in fleet.workers] == ["worker-1.log", "worker-2.log"]
+    assert [child.threads for child in fleet.workers] == [1, 1]
+    assert [child.arguments for child in Fleet(Config(), ["--worker"], 2).workers] == [["--worker"]] * 2
+
+
+def test_a_member_that_fails_does_not_end_the_fleet(fleet: Fleet) -> None:
+    listener = Listener()
+    wrong, right = fleet.workers
+    wrong.arguments = ["--worker", "--set", "worker.nmae=x"]
+    fleet.start(listener)
+    ended(wrong)
+    assert fleet.poll(listener)
+    assert right.running
+    assert "unknown key" in str(fleet.failed)
+    assert len(listener.said) == 1
+    assert fleet.poll(listener)
+    assert len(listener.said) == 1
+    fleet.end(listener)
+    assert right.status == 0
+    assert not fleet.poll(listener)
+
+
+def test_a_member_that_crashes_is_started_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
+    listener = Listener()
+    fleet.start(listener)
+    first = fleet.workers[0]
+    first.end_now()
+    ended(first)
+    assert fleet.poll(listener)
+    assert "worker-1 ended with exit status -9 and is restarted" in listener.said[0]
+    assert fleet.poll(listener)
+    assert first.running
+    assert fleet.failed is None

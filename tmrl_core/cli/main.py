@@ -181,14 +181,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
     made.add_argument("--new", action="store_true", help="a new run: another run.name if there is a run of this name")
     made.add_argument("--seed", type=int, default=None, metavar="N", help="seed of everything random (run.seed)")
-    local = made.add_argument_group("with --local")
-    local.add_argument(
+    made.add_argument(
         "--workers",
         type=int,
         default=None,
         metavar="N",
-        help="number of RolloutWorkers (default: 2; with --gateway: 0)",
+        help="number of RolloutWorkers of --local (default: 2; with --gateway: 0) and of --worker (default: 1)",
     )
+    made.add_argument("--num-workers", type=int, dest="workers", metavar="N", help=argparse.SUPPRESS)
+    local = made.add_argument_group("with --local")
     local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
     local.add_argument("--quickstart", action="store_true", help="start a new run, and print the next steps at its end")
     local.add_argument("--small", action="store_true", help="a short run that tests the installation, not the learning")
@@ -268,7 +269,7 @@ def check_options(options: argparse.Namespace) -> None:
         ConfigError: the message names the option and its role.
     """
     for name, roles in (
-        ("workers", ["local"]),
+        ("workers", ["local", "worker"]),
         ("single_process", ["local"]),
         ("quickstart", ["local"]),
         ("small", ["local"]),
@@ -426,6 +427,10 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.roles import from_config as roles
 
     one_thread()
+    if options.workers is not None and options.workers > 1:
+        from tmrl_core.local.fleet import run_fleet
+
+        return run_fleet(config, ["--worker", *passed_on(options)], shutdown, options.workers)
     if options.role == "expert" and options.episodes is not None:
         return record_expert(config, options.episodes, shutdown)
     from tmrl_core.cli.screens import Screen, WorkerDisplay
@@ -553,7 +558,7 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
 
 
 def passed_on(options: argparse.Namespace) -> list[str]:
-    """Return the command line that gives the child processes of `--local` the same configuration."""
+    """Return the command line that gives child processes the same configuration."""
     passed = ["--log-level", options.log_level]
     path = options.config or find_config_file()
     passed += ["-c", str(path)] if path is not None else []

@@ -19,7 +19,7 @@ from tmrl_core.config.run_folder import check_run_folder, free_run_name
 from tmrl_core.config.sections import gateway_url
 from tmrl_core.errors import ConfigError
 from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
-from tmrl_core.local.supervision import POLL_S, Group, Processes, Threads
+from tmrl_core.local.supervision import Group, Pipeline, Threads, watch
 from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.shutdown import ShutdownSignal
 
@@ -93,7 +93,7 @@ def run_local(
         if roles.ensure_credentials(config):
             logger.info("made credentials for this machine")
         there = [*passed, *(word for change in changes for word in ("--set", change))]
-        group = Processes(config, there, workers, gateway=gateway)
+        group = Pipeline(config, there, workers, gateway=gateway)
     shutdown.kill_on_second(group.kill)
     shutdown.calls_for_checkpoint(group.checkpoint)
     with view:
@@ -230,11 +230,3 @@ class View:
         """Print a line, above the live display if there is one."""
         with contextlib.suppress(OSError):
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def watch(group: Group, view: View, shutdown: ShutdownSignal) -> None:
-    """Wait until training has ended or a stop is requested."""
-    while not shutdown.wait(POLL_S):
-        view.refresh()
-        if not group.poll(view):
-            return

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from tmrl_core.config import Config, use, with_changes
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.roles import from_config as roles
-from tmrl_core.roles.shutdown import CHECKPOINT, STOP
+from tmrl_core.roles.shutdown import CHECKPOINT, STOP, ShutdownSignal
 from tmrl_core.storage import open_own
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Group(ABC):
 
     @abstractmethod
     def poll(self, view: Watcher) -> bool:
-        """Handle ended roles; False: training has ended.
+        """Handle ended roles; False: training, or the last worker, has ended.
 
         Raises:
             TmrlError: a role failed permanently.
@@ -98,6 +98,14 @@ class Group(ABC):
 
     def kill(self) -> None:  # noqa: B027 - threads end with their process
         """End immediately; safe from a signal handler."""
+
+
+def watch(group: Group, view: Watcher, shutdown: ShutdownSignal) -> None:
+    """Wait until the group has ended or a stop is requested."""
+    while not shutdown.wait(POLL_S):
+        view.refresh()
+        if not group.poll(view):
+            return
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -194,22 +202,122 @@ class Child:
 
 
 class Processes(Group):
-    """Roles as processes over the configured transport."""
+    """Roles as processes.
 
-    def __init__(self, config: Config, passed: Sequence[str], workers: int, *, gateway: bool = False) -> None:
+    Args:
+        config: configuration of the roles.
+
+    Attributes:
+        workers: processes that may end in order before the others.
+    """
+
+    workers: Sequence[Child] = ()
+
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._passed = list(passed)
         self._logs = config.run_folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
+
+    def _child(self, name: str, arguments: Sequence[str], threads: int | None) -> Child:
+        return Child(name, arguments, self._logs / f"{name}.log", threads)
+
+    def _care(self, child: Child, view: Watcher) -> None:
+        status = child.status
+        # A worker with exit status 0 has reached its limit or was finished. The other roles never end by themselves.
+        if status is None or (status == 0 and child in self.workers):
+            return
+        if child.resting_until == 0.0:
+            if time.monotonic() - child.started_at > STEADY_S:
+                child.restarts = 0
+            if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:
+                raise child.failure()
+            child.resting_until = time.monotonic() + RESTART_PAUSE_S * 2.0**child.restarts
+            cause = "".join(child.last_lines(1))[:CAUSE_LENGTH] or "it said nothing"
+            view.say(f"{child.title} ended with exit status {status} and is restarted: {cause} (see {child.log})")
+        elif time.monotonic() >= child.resting_until:
+            child.release()
+            child.restarts += 1
+            child.resting_until = 0.0
+            child.start()
+
+    def _end(self, children: Sequence[Child], wait_s: float, view: Watcher) -> None:
+        for child in children:
+            child.ask_to_end()
+        deadline = time.monotonic() + wait_s
+        while any(child.running for child in children) and time.monotonic() < deadline:
+            view.refresh()
+            time.sleep(POLL_S / 4)
+        for child in children:
+            if child.running:
+                view.say(f"{child.title} did not end within {wait_s:g} s and is killed")
+                child.end_now()
+            child.release()
+
+
+class Fleet(Processes):
+    """RolloutWorkers of one machine as processes.
+
+    Args:
+        config: configuration of the workers.
+        arguments: their command line.
+        count: number of workers.
+    """
+
+    def __init__(self, config: Config, arguments: Sequence[str], count: int) -> None:
+        super().__init__(config)
+        name = config.worker.name
+        self.workers = [
+            self._child(
+                f"worker-{number}",
+                [*arguments, *(["--set", f"worker.name={name}-{number}"] if name else [])],
+                threads=1,
+            )
+            for number in range(1, count + 1)
+        ]
+        self._failed: set[str] = set()
+
+    def start(self, view: Watcher) -> None:
+        """Start all workers."""
+        for worker in self.workers:
+            worker.start()
+
+    def poll(self, view: Watcher) -> bool:
+        """Restart crashed workers a few times; False: all have ended. A worker that fails does not end the others."""
+        for worker in self.workers:
+            if worker.name not in self._failed:
+                try:
+                    self._care(worker, view)
+                except TmrlError as exc:
+                    self._failed.add(worker.name)
+                    self.failed = exc
+                    view.say(str(exc))
+        return any(worker.name not in self._failed and worker.status != 0 for worker in self.workers)
+
+    def end(self, view: Watcher) -> None:
+        """End all workers, which deliver their samples first."""
+        self._end(self.workers, self._config.worker.drain_timeout_s + 10.0, view)
+
+    def checkpoint(self) -> None:
+        """Do nothing: workers write no checkpoints."""
+
+    def kill(self) -> None:
+        """Kill all workers."""
+        for worker in self.workers:
+            worker.end_now()
+
+
+class Pipeline(Processes):
+    """All roles as processes over the configured transport."""
+
+    def __init__(self, config: Config, passed: Sequence[str], workers: int, *, gateway: bool = False) -> None:
+        super().__init__(config)
+        self._passed = list(passed)
         self._disk_due = 0.0
         self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
         names = [f"worker-{index + 1}" for index in range(workers)]
         self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
         self.gateways = [self._child("gateway", ["--gateway"], threads=1)] if gateway else []
         self.trainer = self._child("trainer", ["--trainer"], threads=config.trainer.threads)
-
-    def _child(self, name: str, arguments: Sequence[str], threads: int | None) -> Child:
-        return Child(name, arguments, self._logs / f"{name}.log", threads)
 
     def start(self, view: Watcher) -> None:
         """Start the Server first, because the others need its port."""
@@ -282,25 +390,6 @@ class Processes(Group):
                 "cannot be saved"
             )
 
-    def _care(self, child: Child, view: Watcher) -> None:
-        status = child.status
-        # A worker with exit status 0 has reached its limit or was finished. The other roles never end by themselves.
-        if status is None or (status == 0 and child in self.workers):
-            return
-        if child.resting_until == 0.0:
-            if time.monotonic() - child.started_at > STEADY_S:
-                child.restarts = 0
-            if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:
-                raise child.failure()
-            child.resting_until = time.monotonic() + RESTART_PAUSE_S * 2.0**child.restarts
-            cause = "".join(child.last_lines(1))[:CAUSE_LENGTH] or "it said nothing"
-            view.say(f"{child.title} ended with exit status {status} and is restarted: {cause} (see {child.log})")
-        elif time.monotonic() >= child.resting_until:
-            child.release()
-            child.restarts += 1
-            child.resting_until = 0.0
-            child.start()
-
     def end(self, view: Watcher) -> None:
         """End gateway and workers while the trainer acknowledges, the trainer after its checkpoint, then the Server."""
         self._end([*self.gateways, *self.workers], self._config.worker.drain_timeout_s + 10.0, view)
@@ -308,19 +397,6 @@ class Processes(Group):
         if (self.trainer.status or 0) > 0:  # the log names a killed role
             self.failed = self.trainer.failure()
         self._end([self.server], SERVER_END_S, view)
-
-    def _end(self, children: Sequence[Child], wait_s: float, view: Watcher) -> None:
-        for child in children:
-            child.ask_to_end()
-        deadline = time.monotonic() + wait_s
-        while any(child.running for child in children) and time.monotonic() < deadline:
-            view.refresh()
-            time.sleep(POLL_S / 4)
-        for child in children:
-            if child.running:
-                view.say(f"{child.title} did not end within {wait_s:g} s and is killed")
-                child.end_now()
-            child.release()
 
     def checkpoint(self) -> None:
         """Request a checkpoint from the trainer's process."""
