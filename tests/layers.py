@@ -35,6 +35,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/examples/test_clients.py",
         "tests/examples/test_container_agents.py::test_they_train_and_play_from_the_command_line",
         "tests/examples/test_custom_environment.py",
+        "tests/examples/test_tmrl.py",
         "tests/examples/test_demonstrations.py::test_a_killed_process_leaves_whole_sessions",
         "tests/examples/test_demonstrations.py::test_an_expert_is_recorded_without_a_server_and_cloned",
         "tests/gateway/test_serve.py",
