@@ -8,6 +8,9 @@ from typing import ClassVar
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Hello, Role
 
+MAX_UNREAD_BYTES = 16 << 20
+"""Maximum size of unsent control messages of a client. An honest Server always reads."""
+
 
 class ClientState:
     """State that all clients share.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
-from tmrl_core.networking.peers.client import ClientState
+from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, Received, StreamReceiver
@@ -261,6 +261,7 @@ class TrainerConnection(Connection):
         "greeting": frozenset({Welcome}),
         "open": frozenset({StreamOpened, StreamClosed, Waits, Incarnation, Have, Notice}),
     }
+    MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
     def __init__(
         self,

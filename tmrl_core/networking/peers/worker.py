@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import msgspec
 
 from tmrl_core.errors import ForgedError, RemoteProtocolError
-from tmrl_core.networking.peers.client import ClientState
+from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, StreamSender
@@ -244,6 +244,7 @@ class WorkerConnection(Connection):
         "greeting": frozenset({Welcome}),
         "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report}),
     }
+    MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
     def __init__(
         self,

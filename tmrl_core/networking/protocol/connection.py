@@ -53,6 +53,8 @@ class Connection:
     """
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {}
+    MAX_UNREAD_BYTES: ClassVar[float] = float("inf")
+    """Maximum size of unsent control messages with which further messages are handled."""
 
     def __init__(self, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
         self.silent_s = silent_s
@@ -119,6 +121,8 @@ class Connection:
                     self._on_frame(frame)
                 if self._closing_now():
                     return
+                if self.unread_bytes > self.MAX_UNREAD_BYTES:
+                    raise RemoteProtocolError("it does not read the answers to its messages")
         except RemoteProtocolError as exc:
             self.refuse("misuse", str(exc))
 
