@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ import msgspec
 
 from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
 from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
+from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, Received, StreamReceiver
@@ -138,8 +140,10 @@ class TrainerState(ClientState):
         self.inbox_held = 0
         self._bodies = BodyPool()
         self.receivers: OrderedDict[bytes, StreamReceiver] = OrderedDict()
+        self._forgotten = ForgottenStreams()
         for stream, offset in (offsets or {}).items():
-            self.receivers[stream] = StreamReceiver(stream, CommittedOffset(*offset), self._bodies)
+            if not self._forgotten.restore(stream, offset[0]):
+                self.receivers[stream] = StreamReceiver(stream, CommittedOffset(*offset), self._bodies)
         for stream, told in (refusals or {}).items():
             if stream in self.receivers:
                 self.receivers[stream].remember(told)
@@ -200,14 +204,40 @@ class TrainerState(ClientState):
         if receiver is None:
             receiver = self.receivers[stream] = StreamReceiver(stream, bodies=self._bodies)
             if len(self.receivers) > _FORGOTTEN_STREAMS:
-                for other in list(self.receivers):
-                    if other != stream and other not in self.members and not self._waits(other):
-                        del self.receivers[other]
-                        self.names.pop(other, None)
-                        break
+                self._forget_streams(stream)
         else:
             self.receivers.move_to_end(stream)
         return receiver
+
+    def _forget_streams(self, newest: bytes) -> None:
+        absent = (
+            other
+            for other in self.receivers
+            if other != newest and other not in self.members and not self._waits(other)
+        )
+        if self.seal is None:
+            chosen = list(itertools.islice(absent, 1))
+        else:  # several, because all streams are compared
+            chosen = self._forgotten.choose(self.receivers, absent, max(1, _FORGOTTEN_STREAMS // 16))
+        for other in chosen:
+            del self.receivers[other]
+            self.names.pop(other, None)
+            if self.seal is not None:
+                self._forgotten.add(other)
+
+    def check_stream(self, stream: bytes) -> None:
+        """Check that an authenticated stream is not one that this trainer has forgotten.
+
+        Raises:
+            ForgedError: it may be.
+        """
+        if self.seal is not None and stream not in self.receivers and self._forgotten.may_hold(stream):
+            reason = (
+                "a stream is not newer than others of its worker that this trainer has forgotten, so its samples may "
+                "be in the memory already: restart its worker"
+            )
+            self.seal.count(reason)
+            raise ForgedError(reason)
 
     def _waits(self, stream: bytes) -> bool:
         receiver = self.receivers[stream]
@@ -240,12 +270,13 @@ class TrainerState(ClientState):
 
     @property
     def offsets(self) -> dict[bytes, CommittedOffset]:
-        """Return the committed offset of each stream.
+        """Return the committed offset of each stream, and marks of forgotten ones.
 
         A checkpoint stores the offsets together with the matching memory.
         """
         with self.lock:
-            return {stream: receiver.offset for stream, receiver in self.receivers.items()}
+            known = {stream: receiver.offset for stream, receiver in self.receivers.items()}
+            return known | {mark: CommittedOffset(start, 0) for mark, start in self._forgotten.marks.items()}
 
     @property
     def refusals(self) -> dict[bytes, tuple[Refusal, ...]]:
@@ -365,6 +396,7 @@ class TrainerConnection(Connection):
         if state.seal is not None:
             try:
                 opener = state.seal.open_record(message.stream, signature)
+                state.check_stream(message.stream)
             except ForgedError as exc:
                 self._refuse_stream(message, exc)
                 return
