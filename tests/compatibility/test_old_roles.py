@@ -70,6 +70,17 @@ def package_in(folder: Path) -> str:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60).stdout.strip()
 
 
+def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    """Read the output of a process up to a line with this pattern."""
+    assert process.stdout is not None
+    said = ""
+    while not (found := re.search(pattern, said, re.MULTILINE)):
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    return found
+
+
 @pytest.mark.parametrize("old_role", ["worker", "server and trainer"])
 def test_samples_and_policies_pass_between_an_old_version_and_this_one(
     old_role: str, old: Path, start: Start, tmp_path: Path
@@ -79,12 +90,7 @@ def test_samples_and_policies_pass_between_an_old_version_and_this_one(
     config = tmp_path / "small.yaml"
     config.write_text(CONFIG.replace("PORT", "0"), encoding="utf-8")
     server = start("--server", "--announce", PYTHONPATH=central)
-    assert server.stdout is not None
-    said = ""
-    while not (found := re.search(r'^\{.*"port": *(\d+)', said, re.MULTILINE)):
-        line = server.stdout.readline()
-        assert line, said
-        said += line
+    found = read_until(server, r'^\{.*"port": *(\d+)')
     config.write_text(CONFIG.replace("PORT", found[1]), encoding="utf-8")
     trainer = start("--trainer", PYTHONPATH=central)
     worker = start("--worker", PYTHONPATH=edge)
@@ -101,3 +107,18 @@ def test_samples_and_policies_pass_between_an_old_version_and_this_one(
     assert versions
     assert "1.1" not in versions
     assert (tmp_path / "runs" / "small" / "worker" / "policy.tmod").exists()
+
+
+def test_an_old_worker_and_a_trainer_that_demands_proofs_say_why_nothing_is_trained(
+    old: Path, start: Start, tmp_path: Path
+) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text(CONFIG.replace("PORT", "0"), encoding="utf-8")
+    server = start("--server", "--announce", PYTHONPATH=str(ROOT))
+    said = read_until(server, r'^\{.*"port": *(\d+)')
+    config.write_text(CONFIG.replace("PORT", said[1]), encoding="utf-8")
+    trainer = start("--trainer", "--set", "network.end_to_end=authenticate", PYTHONPATH=str(ROOT))
+    read_until(trainer, "connected to the Server")
+    worker = start("--worker", PYTHONPATH=str(old))
+    read_until(trainer, "network.end_to_end")
+    read_until(worker, "the trainer refused message 0 of this worker: .*network.end_to_end")

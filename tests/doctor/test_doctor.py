@@ -113,6 +113,41 @@ def test_all_checks_succeed_for_a_worker(server: Server, robot: Path) -> None:
     assert abs(steps["clock"].figures["skew_s"]) < 1
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        (None, None, "authenticate; the trainer of run 'mine' has proved its identity"),
+        ("encrypt", "encrypt", "encrypt; the trainer"),
+        (None, "off", "authenticate here, and the trainer of run 'mine' has proved nothing"),
+        ("off", None, "off here, and the trainer of run 'mine' authenticates"),
+        ("off", "off", "off: the Server can change samples and weights"),
+    ],
+)
+def test_both_ends_must_agree_on_end_to_end_authentication(
+    keys: Path, robot: Path, tmp_path: Path, here: Any, there: Any, words: str
+) -> None:
+    server = Server(config=from_values({"network": {"credentials_dir": str(keys)}, "server": {"port": 0}}))
+    bundle = credentials.bundle(keys, "trainer", "hpc", tmp_path)
+    settings = LinkSettings(
+        port=server.port, hostname="localhost", security="TLS", credentials_dir=str(bundle), end_to_end=there
+    )
+    trainer = TrainerLink(settings, name="hpc", run="mine")
+    trainer.start()
+    try:
+        assert trainer.wait_connected(10.0)
+        config = configured(server.port, robot, end_to_end=here)
+        steps = look(config)
+        if here == there:
+            assert steps["end to end"].state == "ok"
+            assert words in steps["end to end"].found
+        else:
+            assert "network.end_to_end" in only_failed(steps, "end to end", words).todo
+        assert look(configured(server.port, bundle, end_to_end=there))["end to end"].state == "ok"
+    finally:
+        trainer.close()
+        server.close()
+
+
 def test_the_doctor_occupies_no_place_and_disturbs_no_peer(
     server: Server, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

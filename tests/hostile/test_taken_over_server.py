@@ -11,6 +11,7 @@ import pytest
 
 from tests.hostile.fleet import Fleet
 from tests.networking.test_hostile import DEADLINE_S, until
+from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import TrainerLink, WorkerLink
 from tmrl_core.networking.protocol.framing import POLICY_HEAD, Kind, cut, message_bytes
@@ -29,6 +30,7 @@ from tmrl_core.networking.protocol.messages import (
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.policies import Policy
 from tmrl_core.networking.relay.status import snapshot
+from tmrl_core.training.remote.interface import RemoteInterface
 
 
 class TakenOver:
@@ -166,3 +168,9 @@ def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(taken:
     taken.fleet.goes_on(taken.worker, taken.trainer)
     assert altered == [3]
     assert taken.trainer.counts.gap_messages == 0
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    RemoteInterface(taken.trainer, recorder=recorder, clock=lambda: 1e9).retrieve_buffer()
+    recorder.close()
+    (network,) = [record for record in sink.records if record.kind == "network"]
+    assert network.number("wire/forged") == taken.trainer.counts.forged

@@ -50,7 +50,7 @@ def test_a_record_is_decoded_as_it_was_encoded() -> None:
     ids=range(10),
 )
 def test_other_bytes_are_no_record(data: bytes) -> None:
-    with pytest.raises(ForgedError, match="StreamRecord could not be read"):
+    with pytest.raises(ForgedError, match="the record of a stream could not be read"):
         decode_statement(data, StreamRecord)
 
 

@@ -83,6 +83,7 @@ Statement = TypeVar("Statement", StreamRecord, RunCard)
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (StreamRecord, RunCard)}
 _MAGIC: dict[type, bytes] = {StreamRecord: _RECORD_MAGIC, RunCard: _CARD_MAGIC}
+_NAMES: dict[type, str] = {StreamRecord: "the record of a stream", RunCard: "the card of a trainer"}
 
 
 def stream_id(run: str, identity: str, key: bytes, started_s: int) -> bytes:
@@ -118,7 +119,7 @@ def decode_statement(data: bytes, kind: type[Statement]) -> Statement:
         if encode_statement(value) != data:
             raise ForgedError("it has another encoding")
     except (ForgedError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise ForgedError(f"a {kind.__name__} could not be read: {exc}") from exc
+        raise ForgedError(f"{_NAMES[kind]} could not be read: {exc}") from exc
     return value
 
 
