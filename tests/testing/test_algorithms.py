@@ -89,6 +89,20 @@ class TestDiscreteSacAgent(_OfAgent):
     state_space = MASKED
 
 
+class TestRecurrentDQNAgent(_OfAgent):
+    agent = "RecurrentDQNAgent"
+    kwargs = {"hidden_sizes": [8], "cell_size": 8, "state_interval": 2, "burn_in": 0}  # noqa: RUF012
+
+
+class TestMaskedRecurrentDQNAgent(TestRecurrentDQNAgent):
+    state_space = MASKED
+
+
+class TestRecurrentPPOAgent(_OfAgent):
+    agent = "RecurrentPPOAgent"
+    kwargs = {"hidden_sizes": [8], "cell_size": 8, "minibatch_size": 8}  # noqa: RUF012
+
+
 class TestPPOAgent(_OfAgent):
     agent = "PPOAgent"
     kwargs = {"hidden_sizes": [8], "normalize_observations": True, "minibatch_size": 8}  # noqa: RUF012
@@ -108,6 +122,11 @@ class _InABox(_OfAgent):
 
 class TestSacAgent(_InABox):
     agent = "SacAgent"
+
+
+class TestRecurrentSacAgent(_InABox):
+    agent = "RecurrentSacAgent"
+    kwargs = {"hidden_sizes": [8], "cell_size": 8, "state_interval": 1, "burn_in": 1}  # noqa: RUF012
 
 
 class TestREDQSACAgent(_InABox):

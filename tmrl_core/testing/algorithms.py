@@ -29,6 +29,9 @@ class AlgorithmSuite:
     state_space: gym.Space[Any] = OBSERVATIONS
     action_space: gym.Space[Any] = gym.spaces.Discrete(3)
 
+    sequence_length: int = 4
+    """Ticks of a sequence, for algorithms whose pool holds sequences; half of them are the stride."""
+
     def make_algorithm(self) -> AgentAlgorithm:
         """Make an algorithm for these spaces with new weights, different each time if they are random."""
         raise NotImplementedError("implement make_algorithm")
@@ -43,9 +46,12 @@ class AlgorithmSuite:
         return made
 
     def make_batch(self, algorithm: AgentAlgorithm, seed: int = 0) -> dict[str, Any]:
-        """Make experiences of single steps, as the default experience shaper makes them of an episode."""
+        """Make the rows that a pool stores of an episode, from single steps as the default experience shaper's."""
+        from tmrl_core.multiagent.agent import AgentParameters
+
         states = self.states(ROWS + 1, seed)
         algorithm.seed(seed)
+        algorithm.carried = None
         chosen = [algorithm.choose_action_with_extras(state, 0.5) for state in states[:-1]]
         columns = {
             "state": _columns(states[:-1]),
@@ -57,10 +63,11 @@ class AlgorithmSuite:
             "truncated": np.zeros(ROWS, bool),
         }
         extras: dict[str, Any] = _columns([dict(more) for _, more in chosen])
-        return columns | extras
+        return algorithm.rows_of(columns | extras, AgentParameters(sequence_length=self.sequence_length), ROWS)
 
     def actions(self, algorithm: AgentAlgorithm, epsilon: float, count: int = 20) -> np.ndarray:
         """Return the actions for some states."""
+        algorithm.carried = None  # an episode begins
         return np.stack([np.asarray(algorithm.choose_action(state, epsilon)) for state in self.states(count)])
 
     def test_actions_are_of_the_action_space(self) -> None:
@@ -96,9 +103,11 @@ class AlgorithmSuite:
     def test_metrics_are_numbers(self) -> None:
         """An update returns numbers by name, and priorities of the rows if it has them."""
         algorithm = self.make_algorithm()
-        metrics = dict(algorithm.train_on_batch(self.make_batch(algorithm)))
-        priorities = np.asarray(metrics.pop("priorities", np.zeros(ROWS)))
-        assert priorities.shape == (ROWS,)
+        batch = self.make_batch(algorithm)
+        metrics = dict(algorithm.train_on_batch(batch))
+        rows = len(np.asarray(batch["reward"]))
+        priorities = np.asarray(metrics.pop("priorities", np.zeros(rows)))
+        assert priorities.shape == (rows,)
         assert np.isfinite(priorities).all()
         assert (priorities >= 0).all()
         assert all(isinstance(name, str) and np.isfinite(float(value)) for name, value in metrics.items())
