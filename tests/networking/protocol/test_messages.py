@@ -157,12 +157,19 @@ def test_any_bytes_are_an_envelope_or_a_protocol_error(kind: type[Any], data: by
     [
         PolicyUpdate((1, 2), {"policy": Blob("safetensors", b"weights")}, {"epsilon": 0.1}),
         Directive(3, Evaluation(1, (1000, 1001), (1, 2)), pause=True, collect=b"more"),
+        Directive(4, refusal="another policy"),
         Progress(5, 3, 100, "40 samples"),
     ],
     ids=lambda body: type(body).__name__,
 )
 def test_envelopes_survive_encoding(body: PolicyUpdate | Directive | Progress) -> None:
     assert decode_body(encode_body(body), type(body)) == body
+
+
+def test_a_directive_without_a_refusal_has_the_bytes_of_releases_without_the_field() -> None:
+    before = b"\x85\xa8revision\x03\xaaevaluation\xc0\xa5pause\xc3\xa6finish\xc2\xa7collect\xc0"
+    assert encode_body(Directive(3, pause=True)) == before
+    assert not decode_body(before, Directive).refusal
 
 
 @pytest.mark.parametrize("head", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"])
