@@ -3,6 +3,7 @@
     python scripts/simulate.py --seeds 500                     seeds 0 to 499, in as many processes as there are cores
     python scripts/simulate.py --first 1234 --seeds 1 --trace  play one seed again, and print every event
     python scripts/simulate.py --mutation no-resume            with a safeguard taken out: the check must notice
+    python scripts/simulate.py --hostile --seeds 500           beside a member that does all the harm that it can
 
 A seed that breaks a promise is printed with the command that plays it again. The exit status is 0 when none did (with
 `--mutation`: when one did).
@@ -22,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.networking.simulation.mutations import HARMLESS, MUTATIONS  # noqa: E402
+from tests.networking.simulation.mutations import HARMLESS, HOSTILE, MUTATIONS  # noqa: E402
 from tests.networking.simulation.scenario import Result, simulate  # noqa: E402
 
 BATCH = 20
@@ -37,17 +38,20 @@ KINDS = {
 }
 
 
-def play(arguments: tuple[int, int, str]) -> list[Result]:
+ALL = {"": contextlib.nullcontext, **MUTATIONS, **HOSTILE, **HARMLESS}
+
+
+def play(arguments: tuple[int, int, str, bool]) -> list[Result]:
     """Some seeds, in this process."""
-    first, seeds, mutation = arguments
-    with MUTATIONS.get(mutation, HARMLESS.get(mutation, contextlib.nullcontext))():
-        return [simulate(seed) for seed in range(first, first + seeds)]
+    first, seeds, mutation, hostile = arguments
+    with ALL[mutation]():
+        return [simulate(seed, hostile=hostile) for seed in range(first, first + seeds)]
 
 
-def replay(seed: int, mutation: str) -> int:
+def replay(seed: int, mutation: str, hostile: bool) -> int:
     """Play one seed and print its events."""
-    with MUTATIONS.get(mutation, HARMLESS.get(mutation, contextlib.nullcontext))():
-        result = simulate(seed, keep_events=True)
+    with ALL[mutation]():
+        result = simulate(seed, keep_events=True, hostile=hostile)
     for now, kind, value in result.trace or []:
         print(f"{now:10.4f} s  {KINDS.get(kind, kind)} {value}")
     print_result(result)
@@ -58,6 +62,20 @@ def print_result(result: Result) -> None:
     """One line for a seed."""
     print(f"seed {result.seed}: {result.events} events, digest {result.digest & (1 << 64) - 1:016x}", end="")
     print(f": {result.failure}" if result.failure else ": every promise kept")
+
+
+def hostile_rows(results: list[Result]) -> list[tuple[str, str]]:
+    """What the hostile members did, if there were any."""
+    if not results[0].thief:
+        return []
+    moods = Counter(result.thief for result in results)
+    slowest = sorted(result.slowest_s for result in results)
+    return [
+        ("messages of the hostile member", f"{sum(result.said for result in results):,}"),
+        ("samples acknowledged beside it (worst)", f"{slowest[-1]:.1f} s"),
+        ("samples acknowledged beside it (median)", f"{slowest[len(slowest) // 2]:.1f} s"),
+        *((f"seeds: {mood}", f"{times:,}") for mood, times in sorted(moods.items())),
+    ]
 
 
 def table(results: list[Result], wall_s: float) -> None:
@@ -81,6 +99,7 @@ def table(results: list[Result], wall_s: float) -> None:
         ("simulated hours", f"{sum(result.simulated_s for result in results) / 3600:,.1f}"),
         ("caught up after the last fault (median)", f"{caught[len(caught) // 2]:.1f} s"),
         ("caught up after the last fault (worst)", f"{caught[-1]:.1f} s"),
+        *hostile_rows(results),
         ("wall time", f"{wall_s:.1f} s"),
     ]
     print("\n| what | |\n| --- | --- |")
@@ -97,14 +116,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=500, help="how many (default: 500)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
-    parser.add_argument("--mutation", default="", choices=["", *MUTATIONS, *HARMLESS], help="change the core")
+    parser.add_argument("--mutation", default="", choices=list(ALL), help="change the core")
+    parser.add_argument("--hostile", action="store_true", help="add a member with a stolen bundle")
     parser.add_argument("--trace", action="store_true", help="print every event of the first seed")
     arguments = parser.parse_args()
+    hostile = arguments.hostile or arguments.mutation in HOSTILE
     if arguments.trace:
-        return replay(arguments.first, arguments.mutation)
+        return replay(arguments.first, arguments.mutation, hostile)
     started = time.monotonic()
     last = arguments.first + arguments.seeds
-    batches = [(at, min(BATCH, last - at), arguments.mutation) for at in range(arguments.first, last, BATCH)]
+    batches = [(at, min(BATCH, last - at), arguments.mutation, hostile) for at in range(arguments.first, last, BATCH)]
     results: list[Result] = []
     failed = 0
     with contextlib.ExitStack() as stack:
@@ -120,9 +141,10 @@ def main() -> int:
                     failed += 1
                     print_result(result)
                     mutated = f" --mutation {arguments.mutation}" if arguments.mutation else ""
+                    mutated += " --hostile" if hostile else ""
                     print(f"    again: python scripts/simulate.py --first {result.seed} --trace{mutated}", flush=True)
     table(results, time.monotonic() - started)
-    expected = arguments.mutation in MUTATIONS
+    expected = arguments.mutation in MUTATIONS or arguments.mutation in HOSTILE
     return 0 if bool(failed) == expected else 1
 
 

@@ -31,10 +31,11 @@ from tmrl_core.networking.protocol.messages import (
     decode_control,
 )
 from tmrl_core.networking.relay import Relay, RelaySettings
-from tmrl_core.networking.relay.connection import STALLED_S, RelayConnection
+from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.status import snapshot
 
 MB = 1 << 20
+STALLED_S = RelaySettings().stalled_s
 
 
 class End:

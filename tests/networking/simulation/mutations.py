@@ -14,11 +14,12 @@ from tmrl_core.networking.peers import TrainerState
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamReceiver, StreamSender
 from tmrl_core.networking.protocol.framing import Frame
 from tmrl_core.networking.protocol.messages import Want
-from tmrl_core.networking.relay import Relay, RelayConnection
+from tmrl_core.networking.relay import Relay, RelayConnection, core
 from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.policies import Policies
 from tmrl_core.networking.relay.spooling import SpoolHandoff
-from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.relay.stream_budget import StreamBudget
+from tmrl_core.networking.relay.streams import RelayStream, Share
 from tmrl_core.networking.spools.memory import Spool, SpooledMessage, StreamInfo
 
 
@@ -214,6 +215,85 @@ def half_a_policy() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def no_shares() -> Iterator[None]:
+    """A principal gets all the credit that there is."""
+    with patch.object(Flow, "_exceeds_share", lambda self, share, need, free: False):
+        yield
+
+
+@contextmanager
+def hoarders_block() -> Iterator[None]:
+    """A principal that exceeds its share keeps its place before the others when the pool is nearly empty."""
+
+    exceeds = Flow._exceeds_share
+
+    def only_if_it_fits(self: Flow, share: Share, need: int, free: int) -> bool:
+        return need <= free and exceeds(self, share, need, free)
+
+    with patch.object(Flow, "_exceeds_share", only_if_it_fits):
+        yield
+
+
+@contextmanager
+def share_for_each_stream() -> Iterator[None]:
+    """Every stream counts as a principal of its own."""
+
+    join = Flow.join
+
+    def alone(self: Flow, stream: RelayStream, principal: str) -> None:
+        join(self, stream, principal + stream.id.hex())
+
+    with patch.object(Flow, "join", alone):
+        yield
+
+
+@contextmanager
+def every_stream_examined() -> Iterator[None]:
+    """Each request for credit looks at all streams that want some."""
+
+    grant = Flow.grant
+
+    def sorting(self: Flow) -> None:
+        sorted((stream for stream in self._relay.streams.values() if stream.asking), key=lambda stream: stream.turn)
+        grant(self)
+
+    with patch.object(Flow, "grant", sorting):
+        yield
+
+
+@contextmanager
+def stalled_links_stay() -> Iterator[None]:
+    """A link whose peer reads nothing stays."""
+
+    def nothing(self: RelayConnection, now: float) -> None:
+        self._checked_at = now
+
+    with patch.object(RelayConnection, "_check_progress", nothing):
+        yield
+
+
+@contextmanager
+def unused_credit_stays() -> Iterator[None]:
+    """A link keeps credit that it does not use, though others wait for it."""
+    with patch.object(Flow, "unused_credit", lambda self, stream: 0):
+        yield
+
+
+@contextmanager
+def no_stream_budget() -> Iterator[None]:
+    """The streams of one principal may take all memory."""
+    with patch.object(StreamBudget, "acquire", lambda self, stream, identity, signature_bytes, now: ""):
+        yield
+
+
+@contextmanager
+def long_names() -> Iterator[None]:
+    """Names and wait reasons are kept as long as they come."""
+    with patch.object(core, "plain", lambda text, most=0: text):
+        yield
+
+
 REQUIRED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "no-deduplication": no_deduplication,
     "no-resume": no_resume,
@@ -229,5 +309,16 @@ MORE: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "spool-skipped": spool_skipped,
     "half-a-policy": half_a_policy,
 }
+HOSTILE: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "no-shares": no_shares,
+    "hoarders-block": hoarders_block,
+    "share-for-each-stream": share_for_each_stream,
+    "every-stream-examined": every_stream_examined,
+    "stalled-links-stay": stalled_links_stay,
+    "unused-credit-stays": unused_credit_stays,
+    "no-stream-budget": no_stream_budget,
+    "long-names": long_names,
+}
+"""Protections against a member, which the simulation notices only beside a hostile one."""
 MUTATIONS = REQUIRED | MORE
 HARMLESS: dict[str, Callable[[], AbstractContextManager[None]]] = {"over-asking": over_asking}

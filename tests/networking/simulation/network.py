@@ -35,6 +35,9 @@ class Dials(Protocol):
 
     route: Route
 
+    identity: Identity
+    """What the Server knows of it."""
+
     def connected(self, end: End) -> None:
         """Its connection stands."""
 
@@ -347,7 +350,7 @@ class Network:
         client.peer, server.peer = server, client
         route.ends += (client, server)
         self.server_ends[server] = None
-        server.connection.connected(CLIENT, self.now)
+        server.connection.connected(dialling.identity, self.now)
         server.pump()
         dialling.connected(client)
         connection.connected(SERVER, self.now)

@@ -10,6 +10,17 @@ from random import Random
 
 from tests.networking.simulation.actors import Client, Trainer, Worker
 from tests.networking.simulation.checker import Checker
+from tests.networking.simulation.hostile import (
+    ANNOUNCED_BYTES,
+    ANNOUNCED_BYTES_PER_S,
+    OF_A_THIEF_BYTES,
+    OF_ALL_BYTES,
+    STALLED_S,
+    STOLEN,
+    MeteredRelay,
+    Thief,
+    is_thiefs,
+)
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route, Violation
 from tests.networking.simulation.spools import Disk, SimulatedDiskSpool
@@ -17,6 +28,8 @@ from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.relay.stream_budget import StreamBudget
+from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.spools.memory import MemorySpool, Spool
 
 EVENTS = 1_000
@@ -28,6 +41,10 @@ CAUGHT_UP_S = 45.0
 
 A dial that went into a black hole takes 10 s to fail and the longest back-off is 4 s; silence is noticed after 10 s.
 """
+STEADY_S = 25.0
+"""Simulated seconds without faults beside a thief, longer than a link may make no progress."""
+ACKNOWLEDGED_S = 4.0
+"""Simulated seconds within which a sample is then acknowledged, whatever the thief does."""
 _AUDIT_EVENTS = 100
 
 
@@ -49,6 +66,12 @@ class Result:
     events: int = 0
     digest: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    thief: str = ""
+    """The mood of the thief; empty: there is none."""
+    said: int = 0
+    """Messages of the thief."""
+    slowest_s: float = 0.0
+    """Longest time until samples were acknowledged beside the thief, without faults."""
     workers: int = 0
     messages: int = 0
     samples: int = 0
@@ -67,9 +90,10 @@ class Scenario:
     Args:
         seed: decides everything.
         core: what is simulated.
+        hostile: add a thief with a stolen bundle.
     """
 
-    def __init__(self, seed: int, core: Core | None = None) -> None:
+    def __init__(self, seed: int, core: Core | None = None, *, hostile: bool = False) -> None:
         self.random = random = Random(seed)
         self.core = core or Core()
         self.result = Result(seed)
@@ -86,11 +110,14 @@ class Scenario:
             silent_s=10.0,
             heartbeat_s=3.0,
             greeting_s=10.0,
+            stalled_s=STALLED_S if hostile else 30.0,
         )
         self.spool_bytes = random.choice((4, 20, 200)) * most + 20_000
         self.spool: str = random.choice(("none", "memory", "disk"))
         self.disk = Disk()
         self._settings = settings
+        self._hostile = hostile
+        self._errors_seen = 0
         self.network = Network(random, settings, self._new_relay, self.checker.look)
         self.checker.network = self.network
         self.durable = random.random() < 0.5
@@ -113,6 +140,14 @@ class Scenario:
         self._pending = list(self.kinds)
         self._next_uid = 0
         self._sequence = 0
+        self.thief: Thief | None = None
+        self.certified = False
+        """Whether each honest worker has a certificate of its own."""
+        if hostile:
+            chosen = Random(f"thief {seed}")
+            self.thief = Thief(self.network, chosen, most)
+            self.certified = chosen.random() < 0.7
+            self.result.thief = self.thief.name
 
     # --- processes ---
 
@@ -123,7 +158,19 @@ class Scenario:
             spool = SimulatedDiskSpool(self.spool_bytes, self.disk, network)
         elif self.spool == "memory":
             spool = MemorySpool(self.spool_bytes)
-        return self.core.relay(self._settings, wall_clock=lambda: 0.0, spool=spool)
+        if not self._hostile:
+            return self.core.relay(self._settings, wall_clock=lambda: 0.0, spool=spool)
+        relay = MeteredRelay(self._settings, wall_clock=lambda: 0.0, spool=spool, on_refused=self._refused)
+        relay._stream_budget = StreamBudget(OF_A_THIEF_BYTES, OF_ALL_BYTES, ANNOUNCED_BYTES, ANNOUNCED_BYTES_PER_S)
+        self._errors_seen = self.checker.forgiven_errors = 0
+        return relay
+
+    def _refused(self, address: str, reason: str) -> None:
+        """A peer was refused, or has broken the protocol."""
+        errors = self.network.relay.protocol_errors
+        if address == STOLEN.address:
+            self.checker.forgiven_errors += errors - self._errors_seen
+        self._errors_seen = errors
 
     def route(self) -> Route:
         """A way to the Server."""
@@ -148,6 +195,7 @@ class Scenario:
             drop_oldest=self.random.random() < self.drops,
             peer=peer,
             sender=self.core.sender,
+            certified=self.certified,
         )
         self.workers.append(worker)
         worker.connect()
@@ -267,12 +315,14 @@ class Scenario:
             self.new_worker()
         self._make()
         network.at(1.0, self._fault)
+        if self.thief is not None:
+            network.at(0.5, self.thief.act)
         audit = _AUDIT_EVENTS
         while network.events < EVENTS or len(result.faults) < KINDS:
             network.step()
             if network.events >= audit:
                 audit += _AUDIT_EVENTS
-                self.checker.audit(network.relay, self.workers)
+                self._audit()
             if network.now > 1_000:
                 raise Violation("the scenario does not come to an end")
         self.finish()
@@ -291,14 +341,56 @@ class Scenario:
         self.result.caught_up_s = network.now - began
         if not caught_up:
             raise Violation(f"not caught up {CAUGHT_UP_S:g} s after the last fault: {self.lagging()}")
-        self.checker.audit(network.relay, self.workers)
+        self._audit()
+        if self.thief is not None:
+            self._steady()
         memory = self.trainer.memory
         elsewhere = [other for other in self.memories if other is not memory]
         for worker in self.workers:
             forgotten = self.spool == "memory" and network.servers > worker.servers
             self.checker.finished(worker, memory, elsewhere, forgotten)
-        if network.relay.flow.queued_bytes:
-            raise Violation(f"{network.relay.flow.queued_bytes} bytes are left at the relay")
+        left = sum(size for stream in self._streams() for _, size in stream.queue)
+        if left:
+            raise Violation(f"{left} bytes are left at the relay")
+
+    def _steady(self) -> None:
+        """A fleet without faults beside the thief: every sample is acknowledged within a bound.
+
+        Raises:
+            Violation: it is not.
+        """
+        network = self.network
+        end = network.now + STEADY_S
+        while network.now < end:
+            for worker in self.living():
+                worker.make(1, self.random.choice(self.sizes), False)
+            began = network.now
+            acknowledged = network.run(self._acknowledged, ACKNOWLEDGED_S)
+            self.result.slowest_s = max(self.result.slowest_s, network.now - began)
+            if not acknowledged:
+                raise Violation(f"not acknowledged within {ACKNOWLEDGED_S:g} s beside a thief: {self.lagging()}")
+            pause = network.now + 3.0 * self.random.random()
+            while network.now < pause:
+                network.run(lambda: False, 0.5)
+                self._audit()
+
+    def _audit(self) -> None:
+        self.checker.audit(self.network.relay, self.workers)
+        if self.thief is not None and self.network.server_up:
+            self.thief.audit(self.network.relay)
+
+    def _acknowledged(self) -> bool:
+        return all(one.drained() and not one.sender.samples_unresolved for one in self.living())
+
+    def _streams(self) -> list[RelayStream]:
+        """The streams of honest workers at the relay."""
+        return [stream for stream in self.network.relay.streams.values() if not is_thiefs(stream.id)]
+
+    def _known(self) -> tuple[int, int, int]:
+        """How many honest workers and streams the relay knows, and how many the trainer."""
+        workers = sum(one.identity is not STOLEN for one in self.network.relay.workers.values())
+        members = sum(not is_thiefs(stream) for stream in self.trainer.state.members)
+        return workers, len(self._streams()), members
 
     def fill(self) -> None:
         """What the result says of the run so far."""
@@ -310,6 +402,7 @@ class Scenario:
         result.samples = sum(sum(worker.samples) for worker in self.workers)
         result.dropped = sum(worker.sender.samples_dropped for worker in self.workers)
         result.simulated_s = network.now
+        result.said = self.thief.said if self.thief is not None else 0
 
     def make_peace(self) -> None:
         """No more faults: what was broken is mended, and each worker says one last thing."""
@@ -327,7 +420,10 @@ class Scenario:
             if trainer is not stays:
                 trainer.kill()
         if stays is None:
-            self.new_trainer(self.memories[0])
+            stays = self.new_trainer(self.memories[0])
+        if self.thief is not None:
+            stays.route.mend()
+            stays.route.window_bytes = max(4_000, self.sizes[-1])  # no faster than announcements can be
         seen: set[bytes] = set()
         for worker in self.living():
             if worker.state.peer in seen:  # two that supersede each other never come to rest
@@ -345,10 +441,10 @@ class Scenario:
         """Whether nothing is on its way any more, and everybody knows the latest."""
         trainer = self.trainer
         state = trainer.state
-        if trainer.busy or not trainer.linked or state.to_acknowledge or self.spooled():
+        unsaid = not all(map(is_thiefs, state.to_acknowledge))
+        if self._uncommitted() or not trainer.linked or unsaid or self.spooled():
             return False
-        relay, alive = self.network.relay, len(self.living())
-        if {len(relay.streams), len(relay.workers), len(state.members)} != {alive}:
+        if set(self._known()) != {len(self.living())}:
             return False  # somebody is taken for alive who is not, or the other way round
         for worker in self.workers:
             if worker.alive and not (
@@ -362,24 +458,27 @@ class Scenario:
                 return False
         return True
 
+    def _uncommitted(self) -> bool:
+        return any(not is_thiefs(received.stream) for received in self.trainer.arrived)
+
     def spooled(self) -> int:
         """How many streams of the run the Server's spool keeps."""
         spool = self.network.relay.spool_handoff.spool
-        return 0 if spool is None else len(spool.of_run("run"))
+        return 0 if spool is None else sum(not is_thiefs(kept.info.stream) for kept in spool.of_run("run"))
 
     def lagging(self) -> str:
         """Who has not caught up, and how."""
         trainer = self.trainer
         words = [] if trainer.linked else ["the trainer is not linked"]
-        relay, alive = self.network.relay, len(self.living())
-        if {len(relay.streams), len(relay.workers), len(trainer.state.members)} != {alive}:
+        workers, streams, members = self._known()
+        if {workers, streams, members} != {len(self.living())}:
             words.append(
-                f"of {alive} workers the relay knows {len(relay.workers)} and {len(relay.streams)} streams, and the "
-                f"trainer {len(trainer.state.members)}"
+                f"of {len(self.living())} workers the relay knows {workers} and {streams} streams, and the trainer "
+                f"{members}"
             )
         if self.spooled():
             words.append(f"the spool keeps {self.spooled()} streams")
-        if trainer.busy:
+        if self._uncommitted():
             words.append("the trainer has not committed everything")
         for worker in self.living():
             if not worker.linked:
@@ -676,9 +775,9 @@ FAULTS: dict[str, Callable[[Scenario], bool]] = {
 }
 
 
-def simulate(seed: int, core: Core | None = None, *, keep_events: bool = False) -> Result:
+def simulate(seed: int, core: Core | None = None, *, keep_events: bool = False, hostile: bool = False) -> Result:
     """Play one seed; a violation, or what the core raised, is in the result's `failure`."""
-    scenario = Scenario(seed, core)
+    scenario = Scenario(seed, core, hostile=hostile)
     result = scenario.result
     if keep_events:
         result.trace = scenario.network.trace = []

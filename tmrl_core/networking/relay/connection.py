@@ -45,10 +45,6 @@ if TYPE_CHECKING:
 GREETING_PAYLOAD_BYTES = 8_192
 """Maximum payload of a frame from a peer that is not authenticated yet."""
 
-
-STALLED_S = 30.0
-"""Seconds after which a link is closed whose peer reads nothing, or uses none of the credit that others wait for."""
-
 _REGISTERED = ("worker", "trainer")
 """Roles whose connections the Server logs; probes and observers are not logged."""
 
@@ -99,6 +95,11 @@ class RelayConnection(Connection):
         self._noticed = 0.0
         self.echoes = Echoes()
         self._snapshot = b""
+
+    @property
+    def now(self) -> float:
+        """Return the time of the latest call."""
+        return self._now
 
     def stream(self, channel: int) -> RelayStream:
         """Return the stream of a channel of this link."""
@@ -273,16 +274,17 @@ class RelayConnection(Connection):
     def _check_progress(self, now: float) -> None:
         """Close a link that makes no progress and occupies memory that others need. Its peer may connect again."""
         self._checked_at = now
-        if now - self._last_taken >= STALLED_S:
-            self.refuse("full", f"nothing was read for {STALLED_S:g} s")
+        stalled_s = self.relay.settings.stalled_s
+        if now - self._last_taken >= stalled_s:
+            self.refuse("full", f"nothing was read for {stalled_s:g} s")
             return
         flow = self.relay.flow
         unused = sum(map(flow.unused_credit, self.streams.values()))
         if not unused or not flow.waiting:
             self._credit_used_at = now
-        elif now - self._credit_used_at >= STALLED_S:
+        elif now - self._credit_used_at >= stalled_s:
             self.refuse(
-                "full", f"credit for {unused} bytes was requested and not used for {STALLED_S:g} s, while others waited"
+                "full", f"credit for {unused} bytes was requested and not used for {stalled_s:g} s, while others waited"
             )
 
     def compensate_pause(self, seconds: float, now: float) -> None:

@@ -388,7 +388,8 @@ class Relay:
         if older is not None:
             self._detach(older)
             self._forget(older)
-        if no_space := self._stream_budget.acquire(stream.id, connection.principal, len(message.signature)):
+        no_space = self._stream_budget.acquire(stream.id, connection.principal, len(message.signature), connection.now)
+        if no_space:
             self.refuse_peer(connection, "full", f"{no_space}; the worker tries again")
             return
         stream.worker = connection

@@ -14,8 +14,10 @@ reserved byte therefore belongs to a message that will be complete, and incomple
 wait for each other.
 
 A principal that has reserved more than `_SHARE_OF_FREE` times the free bytes waits (dynamic thresholds, Choudhury and
-Hahne 1998). Whatever one principal reserves, a part of the pool therefore stays free for the others. The time of a
-message grows with the logarithm of the numbers of principals and of the sender's own streams.
+Hahne 1998), and so does one that would leave less than one request of another principal (`request_bytes`). Whatever one
+principal reserves, a part of the pool therefore stays free for the others. One request at a time is granted to each
+principal regardless of these rules. The time of a message grows with the logarithm of the numbers of principals and of
+the sender's own streams.
 """
 
 from __future__ import annotations
@@ -109,13 +111,18 @@ class Flow:
         settings, share = self._settings, stream.share
         standing = settings.standing_bytes
         # One principal with many streams leaves standing credit for others.
-        if (
-            self._standing_bytes + standing <= settings.budget_bytes // 2
-            and share.standing_bytes + standing <= settings.budget_bytes // 4
-        ):
+        most = min(settings.budget_bytes // 2, settings.budget_bytes - 2 * settings.request_bytes)
+        if self._standing_bytes + standing <= most and share.standing_bytes + standing <= settings.budget_bytes // 4:
             self._set_standing(stream, standing)
-        self._reserve(stream, min(stream.standing, max(0, settings.budget_bytes - self.reserved_bytes)))
+        self._renew_standing(stream)
         stream.sent_limit = stream.limit
+
+    def _renew_standing(self, stream: RelayStream) -> None:
+        """Reserve a stream's standing credit, if that leaves enough for a request."""
+        lacking = stream.standing - stream.reserved
+        free = self._settings.budget_bytes - self.reserved_bytes
+        if lacking > 0 and free - lacking >= self._settings.request_bytes:
+            self._reserve(stream, lacking)
 
     def _set_standing(self, stream: RelayStream, standing: int) -> None:
         self._standing_bytes += standing - stream.standing
@@ -296,14 +303,12 @@ class Flow:
                 stream = self._first_want(share)
                 need = stream.wanted - stream.limit
                 free = self._settings.budget_bytes - self.reserved_bytes
+                if self._exceeds_share(share, need, free):
+                    passed_over.append(heappop(asking))
+                    continue
                 if need > free:
                     self._short_bytes = need
                     break  # later ones wait too, so that a large request is not overtaken forever
-                if share.reserved_bytes > share.standing_bytes and (
-                    share.reserved_bytes + need > _SHARE_OF_FREE * (free - need)
-                ):
-                    passed_over.append(heappop(asking))
-                    continue
                 heappop(share.wants)
                 stream.asking = False
                 over = stream.wanted - stream.forwarded > self._settings.window_bytes
@@ -316,6 +321,13 @@ class Flow:
         for entry in passed_over:
             heappush(asking, entry)
         self._waiting = bool(asking)
+
+    def _exceeds_share(self, share: Share, need: int, free: int) -> bool:
+        """Return True if a principal that gets `need` of the `free` bytes would leave others too little."""
+        request = self._settings.request_bytes
+        if need <= 0 or (share.reserved_bytes <= share.standing_bytes and need <= request):
+            return False
+        return share.reserved_bytes + need > _SHARE_OF_FREE * (free - need) or free - need < request
 
     def _first_want(self, share: Share) -> RelayStream:
         """Return the stream of a principal that is the next to get credit."""
@@ -339,13 +351,9 @@ class Flow:
         if stream.worker is None:
             self._relay.forget_if_done(stream)
         else:
-            # Renew the standing credit.
-            lacking = stream.standing - stream.reserved
-            free = self._settings.budget_bytes - self.reserved_bytes
-            if lacking > 0 and free >= lacking:
-                self._reserve(stream, lacking)
-                if stream.limit - stream.sent_limit >= stream.standing // 2:
-                    self._send_credit(stream)
+            self._renew_standing(stream)
+            if stream.limit - stream.sent_limit >= stream.standing // 2:
+                self._send_credit(stream)
         self.grant()
 
     # --- to the trainer ---

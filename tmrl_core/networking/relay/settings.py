@@ -16,10 +16,13 @@ class RelaySettings(msgspec.Struct, frozen=True):
     max_message_bytes: int = 16 << 20
     max_policy_bytes: int = 256 << 20
     standing_bytes: int = 65_536
-    """Credit of every stream without a request, as long as half of the budget suffices for it."""
+    """Credit of every stream without a request, as long as half of the budget suffices for it and leaves room for the
+    requests of two principals."""
     silent_s: float = 10.0
     heartbeat_s: float = 3.0
     greeting_s: float = 10.0
+    stalled_s: float = 30.0
+    """Time after which a link is closed whose peer reads nothing, or uses none of the credit that others wait for."""
 
     def __post_init__(self) -> None:
         least = 2 * message_bytes(SAMPLES_HEAD, self.max_message_bytes)
@@ -36,3 +39,8 @@ class RelaySettings(msgspec.Struct, frozen=True):
         A worker requests one half at a time, so that one half is in transit while the other is forwarded.
         """
         return max(self.budget_bytes // 8, min(self.budget_bytes // 2, 2 * message_bytes(SAMPLES_HEAD, 1 << 20)))
+
+    @property
+    def request_bytes(self) -> int:
+        """Maximum bytes that a worker requests at a time: the largest message, or half a window."""
+        return max(message_bytes(SAMPLES_HEAD, self.max_message_bytes), self.window_bytes // 2)

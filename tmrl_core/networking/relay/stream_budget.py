@@ -1,10 +1,13 @@
 """Budget for the memory of streams on the Server and the trainer, besides their samples. Sans-I/O.
 
 A stream's signature alone may have 60 kB, a link may carry a thousand streams, and the number of links is unlimited.
-Without bounds, a single stolen bundle could fill the memory of both.
+Without bounds, a single stolen bundle could fill the memory of both. Opened and closed again and again, its streams
+could also fill the trainer's link with announcements, so their bytes have a rate.
 """
 
 from __future__ import annotations
+
+from tmrl_core.token_bucket import TokenBucket
 
 STREAM_BYTES = 6_144
 """Cost of a stream besides its signature, with the longest name and wait reason in the widest characters."""
@@ -12,6 +15,9 @@ OF_ONE_BYTES = 32 << 20
 """Maximum cost of one identity's streams, enough for 5,000 usual ones."""
 IN_ALL_BYTES = 128 << 20
 """Maximum cost of all streams."""
+ANNOUNCED_BYTES, ANNOUNCED_BYTES_PER_S = 16 << 20, 256 << 10
+"""Bytes of signatures that one identity may announce at once, enough for a fleet that connects again, and then per
+second."""
 LINKS_OF_ONE = 2_048
 """Maximum number of simultaneous links of one worker's certificate. A role's token, which a fleet may share, has no
 such limit."""
@@ -21,25 +27,40 @@ class StreamBudget:
     """Memory budget of all known streams, with the cost and the owner of each.
 
     Args:
-        of_one_bytes, in_all_bytes: bounds.
+        of_one_bytes, in_all_bytes: bounds of the memory.
+        announced_bytes, announced_bytes_per_s: bounds of the announcements of one identity.
     """
 
-    def __init__(self, of_one_bytes: int = OF_ONE_BYTES, in_all_bytes: int = IN_ALL_BYTES) -> None:
+    def __init__(
+        self,
+        of_one_bytes: int = OF_ONE_BYTES,
+        in_all_bytes: int = IN_ALL_BYTES,
+        announced_bytes: int = ANNOUNCED_BYTES,
+        announced_bytes_per_s: int = ANNOUNCED_BYTES_PER_S,
+    ) -> None:
         self._of_one_bytes = of_one_bytes
         self._in_all_bytes = in_all_bytes
+        self._announced = announced_bytes_per_s, announced_bytes
+        self._announcements: dict[str, TokenBucket] = {}
         self._taken: dict[bytes, tuple[str, int]] = {}
         self._of: dict[str, int] = {}
         self._all = 0
 
-    def acquire(self, stream: bytes, identity: str, signature_bytes: int) -> str:
+    def acquire(self, stream: bytes, identity: str, signature_bytes: int, now: float) -> str:
         """Reserve memory for a stream of `identity`, in place of its earlier cost. Return the reason of a refusal."""
         self.release(stream)
+        bucket = self._announcements.get(identity)
+        if bucket is None:
+            bucket = self._announcements[identity] = TokenBucket(*self._announced)
+        if bucket.available(now) < signature_bytes:
+            return f"these credentials announced more than {self._announced[1] >> 20} MB of signatures in a short time"
         cost = STREAM_BYTES + signature_bytes
         of_one = self._of.get(identity, 0) + cost
         if of_one > self._of_one_bytes:
             return f"the streams of these credentials would take more than {self._of_one_bytes >> 20} MB of memory"
         if self._all + cost > self._in_all_bytes:
             return f"all streams here would take more than {self._in_all_bytes >> 20} MB of memory"
+        bucket.spend(signature_bytes)
         self._taken[stream] = identity, cost
         self._of[identity] = of_one
         self._all += cost

@@ -1,0 +1,45 @@
+"""Promises to honest workers beside one member that says whatever is valid, and the mutations they notice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.networking.simulation.hostile import MOODS
+from tests.networking.simulation.mutations import HOSTILE
+from tests.networking.simulation.scenario import simulate
+
+BLOCKS = 4
+SEEDS_OF_A_BLOCK, SEEDS_OF_A_BLOCK_FULL = 12, 500
+SEEDS = 60
+
+
+@pytest.mark.timeout(1_800)  # the long form, on a machine that does other things too
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_every_promise_to_honest_workers_is_kept(block: int, full: bool) -> None:
+    seeds = SEEDS_OF_A_BLOCK_FULL if full else SEEDS_OF_A_BLOCK
+    moods: Counter[str] = Counter()
+    for seed in range(block * seeds, (block + 1) * seeds):
+        result = simulate(seed, hostile=True)
+        assert not result.failure, f"python scripts/simulate.py --hostile --first {seed} --trace: {result.failure}"
+        assert result.said > 10
+        moods[result.thief] += 1
+    assert not full or moods.keys() == MOODS.keys()
+
+
+@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 79])
+def test_found_attacks_stay_closed(seed: int) -> None:
+    """Each is a way in which one member kept credit or the trainer's link from the others."""
+    assert not simulate(seed, hostile=True).failure
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_simulation_notices_a_removed_protection(name: str) -> None:
+    with HOSTILE[name]():
+        assert any(simulate(seed, hostile=True).failure for seed in range(SEEDS)), f"{SEEDS} seeds without {name}"
+
+
+def test_a_seed_repeats_the_hostile_simulation() -> None:
+    assert simulate(3, hostile=True).digest == simulate(3, hostile=True).digest != simulate(3).digest
