@@ -63,11 +63,12 @@ def test_the_samples_of_another_buffer_may_be_added() -> None:
 def test_a_slice_of_the_samples_keeps_episodes_and_workers() -> None:
     merged = Buffer(None)
     for stream in (b"a", b"b"):
-        one = filled(4)
-        for chunk in one.chunks:
+        chunks, records = filled(4).take()
+        for chunk in chunks:
             chunk.stream = stream
-        merged += one
+        merged.extend(chunks, records)
     merged.memory = merged.memory[1:]
+    assert [chunk.stream for chunk in merged.chunks] == [b"a", b"b"]
     memory = GenericTorchMemory()
     memory.append(merged)
     # Three rows of the first worker and four of the second: no transition joins them.

@@ -27,12 +27,9 @@ LEFT_OUT = {
     "memory": "check_samples_crc",
     "custom.custom_models": "EPSILON SELayer conv_3x3_bn conv_1x1_bn MBConv EffNetV2 effnetv2_s effnetv2_m effnetv2_l "
     "effnetv2_xl SquashedGaussianEffNetActor EffNetQFunction EffNetActorCritic num_flat_features conv2d_out_dims "
-    "VanillaCNN SquashedGaussianVanillaCNNActor VanillaCNNQFunction VanillaCNNActorCritic remove_colors "
-    "SquashedGaussianVanillaColorCNNActor VanillaColorCNNQFunction VanillaColorCNNActorCritic rnn "
+    "VanillaCNN remove_colors rnn "
     "SquashedGaussianRNNActor RNNQFunction RNNActorCritic",
-    "custom.custom_memories": "get_local_buffer_sample_lidar get_local_buffer_sample_lidar_progress "
-    "get_local_buffer_sample_tm20_imgs last_true_in_list replace_hist_before_eoe MemoryTM MemoryTMLidar "
-    "MemoryTMLidarProgress MemoryTMFull",
+    "custom.custom_memories": "last_true_in_list replace_hist_before_eoe",
     "custom.custom_checkpoints": "load_run_instance_images_dataset dump_run_instance_images_dataset update_memory",
     "custom.utils.nn": "PopArt TanhNormal Independent TanhNormalLayer RlkitLinear SacLinear BasicReLU AffineReLU "
     "NormalizedReLU KaimingReLU Linear10 Linear04 LinearConstBias LinearZeroBias AffineSimon dqn_conv big_conv hd_conv",
@@ -40,6 +37,9 @@ LEFT_OUT = {
     "DEBUG_MODE PRINT_BYTESIZES SYNCHRONIZE_CUDA",
 }
 """Names that are not there, for the reasons on the page."""
+
+METHODS_LEFT_OUT = {"load_imgs", "load_acts"}
+"""Methods of tmrl's memories that are not there, for the reason on the page."""
 
 DEFAULTS = {
     "np.inf": math.inf,
@@ -94,10 +94,12 @@ def test_the_name_is_there_with_its_signature(
     if isinstance(recorded, str):
         check(name, found, recorded)
     for method, expected in (recorded if isinstance(recorded, dict) else {}).items():
-        check(f"{name}.{method}", getattr(found, method), expected)
+        if method not in METHODS_LEFT_OUT:
+            check(f"{name}.{method}", getattr(found, method), expected)
 
 
 def test_each_name_that_is_left_out_is_on_the_page() -> None:
+    assert all(f"`{name}`" in PAGE for name in METHODS_LEFT_OUT)
     for module, names in LEFT_OUT.items():
         found = importlib.import_module(f"tmrl_core.compat.{module}")
         for name in names.split():

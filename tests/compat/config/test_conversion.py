@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tmrl_core.compat.config.conversion import NO_COUNTERPART, SECRETS, converted
 from tmrl_core.compat.config.settings import KEYS, SETTINGS, as_tmrl
-from tmrl_core.config import from_values
+from tmrl_core.compat.custom import custom_memories, custom_models
+from tmrl_core.config import from_values, resolve
 from tmrl_core.errors import ConfigError
+from tmrl_core.roles.training import training_from_config
 
 ALG = {"ALGORITHM": "SAC", "LEARN_ENTROPY_COEF": False, "LR_ACTOR": 1e-5, "LR_CRITIC": 5e-5, "LR_ENTROPY": 3e-4}
 ALG |= {"GAMMA": 0.995, "POLYAK": 0.99, "TARGET_ENTROPY": -0.5, "ALPHA": 0.01, "OPTIMIZER_ACTOR": "adamw"}
@@ -87,6 +91,35 @@ def test_a_real_time_environment_gets_its_interface_and_settings(
     assert kwargs["interface"] == f"tmrl.custom.tm.tm_gym_interfaces:{interface}"
     assert (kwargs["interface_kwargs"], kwargs["config"]) == (arguments, RTGYM)
     assert any("name your class in environment.kwargs.interface" in note for note in notes)
+
+
+class Game(gym.Env[Any, Any]):
+    """The spaces of tmrl's game with images."""
+
+    observation_space = gym.spaces.Tuple(
+        [gym.spaces.Box(0, 1, (1,), np.float32)] * 3
+        + [gym.spaces.Box(0, 255, (4, 64, 64), np.float32)]
+        + [gym.spaces.Box(-1, 1, (3,), np.float32)] * 2
+    )
+    action_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+
+def test_images_get_a_memory_a_policy_and_a_model() -> None:
+    env = {"RTGYM_INTERFACE": "TM20FULL", "IMG_GRAYSCALE": True, "RTGYM_CONFIG": RTGYM}
+    values, _ = converted({"ENV": env, "ALG": ALG, "BATCH_SIZE": 16})
+    values["environment"] = {"cls": f"{__name__}:Game", "kwargs": {}}
+    values["trainer"] = {"device": "cpu"}
+    config = from_values(values)
+    training = training_from_config(config)()
+    assert isinstance(training.memory, custom_memories.MemoryTMFull)
+    assert (training.memory.batch_size, training.memory.imgs_obs, training.memory.act_buf_len) == (16, 4, 2)
+    assert isinstance(training.agent.model, custom_models.VanillaCNNActorCritic)
+    assert config.worker.sample_compressor is not None
+    assert resolve(config.worker.sample_compressor) is custom_memories.get_local_buffer_sample_tm20_imgs
+    actor = resolve(config.actor.cls)(observation_space=Game.observation_space, action_space=Game.action_space)
+    assert actor.to_blob()[0] == training.agent.get_actor().to_blob()[0]
+    assert actor.architecture() == training.agent.get_actor().architecture()
+    assert resolve(config.worker.obs_preprocessor or "") is not None
 
 
 def test_whatever_is_left_out_is_named_with_the_next_step() -> None:

@@ -118,3 +118,35 @@ def test_a_model_acts() -> None:
     obs = batch(1)
     for model in (models.MLPActorCritic(OBS, ACT, (8,)), models.REDQMLPActorCritic(OBS, ACT, (8,), n=2)):
         assert model.act(obs, test=True) in ACT
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize(("shape", "colors"), [((4, 64, 64), False), ((2, 20, 33), False), ((4, 32, 32, 3), True)])
+def test_models_of_images_take_any_size_in_gray_and_in_colors(shape: tuple[int, ...], colors: bool, dtype: Any) -> None:
+    image = gym.spaces.Box(0, 255, shape, dtype)
+    space = gym.spaces.Tuple([gym.spaces.Box(0, 1, (1,), np.float32), image, ACT])
+    model: Any = (models.VanillaColorCNNActorCritic if colors else models.VanillaCNNActorCritic)(space, ACT)
+    obs = torch.rand(3, 1), torch.rand(3, *shape), torch.rand(3, 2)
+    action, logp = model.actor(obs, False, True)
+    assert (tuple(action.shape), tuple(logp.shape)) == ((3, 2), (3,))
+    assert model.q1(obs, action).shape == model.q2(obs, action).shape == (3,)
+    assert model.act(tuple(part[:1] for part in obs), test=True) in ACT
+    model.q1(obs, action).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.actor.parameters() if parameter.requires_grad)
+
+
+def test_the_policy_of_images_has_the_size_of_tmrls() -> None:
+    image = gym.spaces.Box(0, 255, (4, 64, 64), np.float32)
+    actor = models.SquashedGaussianVanillaCNNActor(gym.spaces.Tuple([image, ACT]), ACT)
+    assert 0.55e6 < models.count_vars(actor) < 0.7e6
+
+
+def test_pixels_are_taken_as_they_are() -> None:
+    obs = torch.rand(1, 4, 32, 32), torch.rand(1, 2)
+    torch.manual_seed(0)
+    floats, bytes_ = (
+        models.SquashedGaussianVanillaCNNActor(gym.spaces.Tuple([gym.spaces.Box(0, 255, (4, 32, 32), dtype), ACT]), ACT)
+        for dtype in (np.float32, np.uint8)
+    )
+    bytes_.load_state_dict(floats.state_dict())
+    assert torch.equal(floats(obs, True, False)[0], bytes_(obs, True, False)[0])

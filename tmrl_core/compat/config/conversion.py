@@ -15,6 +15,7 @@ from tmrl_core.config.loading import convert, put
 from tmrl_core.errors import ConfigError
 
 _INTERFACES = "tmrl.custom.tm.tm_gym_interfaces"
+_CUSTOM = "tmrl_core.compat.custom"
 _PREPROCESSORS = "tmrl_core.compat.custom.tm.tm_preprocessors"
 
 SECRETS = {
@@ -149,8 +150,23 @@ def _environment(made: _Conversion, found: Any, gamepad: object) -> None:
         "and worker.obs_preprocessor"
     )
     if images:
-        made.notes.append("ENV: the observations are images: choose actor.cls, and a memory for them")
+        _images(made, kwargs, grayscale)
     made.notes += list(_left_out(settings))
+
+
+def _images(made: _Conversion, interface_kwargs: Mapping[str, Any], grayscale: bool) -> None:
+    """Set the policy, model and memory of images, and the compressor."""
+    kind = "" if grayscale else "Color"
+    config = made.values["environment"]["kwargs"].get("config", {})
+    for path, value in (
+        ("worker.sample_compressor", f"{_CUSTOM}.custom_memories:get_local_buffer_sample_tm20_imgs"),
+        ("memory.cls", f"{_CUSTOM}.custom_memories:MemoryTMFull"),
+        ("memory.kwargs.imgs_obs", interface_kwargs["img_hist_len"]),
+        ("memory.kwargs.act_buf_len", config.get("act_buf_len", 1)),
+        ("actor.cls", f"{_CUSTOM}.custom_models:SquashedGaussianVanilla{kind}CNNActor"),
+        ("agent.kwargs.model_cls", f"{_CUSTOM}.custom_models:Vanilla{kind}CNNActorCritic"),
+    ):
+        made.set("ENV.RTGYM_INTERFACE", path, value)
 
 
 def _interface(name: str) -> tuple[str, str]:

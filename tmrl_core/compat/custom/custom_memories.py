@@ -5,12 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tmrl_core.compat.custom.histories import MemoryTM as MemoryTM
+from tmrl_core.compat.custom.histories import MemoryTMFull as MemoryTMFull
+from tmrl_core.compat.custom.histories import MemoryTMLidar as MemoryTMLidar
+from tmrl_core.compat.custom.histories import MemoryTMLidarProgress as MemoryTMLidarProgress
+from tmrl_core.compat.custom.histories import get_local_buffer_sample_lidar as get_local_buffer_sample_lidar
+from tmrl_core.compat.custom.histories import (
+    get_local_buffer_sample_lidar_progress as get_local_buffer_sample_lidar_progress,
+)
+from tmrl_core.compat.custom.histories import get_local_buffer_sample_tm20_imgs as get_local_buffer_sample_tm20_imgs
 from tmrl_core.compat.memory import SIZE, TorchMemory
 from tmrl_core.training.memories import memory
 from tmrl_core.training.memories.memory import Values
 from tmrl_core.training.value_types import Device
 
-__all__ = ["GenericTorchMemory"]
+__all__ = [
+    "GenericTorchMemory",
+    "MemoryTM",
+    "MemoryTMFull",
+    "MemoryTMLidar",
+    "MemoryTMLidarProgress",
+    "get_local_buffer_sample_lidar",
+    "get_local_buffer_sample_lidar_progress",
+    "get_local_buffer_sample_tm20_imgs",
+]
 
 
 class GenericTorchMemory(TorchMemory, memory.GenericTorchMemory):

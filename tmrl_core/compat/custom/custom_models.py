@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from tmrl_core.actor.module import ActorModule
@@ -21,7 +22,7 @@ from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.actor.policies.torch.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN
 from tmrl_core.compat.policy_files import ZIP, policy_weights, read_torch_format
 from tmrl_core.errors import WeightsError
-from tmrl_core.training.agents.networks import ActionCritic
+from tmrl_core.training.agents.networks import ActionCritic, EnsembleCritic
 from tmrl_core.training.value_types import Space, Tree
 
 if TYPE_CHECKING:
@@ -34,12 +35,21 @@ __all__ = [
     "MLPQFunction",
     "REDQMLPActorCritic",
     "SquashedGaussianMLPActor",
+    "SquashedGaussianVanillaCNNActor",
+    "SquashedGaussianVanillaColorCNNActor",
+    "VanillaCNNActorCritic",
+    "VanillaCNNQFunction",
+    "VanillaColorCNNActorCritic",
+    "VanillaColorCNNQFunction",
     "combined_shape",
     "count_vars",
     "mlp",
 ]
 
 Activation = Callable[[], nn.Module]
+
+IMAGE_LAYERS = "large"
+"""Convolutions of the models of images: about 0.6 million parameters for four images of 64x64."""
 
 
 def combined_shape(length: int, shape: int | Sequence[int] | None = None) -> tuple[int, ...]:
@@ -208,3 +218,72 @@ class REDQMLPActorCritic(_ActorCritic):
         self.qs = nn.ModuleList(
             MLPQFunction(observation_space, action_space, hidden_sizes, activation) for _ in range(n)
         )
+
+
+def _as_floats(space: Space) -> Space:
+    """Return a space with its images as floats, because tmrl's models take pixels as they are, scaled or not."""
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_as_floats(part) for part in space.spaces])
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8:
+        return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+    return space
+
+
+class SquashedGaussianVanillaCNNActor(SquashedGaussianMLPActor):
+    """Policy that sees images, of any size, in gray or in colours, besides other values.
+
+    Args:
+        observation_space: a Tuple with images, such as [4, height, width] or [4, height, width, 3].
+        action_space: a Box of floats with finite bounds.
+
+    Raises:
+        ConfigError: there is no image among the observations.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        super().__init__(_as_floats(observation_space), action_space, convolutions=IMAGE_LAYERS)
+
+
+class VanillaCNNQFunction(EnsembleCritic):
+    """Critic that sees images. The arguments are those of `SquashedGaussianVanillaCNNActor`."""
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        super().__init__(_as_floats(observation_space), action_space, count=1, convolutions=IMAGE_LAYERS)
+
+    def forward(self, obs: Tree, act: Tensor) -> Tensor:
+        """[B] values of actions [B, *action shape]."""
+        return super().forward(obs, act)[0]
+
+
+class VanillaCNNActorCritic(nn.Module):
+    """A policy and two critics that see images.
+
+    The arguments are those of `SquashedGaussianVanillaCNNActor`.
+
+    Attributes:
+        actor: the policy.
+        q1, q2: the critics.
+    """
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        super().__init__()
+        self.actor = SquashedGaussianVanillaCNNActor(observation_space, action_space)
+        self.q1 = VanillaCNNQFunction(observation_space, action_space)
+        self.q2 = VanillaCNNQFunction(observation_space, action_space)
+
+    def act(self, obs: Any, test: bool = False) -> np.ndarray:
+        """Return the action for one observation, collated with a batch dimension of one."""
+        return self.actor.act(obs, test)
+
+
+# The shape of the images tells whether they have colours.
+class SquashedGaussianVanillaColorCNNActor(SquashedGaussianVanillaCNNActor):
+    """Policy that sees images in colours."""
+
+
+class VanillaColorCNNQFunction(VanillaCNNQFunction):
+    """Critic that sees images in colours."""
+
+
+class VanillaColorCNNActorCritic(VanillaCNNActorCritic):
+    """A policy and two critics that see images in colours."""
