@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
+from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
 from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
@@ -196,7 +196,10 @@ class TrainerState(ClientState):
     def suggested(self, incarnation: int) -> None:
         """Handle the incarnation that the Server suggests: take it if it is plausible."""
         if self.holding < incarnation <= self.holding + MOST_RAISED:
-            self._take_incarnation(incarnation)
+            try:
+                self._take_incarnation(incarnation)
+            except CredentialsError as exc:
+                self.remarks.append(f"incarnation {incarnation} is not used: {exc}")
 
     def receiver(self, stream: bytes) -> StreamReceiver:
         """Return the receiver of `stream`; create it for a new stream. The caller holds the lock."""
@@ -356,12 +359,7 @@ class TrainerConnection(Connection):
                     state.waits[receiver.stream] = plain(message.text, MAX_WAITS_CHARACTERS)
                     state.on_change()
             case Incarnation():
-                self._given(message.incarnation)
-                if state.seal is not None:
-                    # What was sealed for the earlier incarnation and is not sent yet would come too late.
-                    self.report()
-                    for stream in list(state.directives):
-                        self.direct(stream)
+                self._raised(message.incarnation)
                 state.on_change()
             case Have():
                 self._in_flight = False
@@ -380,6 +378,15 @@ class TrainerConnection(Connection):
         else:
             state.suggested(incarnation)
             self.announce()
+
+    def _raised(self, incarnation: int) -> None:
+        """Handle a higher incarnation on an open link."""
+        self._given(incarnation)
+        if self.trainer.seal is not None:
+            # What was sealed for the earlier incarnation and is not sent yet would come too late.
+            self.report()
+            for stream in list(self.trainer.directives):
+                self.direct(stream)
 
     def announce(self) -> None:
         """Send the run card, which may have changed."""
@@ -401,6 +408,8 @@ class TrainerConnection(Connection):
                 self._refuse_stream(message, exc)
                 return
             signature = opener.signature
+            if opener.incarnation > state.holding:  # its worker would not follow this trainer
+                self._raised(opener.incarnation + 1)
         elif signature.startswith(AUTHENTICATED):
             state.remarks.append(
                 f"worker {plain(message.name, MAX_NAME_CHARACTERS)} authenticates its samples and this trainer does "

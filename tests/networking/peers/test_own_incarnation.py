@@ -1,0 +1,102 @@
+"""A trainer with a seal chooses its incarnation: the Server and signed records may raise it, by a plausible number."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.networking.end_to_end.ends import Ends
+from tests.networking.peers.test_unread_answers import give
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tmrl_core.networking.peers.trainer import MOST_RAISED
+from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.framing import FrameReader, Kind
+from tmrl_core.networking.protocol.messages import (
+    Announce,
+    Direct,
+    Directive,
+    Incarnation,
+    StreamOpened,
+    Welcome,
+    decode_control,
+)
+
+
+class Held:
+    """Incarnations that a trainer has stored."""
+
+    def __init__(self) -> None:
+        self.stored: list[int] = []
+        self.full = False
+
+    def __call__(self, incarnation: int) -> None:
+        if self.full:
+            raise CredentialsError("the disk is full")
+        self.stored.append(incarnation)
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def ends() -> Ends:
+    return Ends()
+
+
+@pytest.fixture
+def link(held: Held, ends: Ends) -> TrainerConnection:
+    state = TrainerState(
+        run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, seal=ends.trainer, incarnation=4, hold=held
+    )
+    made = TrainerConnection(state, silent_s=10, heartbeat_s=3)
+    made.connected(Identity("Server"), 0.0)
+    give(made, Welcome(2, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+    return made
+
+
+def said(link: Connection) -> list[object]:
+    reader = FrameReader()
+    messages: list[object] = []
+    data = b"".join(link.to_send(0.0))
+    while data:
+        view = reader.get_buffer()
+        n = min(len(view), len(data))
+        view[:n] = data[:n]
+        reader.received(n)
+        messages += [decode_control(frame.payload) for frame in reader.take() if frame.kind == Kind.CONTROL]
+        data = data[n:]
+    return messages
+
+
+def test_a_server_raises_it_by_a_plausible_number(link: TrainerConnection, held: Held) -> None:
+    for suggested in (3, 9, 9 + MOST_RAISED + 1):
+        give(link, Incarnation(suggested))
+    assert held.stored == [5, 9]
+    assert [one.incarnation for one in said(link) if isinstance(one, Announce)] == [5, 5, 9, 9]
+
+
+def test_a_disk_that_fails_keeps_it_and_the_link(link: TrainerConnection, held: Held) -> None:
+    held.full = True
+    give(link, Incarnation(9))
+    assert (link.trainer.holding, link.closing) == (5, False)
+    assert "the disk is full" in link.trainer.remarks[-1]
+
+
+def test_the_signed_record_of_a_worker_raises_it_also_if_the_server_hides_it(
+    link: TrainerConnection, held: Held, ends: Ends
+) -> None:
+    """Its worker has accepted incarnation 7 of a trainer on another machine."""
+    assert ends.worker.announced(ends.trainer.card(7))
+    link.trainer.directives[None] = Directive(1, pause=True)
+    said(link)
+    for channel in (1, 2):
+        give(link, StreamOpened(channel, ends.stream, "robot", ends.worker.record(ends.stream, b"")))
+    assert held.stored == [5, 8]
+    messages = said(link)
+    (card,) = (one for one in messages if isinstance(one, Announce))
+    (directive,) = (one for one in messages if isinstance(one, Direct))
+    assert ends.worker.announced(card.body)
+    assert ends.worker.open_directive(None, directive.body) is not None
+    assert ends.worker.incarnation == 8
