@@ -30,7 +30,7 @@ from tmrl_core.roles.worker import RolloutWorker
 from tmrl_core.training.checkpoints.store import CheckpointStore
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.offline import TrainingOffline
-from tmrl_core.training.memories.memory import GenericTorchMemory
+from tmrl_core.training.memories.generic import GenericTorchMemory
 from tmrl_core.training.memories.replay import ReplayMemory
 
 REPEATED: list[tuple[Any, tuple[type[Section], ...]]] = [

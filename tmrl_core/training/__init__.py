@@ -18,7 +18,8 @@ __all__, __getattr__, __dir__ = lazy_names(
         "interface": "LocalInterface",
         "loops.lockstep": "TrainingLockstep",
         "loops.offline": "TorchTrainingOffline TrainingOffline",
-        "memories.memory": "GenericTorchMemory Memory TorchMemory",
+        "memories.generic": "GenericTorchMemory",
+        "memories.memory": "Memory TorchMemory",
     },
     {**{algorithm.name: algorithm.module for algorithm in ALGORITHMS}, **MEMORIES},
 )

@@ -29,7 +29,7 @@ from tmrl_core.training.checkpoints.type_ids import FORMER_NAMES
 from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.offline import TrainingOffline
-from tmrl_core.training.memories.memory import GenericTorchMemory
+from tmrl_core.training.memories.generic import GenericTorchMemory
 from tmrl_core.training.memories.replay import ReplayMemory
 
 SPACES = (gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
@@ -81,6 +81,7 @@ STATES = {
     "round": (1, STATISTICS),
     "rule_policy": (1, "rng"),
     "sac": (1, SAC),
+    "sample_columns": (1, "first written templates leaves infos early"),
     "sequence_replay": (1, f"{REPLAY} sequence"),
     "samples_per_insert": (1, "made band seen"),
     "td3": (

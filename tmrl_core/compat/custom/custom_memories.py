@@ -15,7 +15,7 @@ from tmrl_core.compat.custom.histories import (
 )
 from tmrl_core.compat.custom.histories import get_local_buffer_sample_tm20_imgs as get_local_buffer_sample_tm20_imgs
 from tmrl_core.compat.memory import SIZE, TorchMemory
-from tmrl_core.training.memories import memory
+from tmrl_core.training.memories import generic
 from tmrl_core.training.memories.memory import Values
 from tmrl_core.training.value_types import Device
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class GenericTorchMemory(TorchMemory, memory.GenericTorchMemory):
+class GenericTorchMemory(TorchMemory, generic.GenericTorchMemory):
     """The project's `GenericTorchMemory`, with the order and defaults of tmrl's arguments.
 
     The arguments are those of `tmrl_core.compat.memory.Memory`.

@@ -174,7 +174,8 @@ class _Restore:
             if saved_sizes != sizes:
                 yield f"{path} had {saved_sizes} parameters in its groups and has {sizes}"
         elif isinstance(existing, RowMemory):
-            capacity = self.decoded(node["v"])["memory_size"]
+            # A memory whose state has no size takes rows of any other.
+            capacity = self.decoded(node["v"]).get("memory_size", existing.memory_size)
             if capacity != existing.memory_size:
                 yield f"memory.capacity was {capacity} and is {existing.memory_size}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import numbers
 from abc import abstractmethod
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_type_hints
@@ -278,94 +277,3 @@ class TorchMemory(Memory):
     def collate(self, batch: Sequence[Values], device: Device) -> Batch:
         """Return nested tuples of tensors [batch_size, *shape] on `device`."""
         return collate_to_torch(batch, device)
-
-
-class GenericTorchMemory(TorchMemory):
-    """A `TorchMemory` for any environment, which stores samples of any type unchanged.
-
-    `data` holds six lists of one value per sample: actions, observations, rewards, terminated, truncated, infos.
-    """
-
-    type_id = "generic_torch_memory"
-    type_version = 1
-
-    def __init__(
-        self,
-        device: torch.device | str | None = None,
-        nb_steps: float = 1,
-        sample_preprocessor: Callable[..., Values] | None = None,
-        memory_size: float = 1_000_000,
-        batch_size: float = 256,
-        dataset_path: str = "",
-        crc_debug: bool = False,
-    ) -> None:
-        super().__init__(device, nb_steps, sample_preprocessor, memory_size, batch_size, dataset_path, crc_debug)
-        self.data = [[] for _ in range(6)]
-        # Samples are numbered from the first ever appended; data[i][k] belongs to number first_number + k.
-        self.first_number = 0
-        self.transitions: list[int] = []
-        """Numbers of the samples that end a transition, ascending."""
-        self.previous: list[int] = []
-        """For each of `transitions`, the number of the sample before it; nearly ascending."""
-        self.last_rows: dict[bytes, tuple[int, int, int]] = {}
-        """Number, episode and step of each stream's last sample, unless it ended its episode."""
-
-    def __len__(self) -> int:
-        """Return the number of transitions that can be sampled."""
-        return len(self.transitions)
-
-    def append_buffer(self, buffer: Buffer) -> None:
-        """Append a buffer's samples."""
-        for chunk in buffer.chunks:
-            if chunk.rows:
-                self._append_chunk(chunk)
-        self._trim()
-
-    def _append_chunk(self, chunk: Chunk) -> None:
-        last = self.last_rows.pop(chunk.stream, None)
-        follows = rows_that_follow(chunk, None if last is None else LastRow(last[1], last[2]))
-        number = self.first_number + len(self.data[0])
-        before = [-1 if last is None else last[0], *range(number, number + chunk.rows - 1)]
-        for row in range(chunk.rows):
-            for values, value in zip(self.data, chunk.sample(row), strict=True):
-                values.append(value)
-            if follows[row]:
-                self.transitions.append(number + row)
-                self.previous.append(before[row])
-        if not (chunk.terminated[-1] or chunk.truncated[-1]):
-            self.last_rows[chunk.stream] = (number + chunk.rows - 1, int(chunk.episode[-1]), int(chunk.step[-1]))
-            if len(self.last_rows) > MAX_STREAMS:
-                self.last_rows.pop(next(iter(self.last_rows)))
-
-    def _trim(self) -> None:
-        excess = len(self.data[0]) - self.memory_size
-        # Deleting the front of a list moves all the rest, so a sixteenth is deleted at a time.
-        if excess <= 0 or (excess < self.memory_size // 16 and len(self.transitions) <= self.memory_size):
-            return
-        self.first_number += excess
-        for values in self.data:
-            del values[:excess]
-        cut = bisect_left(self.transitions, self.first_number)
-        kept = [
-            (number, before)
-            for number, before in zip(self.transitions[cut:], self.previous[cut:], strict=True)
-            if before >= self.first_number
-        ]
-        self.transitions = [number for number, _ in kept]
-        self.previous = [before for _, before in kept]
-        self.last_rows = {key: row for key, row in self.last_rows.items() if row[0] >= self.first_number}
-
-    def get_transition(self, item: int) -> Transition:
-        """Return transition `item`; 0 is the oldest."""
-        now = self.transitions[item] - self.first_number
-        before = self.previous[item] - self.first_number
-        actions, observations, rewards, terminated, truncated, infos = self.data
-        return (
-            observations[before],
-            actions[now],
-            np.float32(rewards[now]),
-            observations[now],
-            terminated[now],
-            truncated[now],
-            infos[now],
-        )
