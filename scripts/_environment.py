@@ -1,5 +1,8 @@
 """The environment of this checkout: `.venv` beside pyproject.toml, with the tested versions of everything.
 
+pip installs only files whose SHA-256 is in requirements/, and runs no build backend but the pinned ones. The exception
+is a build of torch that the package index does not have: PyTorch's own index serves it.
+
 Needs nothing but Python's standard library, since it runs before anything is installed. It works from any directory
 and in any shell. When nothing changed since the last time, it only compares a stamp and is done.
 """
@@ -10,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -24,8 +28,12 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 10)
 OLDEST_PIP = (23, 1)  # tells what it would install without downloading it
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+BASE = "all"  # the extra that every environment has
+EXTRAS = (BASE, "dev", "docs")  # each has a file in requirements/
+BESIDE = ("torch", "source")  # more such files, which every environment needs
 STAMP = "tmrl_core.json"
 TAIL_LINES = 25
+ALONE = ("--no-deps", "--no-build-isolation")
 
 
 class SetupError(Exception):
@@ -41,7 +49,7 @@ class Environment:
     """The environment of the checkout at `root`.
 
     Args:
-        root: the folder of pyproject.toml and constraints.txt.
+        root: the folder of pyproject.toml, constraints.txt and requirements/.
         pip: the command that runs pip; None: the environment's own.
     """
 
@@ -57,11 +65,11 @@ class Environment:
         """Make or update the environment unless it already has these extras; return its Python.
 
         Args:
-            extras: of pyproject.toml, such as `all` and `dev`. What an earlier call installed stays.
+            extras: of EXTRAS. What an earlier call installed stays.
             gpu: take the build of torch that pip takes by itself; otherwise the one for the CPU.
 
         Raises:
-            SetupError: Python is too old, `venv` is missing, or pip failed.
+            SetupError: Python is too old, `venv` is missing, or pip failed or refused a file.
         """
         stamp = self._read_stamp()
         wanted = sorted({*extras, *stamp.get("extras", [])})
@@ -79,9 +87,13 @@ class Environment:
             # The CPU build satisfies the same pin, so pip would keep it.
             self._run([*self.pip, "uninstall", "-y", "torch"], "removing the CPU build of torch")
         gpu = gpu or bool(stamp.get("gpu"))
-        index = [] if gpu else self._index_for_cpu()
-        target = f"{self.root}[{','.join(wanted)}]"
-        self._run([*self._install(), *index, "-e", target], "installing")
+        torch = self._torch(gpu)
+        self._run([*self._locked(*wanted), "--only-binary", ":all:"], "installing")
+        # These run a build backend, which the line above has installed.
+        self._run([*self._locked("source"), *ALONE], "building packages without a wheel")
+        self._run([*self.pip, "install", *ALONE, "-e", str(self.root)], "building tmrl_core")
+        if torch:
+            self._run(torch, "installing torch", index=CPU_INDEX if CPU_INDEX in torch else None)
         content = {"made_of": self._made_of(), "extras": wanted, "gpu": gpu}
         (self.folder / STAMP).write_text(json.dumps(content), encoding="utf-8")
         print(f"Setting up took {time.monotonic() - started:.0f} s.", flush=True)
@@ -94,7 +106,8 @@ class Environment:
     def _made_of(self) -> str:
         """A digest of all that decides what gets installed."""
         digest = hashlib.sha256()
-        for file in (self.root / "pyproject.toml", self.root / "constraints.txt", self.folder / "pyvenv.cfg"):
+        pins = [self.root / "constraints.txt", *sorted((self.root / "requirements").glob("*.txt"))]
+        for file in (self.root / "pyproject.toml", *pins, self.folder / "pyvenv.cfg"):
             digest.update(file.read_bytes() if file.exists() else b"")
             digest.update(b"\0")
         digest.update(str(self.root).encode())  # an editable installation points there
@@ -132,25 +145,45 @@ class Environment:
         output = self._run([*self.pip, "--version"], None)
         version = tuple(int(part) for part in output.split()[1].split(".")[:2] if part.isdigit())
         if version < OLDEST_PIP:
-            self._run([*self.pip, "install", "pip>={}.{}".format(*OLDEST_PIP)], "updating pip")
+            self._run(self._locked("pip"), "updating pip")
 
-    def _install(self) -> list[str]:
-        return [*self.pip, "install", "-c", str(self.root / "constraints.txt")]
+    def _locked(self, *names: str) -> list[str]:
+        """Return the command that installs all of some files of requirements/, and nothing else."""
+        files = [word for name in names for word in ("-r", str(self.root / "requirements" / f"{name}.txt"))]
+        return [*self.pip, "install", "--no-deps", "--require-hashes", *files]
 
-    def _index_for_cpu(self) -> list[str]:
-        """Nothing where pip takes a CPU build of torch by itself, else PyTorch's own index of such builds."""
-        command = [*self._install(), "--dry-run", "--quiet", "--no-deps", "--report", "-", "torch"]
+    def _torch(self, gpu: bool) -> list[str]:
+        """Return the command that installs torch; empty if the right version is there."""
+        install = [*self.pip, "install", "-c", str(self.root / "constraints.txt")]
+        command = [*install, "--dry-run", "--quiet", "--no-deps", "--report", "-", "torch"]
         output = self._run(command, "asking pip which build of torch it would take", merge=False)
         try:
             report = json.loads(output)
         except ValueError:
             raise SetupError(f"pip's report is not JSON:\n{tail(output)}") from None
-        return [] if takes_cpu_build(report) else ["--extra-index-url", CPU_INDEX]
+        if not report["install"]:
+            return []
+        if not gpu and not takes_cpu_build(report):
+            return [*install, "--no-deps", "--index-url", CPU_INDEX, "torch"]
+        if "+" in report["install"][0]["metadata"]["version"]:
+            # A build that the package index does not have: pip is configured for another source.
+            return [*install, *([] if gpu else ["--no-deps"]), "torch"]
+        return [*self._locked("torch"), "--only-binary", ":all:"]
 
-    def _run(self, command: Sequence[str], what: str | None, *, merge: bool = True) -> str:
-        """Run a program behind one line of progress; its output, which is shown only when it fails."""
+    def _run(self, command: Sequence[str], what: str | None, *, merge: bool = True, index: str | None = None) -> str:
+        """Run a program behind one line of progress; its output, which is shown only when it fails.
+
+        Args:
+            command: the program and its arguments.
+            what: said on the line of progress.
+            merge: add the errors to the output.
+            index: the one index that pip may use, whatever its configuration adds.
+        """
         # A `user = true` in somebody's pip configuration makes pip refuse to work in a virtual environment.
         environment = {**os.environ, "PIP_USER": "0"}
+        if index is not None:
+            # A variable replaces a value of the configuration, unless it is empty; there are no packages in .venv.
+            environment |= {"PIP_EXTRA_INDEX_URL": index, "PIP_FIND_LINKS": str(self.folder)}
         progress = Progress(what)
         lines = []
         with (
@@ -177,6 +210,9 @@ class Environment:
         progress.close()
         output = "".join(lines)
         if process.returncode != 0:
+            refused = refused_files(output + complaints)
+            if refused:
+                raise SetupError(refused)
             shown = " ".join(command)
             raise SetupError(
                 f"{what or 'a command'} failed (exit status {process.returncode}). The end of its output:\n\n"
@@ -237,6 +273,21 @@ def takes_cpu_build(report: dict[str, Any], system: str | None = None) -> bool:
             needs = " ".join(metadata.get("requires_dist", [])).lower()
             return system != "Linux" and not any(word in needs for word in ("nvidia-", "cuda-", "triton"))
     return True
+
+
+def refused_files(output: str) -> str:
+    """Return the message about files whose hash pip refused, from its output; empty if it refused none."""
+    _, found, said = output.partition("DO NOT MATCH THE HASHES")
+    files = re.findall(r"^ {4}(\S.*?)(?: \(from -r .*)?:\n(?: {8}.*\n)*? +Got +([0-9a-f]{64})", said, re.MULTILINE)
+    if not found or not files:
+        return ""
+    return (
+        "pip refused a file, because requirements/ does not list its SHA-256:\n\n"
+        + "".join(f"    {file}\n    has SHA-256 {digest}\n" for file, digest in files)
+        + "\nNothing was installed from it. A package index or a proxy has changed the file, or the file is newer than "
+        "the list. Try another index (`PIP_INDEX_URL=https://pypi.org/simple`). If you trust the file, list the hashes "
+        "that the index states now (`python scripts/pins.py --update`) and review the difference."
+    )
 
 
 def tail(output: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from _environment import run_here
+from _environment import ROOT, run_here
 
 
 class Phase(NamedTuple):
@@ -25,6 +25,7 @@ def static_phases(python: Path) -> list[Phase]:
         Phase("format", [*module, "ruff", "format", "--check", "."]),
         Phase("lint", [*module, "ruff", "check", "."]),
         Phase("types", [*module, "mypy"]),
+        Phase("pins", [str(python), str(ROOT / "scripts" / "pins.py")]),
     ]
 
 

@@ -5,7 +5,7 @@
 
 Both archives are searched for secrets, caches and missing files, and their metadata is validated. The wheel is
 installed into a new environment without extras: the command line and an import must work there without torch. Needs the
-package index for the build backend and the core dependencies. Makes the environment first.
+package index for the core dependencies. Makes the environment first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ SECRETS = re.compile(r"\.(pem|key|bundle|token)$|(^|/)credentials/(?!README\.md$
 LEFT_BEHIND = re.compile(
     r"(^|/)(__pycache__|\.[a-z]+_cache|\.venv|\.git|\.hypothesis|runs|wandb|build|dist)/|\.(pyc|tmod)$"
 )
-SOURCE_NEEDS = ("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "constraints.txt", "scripts/test.py")
+SOURCE_NEEDS = (
+    *("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "constraints.txt"),
+    *("requirements/all.txt", "scripts/test.py"),
+)
 PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/]{16}")
 
 USES = """
@@ -52,8 +55,9 @@ def main() -> int:
         return 1
     if not arguments.keep:
         shutil.rmtree(DIST, ignore_errors=True)
-        # The wheel is built from the source distribution, so that nothing is missing there.
-        if run_here([str(python), "-m", "build", "--outdir", str(DIST)]) != 0:
+        # The wheel is built from the source distribution, so that nothing is missing there. The pinned build backend is
+        # in the environment.
+        if run_here([str(python), "-m", "build", "--no-isolation", "--outdir", str(DIST)]) != 0:
             return 1
     errors = check(DIST, python)
     for error in errors:

@@ -54,7 +54,7 @@ def main() -> int:
     site = [sys.executable, str(ROOT / "scripts" / "docs.py")]
     phases = [*static_phases(python), Phase("docs", site), Phase("tests", tests), Phase("quickstart", quickstart)]
     if arguments.fast:
-        phases = [phase for phase in phases if phase.name in ("format", "lint", "tests")]
+        phases = [phase for phase in phases if phase.name in ("format", "lint", "pins", "tests")]
     return run_phases(phases, environment)
 
 
