@@ -317,6 +317,12 @@ def test_a_bundle_installs_on_another_machine(run: Run, tmp_path: Path) -> None:
     bundled = run("--credentials", "bundle", "worker", "--name", "robot7")
     assert bundled.returncode == 0, bundled.stderr
     assert "robot7.worker.bundle" in bundled.stdout
+    gateway = run("--credentials", "bundle", "gateway", "--name", "web", "--weight", "4")
+    assert "web.worker.bundle" in gateway.stdout
+    for role, weight in (("worker", "4"), ("gateway", "0")):
+        refused = run("--credentials", "bundle", role, "--name", "web", "--weight", weight)
+        assert refused.returncode != 0
+        assert f"{weight}" in refused.stderr
     installed = run("--credentials", "install", "robot7.worker.bundle", "--set", "network.credentials_dir=robot")
     assert installed.returncode == 0, installed.stderr
     assert (tmp_path / "robot" / "worker-robot7.pem").is_file()

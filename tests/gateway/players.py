@@ -111,7 +111,7 @@ class RecordingAgent:
     async def start(self) -> None:
         pass
 
-    def open(self, session_id: str) -> RecordingPlayer:
+    def open(self, session_id: str, key_id: str = "") -> RecordingPlayer:
         if self.full:
             raise TmrlError("no learner is free")
         player = self.players[session_id] = RecordingPlayer(self.observation_space)

@@ -21,6 +21,7 @@ from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.errors import LinkClosedError, ObservationError, PolicyFailedError
+from tmrl_core.gateway import central
 from tmrl_core.gateway.central import CentralAgent, CentralPlayer
 from tmrl_core.gateway.contracts import GatewayAgent
 from tmrl_core.networking.protocol.messages import Directive, Evaluation
@@ -397,6 +398,48 @@ def test_samples_that_cannot_leave_are_bounded_for_all_sessions_together() -> No
     link = play(scenario, unsent_bytes=10_000)
     assert len(link) < 200
     assert [record.length for record in link.records] == [2, 2, 1000]
+
+
+@pytest.mark.parametrize("exchange", [2_000, 1 << 20])
+def test_api_keys_take_turns_whatever_their_numbers_of_sessions(exchange: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(central, "EXCHANGE_BYTES", exchange)
+    release = threading.Event()
+
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        link.on_send = waits_for(release)
+        await episode(agent.open("first", "other"), 1)
+        await until(lambda: link.chunks)
+        for key, sessions in (("greedy", 30), ("modest", 4)):
+            for number in range(sessions):
+                player = agent.open(f"{key}{number}", key)
+                await player.begin(obs(len(key)), {})
+                for step in range(20):
+                    await player.step(obs(5 if key == "modest" else 0), 1.0, step == 19, False, {})
+        release.set()
+
+    seen = [row[1] for row in rows(play(scenario)) if row[2]]
+    assert len(seen) == 1 + 34 * 20
+    assert 60 <= seen[1 : 1 + 8 * 20].count(5) <= 80
+
+
+def test_the_api_key_with_the_most_unsent_samples_loses_some() -> None:
+    release = threading.Event()
+
+    async def scenario(agent: CentralAgent, link: ScriptedLink) -> None:
+        link.on_send = waits_for(release)
+        await episode(agent.open("first", "other"), 1)
+        await until(lambda: link.chunks)
+        modest = agent.open("modest", "modest")
+        await modest.begin(obs(5), {})
+        for _ in range(32):
+            await modest.step(obs(5), 1.0, False, False, {})
+        for number in range(40):
+            await episode(agent.open(f"greedy{number}", "greedy"), 10)
+        release.set()
+        await modest.close()
+        assert agent.samples_dropped > 0
+
+    assert sum(row[1] == 5 for row in rows(play(scenario, unsent_bytes=20_000))) >= 32
 
 
 def test_transitions_over_steps_are_all_there_and_few_are_shorter_with_several_sessions() -> None:

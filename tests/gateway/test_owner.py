@@ -44,7 +44,7 @@ class SavingAgent:
 
     async def start(self) -> None: ...
 
-    def open(self, session_id: str) -> Player:
+    def open(self, session_id: str, key_id: str = "") -> Player:
         raise NotImplementedError
 
     async def close(self) -> None: ...

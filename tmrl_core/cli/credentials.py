@@ -9,8 +9,9 @@ from pathlib import Path
 
 from tmrl_core.cli.main import common_options, load_config, set_up_logging
 from tmrl_core.config import Config
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, CredentialsError
 from tmrl_core.networking.security import api_keys, credentials, renewal
+from tmrl_core.networking.security.certificates import MAX_WEIGHT
 from tmrl_core.networking.security.revocations import REVOKED_FILE
 from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES
 
@@ -46,6 +47,17 @@ def days(text: str) -> float:
     return found
 
 
+def whole_weight(text: str) -> int:
+    """Return the weight of a gateway.
+
+    Raises:
+        ArgumentTypeError: the text is not a weight in range.
+    """
+    if text.isdecimal() and 1 <= int(text) <= MAX_WEIGHT:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"found {text!r}, allowed: a whole number from 1 to {MAX_WEIGHT}")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments after `--credentials`."""
     common = common_options()
@@ -78,8 +90,15 @@ def parser() -> argparse.ArgumentParser:
     )
 
     bundle = commands.add_parser("bundle", parents=[common], help="write one file with all that another machine needs")
-    bundle.add_argument("for_role", choices=["worker", "trainer", "server"], metavar="ROLE")
-    bundle.add_argument("--name", default="", help="name of the worker or trainer, written into its certificate")
+    bundle.add_argument("for_role", choices=["worker", "trainer", "server", "gateway"], metavar="ROLE")
+    bundle.add_argument("--name", default="", help="name of the holder, written into its certificate")
+    bundle.add_argument(
+        "--weight",
+        type=whole_weight,
+        default=1,
+        metavar="N",
+        help="of a gateway: its part of the Server's throughput, in parts of a worker (default: 1)",
+    )
     bundle.add_argument("--out", metavar="FILE", help="file or folder (default: NAME.ROLE.bundle here)")
     bundle.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
 
@@ -161,7 +180,12 @@ def create(options: argparse.Namespace, folder: Path) -> int:
 
 def bundle(options: argparse.Namespace, folder: Path) -> int:
     """Make a bundle."""
-    path = credentials.bundle(folder, options.for_role, options.name, options.out, days=options.days)
+    role = options.for_role
+    if options.weight != 1 and role != "gateway":
+        raise CredentialsError(f"--weight {options.weight}: only a gateway's bundle has a weight, not a {role}'s")
+    if role == "gateway":
+        role = "worker"  # to the Server, a gateway is a worker
+    path = credentials.bundle(folder, role, options.name, options.out, days=options.days, weight=options.weight)
     print(f"{path}: copy it to that machine and run there: python -m tmrl_core --credentials install {path.name}")
     print("It is secret: its holder can act as that " + options.for_role + ".", file=sys.stderr)
     return 0

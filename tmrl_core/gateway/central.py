@@ -13,8 +13,10 @@ import itertools
 import logging
 import math
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from heapq import heapify, heappop, heapreplace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 EXCHANGE_S = 0.05
 """Seconds between two exchanges with the Server."""
+EXCHANGE_BYTES = 4 << 20
+"""Bytes of samples that one exchange takes; the last session's go whole."""
 _INFO_FACTOR = 20
 """Bytes that an info of small Python objects, such as empty lists, occupies for each byte of its JSON."""
 _HELD_STEPS = 16
@@ -109,8 +113,8 @@ class CentralAgent:
         learning: False: sessions act deterministically, and nothing is recorded.
         obs_preprocessor: applied to each observation before the policy and the recorder get it.
         sample_compressor, crc_debug, info_metrics: of the recorders.
-        unsent_bytes: most bytes of samples that wait in all sessions together. Beyond it the session with the most
-            loses its own, counted.
+        unsent_bytes: most bytes of samples that wait in all sessions together. Beyond it the API key with the most
+            loses those of its largest session, counted.
         files: keep the policy.
         drain_timeout_s: longest wait for room in the link's queue at the end, in seconds.
         on_close: called at the very end.
@@ -177,6 +181,9 @@ class CentralAgent:
         self._unsent_bytes = 0
         self._unsent: dict[CentralPlayer, int] = {}
         self._due: dict[CentralPlayer, None] = {}
+        self._turns: dict[str, int] = {}
+        """Turn of the next samples of each API key that has sent lately: bytes sent for it, without unused turns."""
+        self._turn = 0
         self._latest: CentralPlayer | None = None
         self._outbox = _Outbox(label)
         self._uplink = Uplink(link, self._outbox, policy, files=files, drain_timeout_s=drain_timeout_s)
@@ -190,9 +197,9 @@ class CentralAgent:
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def open(self, session_id: str) -> CentralPlayer:
+    def open(self, session_id: str, key_id: str = "") -> CentralPlayer:
         """Return the player of a new session."""
-        return CentralPlayer(self, self._make_recorder(session_id))
+        return CentralPlayer(self, self._make_recorder(session_id), key_id)
 
     def assign(self) -> tuple[bool, Assignment | None]:
         """Return True if the next episode is recorded, and the evaluation that it belongs to."""
@@ -220,7 +227,7 @@ class CentralAgent:
         self._unsent[player] = self._unsent.get(player, 0) + size
         self._unsent_bytes += size
         while self._unsent_bytes > self._unsent_limit and self._unsent:
-            largest = max(self._unsent, key=self._unsent.__getitem__)
+            largest = self._largest()
             chunks, records = largest.recorder.take()
             largest.repeats = False
             largest.recorder.put_back([], records[-10:])
@@ -230,6 +237,13 @@ class CentralAgent:
                 )
             self.samples_dropped += sum(chunk.rows for chunk in chunks)
             self._forget(largest)
+
+    def _largest(self) -> CentralPlayer:
+        """Return the session with the most unsent bytes, of the API key with the most."""
+        of_keys: Counter[str] = Counter()
+        for player, size in self._unsent.items():
+            of_keys[player.key_id] += size
+        return max(self._unsent, key=lambda player: (of_keys[player.key_id], self._unsent[player]))
 
     def note_due(self, player: CentralPlayer) -> None:
         """Send the samples of a session with the next exchange."""
@@ -252,7 +266,7 @@ class CentralAgent:
     async def _exchange_all(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._closing.is_set():
-            self._gather()
+            self._gather(EXCHANGE_BYTES)
             try:
                 await loop.run_in_executor(self._sender, self._exchange)
             except TmrlError as exc:
@@ -260,6 +274,9 @@ class CentralAgent:
             if self._outbox.loaded:
                 self._outbox.loaded = False
                 self.policy.adopt(self._outbox.version)
+            if self._due:
+                await asyncio.sleep(0)
+                continue
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), EXCHANGE_S)
 
@@ -274,9 +291,31 @@ class CentralAgent:
             self._failure = str(failure)
             logger.error("agent %s learns nothing, its sessions act with the latest policy: %s", self.name, failure)
 
-    def _gather(self) -> None:
-        due, self._due = self._due, {}
-        for player in due:
+    def _gather(self, most_bytes: float) -> None:
+        """Take samples that are due, about `most_bytes` of them, in turns of the API keys by bytes.
+
+        While the link is slower than the clients, each key thus sends as much as any other that has samples.
+        """
+        due: dict[str, deque[CentralPlayer]] = {}
+        for player in self._due:
+            due.setdefault(player.key_id, deque()).append(player)
+        # Start-time fair queueing: a key that had nothing to send has saved nothing up.
+        turns = [(max(self._turns.get(key, 0), self._turn), place, key) for place, key in enumerate(due)]
+        heapify(turns)
+        ahead = {key: turn for key, turn in self._turns.items() if turn > self._turn}
+        self._turns = {**ahead, **{key: turn for turn, _, key in turns}}
+        taken = 0
+        while turns and taken < most_bytes:
+            self._turn, place, key = turns[0]
+            player = due[key].popleft()
+            del self._due[player]
+            size = max(1, self._unsent.get(player, 0))
+            taken += size
+            self._turns[key] += size
+            if due[key]:
+                heapreplace(turns, (self._turns[key], place, key))
+            else:
+                heappop(turns)
             chunks, records = player.recorder.take(repeat_last=True)
             # The repeated row connects an episode where samples of another session have been sent in between.
             if player.repeats and (self._latest is player or len(chunks) == 1):
@@ -294,7 +333,7 @@ class CentralAgent:
         self._uplink.stop()
         if self._task is not None:
             await self._task
-        self._gather()
+        self._gather(math.inf)
         try:
             await asyncio.get_running_loop().run_in_executor(self._sender, self._uplink.close)
         finally:
@@ -312,6 +351,7 @@ class CentralPlayer:
     Args:
         agent: of the session.
         recorder: of the session.
+        key_id: of the API key that opened it.
 
     Attributes:
         repeats: True: the recorder's first chunk is a row that was sent before.
@@ -327,12 +367,14 @@ class CentralPlayer:
         "_records",
         "_runner",
         "_version",
+        "key_id",
         "recorder",
         "repeats",
     )
 
-    def __init__(self, agent: CentralAgent, recorder: StepRecorder) -> None:
+    def __init__(self, agent: CentralAgent, recorder: StepRecorder, key_id: str) -> None:
         self.recorder = recorder
+        self.key_id = key_id
         self.repeats = False
         self._agent = agent
         self._runner = agent.policy.runner()

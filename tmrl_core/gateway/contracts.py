@@ -92,11 +92,12 @@ class GatewayAgent(Protocol):
     async def start(self) -> None:
         """Begin to work; called once, before the first session."""
 
-    def open(self, session_id: str) -> Player:
+    def open(self, session_id: str, key_id: str = "") -> Player:
         """Return the player of a new session.
 
         Args:
             session_id: public id of the session in logs, lists and saves; not its secret key.
+            key_id: of the API key that opens it; keys share what is scarce equally.
 
         Raises:
             TmrlError: the agent cannot take another session now.

@@ -197,7 +197,7 @@ class Sessions:
     def _open(self, door: _Door, usage: _Usage, now: float) -> _Client:
         name, id_ = door.agent.name, secrets.token_hex(6)
         try:
-            player = door.agent.open(id_)
+            player = door.agent.open(id_, usage.key_id)
         except RequestError:
             raise
         except TmrlError as error:

@@ -41,9 +41,9 @@ STALLED_S = RelaySettings().stalled_s
 class End:
     """One peer that sends exactly what a test says."""
 
-    def __init__(self, relay: Relay, role: str, name: str, number: int = 0) -> None:
+    def __init__(self, relay: Relay, role: str, name: str, number: int = 0, weight: int = 1) -> None:
         self.link: RelayConnection = relay.connection()
-        self.link.connected(Identity("there", role, name), 0.0)
+        self.link.connected(Identity("there", role, name, weight=weight), 0.0)
         peer = f"{name}:{number}".encode().ljust(16, b".")[:16]
         self.tell(Hello((1,), role, "", "run", name, peer))  # type: ignore[arg-type]
         self.resumes: dict[int, Resume] = {}
@@ -88,8 +88,8 @@ class Place:
         self.trainer = End(self.relay, "trainer", "trainer")
         self.now = 0.0
 
-    def worker(self, name: str, streams: int = 1, number: int = 0) -> End:
-        end = End(self.relay, "worker", name, number)
+    def worker(self, name: str, streams: int = 1, number: int = 0, weight: int = 1) -> End:
+        end = End(self.relay, "worker", name, number, weight)
         for channel in range(streams):
             end.tell(OpenStream(channel, f"{name}:{number}:{channel}".encode().ljust(16, b".")[:16], name))
         for message in self.trainer.heard():
@@ -171,9 +171,10 @@ def test_standing_credit_is_left_for_others() -> None:
     assert place.worker("honest").resumes[0].credit == place.relay.settings.standing_bytes
 
 
-def test_principals_get_equal_shares_of_the_trainers_credit() -> None:
+@pytest.mark.parametrize("weight", [1, 4])
+def test_principals_get_shares_of_the_trainers_credit_by_their_weights(weight: int) -> None:
     place = Place(budget_bytes=64 * MB)
-    many, one = place.worker("many", streams=40), place.worker("one")
+    many, one = place.worker("many", streams=40), place.worker("one", weight=weight)
     sizes = {"many": 0, "one": 0}
     for channel in range(40):
         place.send(many, 0, 50_000, channel)
@@ -185,7 +186,23 @@ def test_principals_get_equal_shares_of_the_trainers_credit() -> None:
     for frame in place.trainer.read():
         if frame.kind == Kind.DATA:
             sizes[streams[frame.channel]] += len(frame.payload)
-    assert sizes["one"] == pytest.approx(sizes["many"], rel=0.15)
+    assert sizes["one"] == pytest.approx(weight * sizes["many"], rel=0.15)
+
+
+def test_a_large_weight_leaves_credit_and_turns_to_others() -> None:
+    place = Place(budget_bytes=64 * MB, max_message_bytes=8 * MB)
+    gateway = place.worker("gateway", streams=40, weight=1_000)
+    for channel in range(40):
+        place.want(gateway, 7 * MB, channel)
+    honest = place.worker("honest")
+    place.want(honest, 4 * MB)
+    assert granted(honest) == [honest.resumes[0].credit + 4 * MB]
+    place.send(gateway, 0, MB)
+    place.send(gateway, 1, MB)
+    place.send(honest, 0, MB)
+    place.trainer.tell(Credit(0, 0, 2 * MB + 1_000))
+    place.trainer.read()
+    assert [stream.relayed_messages for stream in place.relay.streams.values() if stream.name == "honest"] == [1]
 
 
 class Counted(int):

@@ -65,6 +65,12 @@ def machine(keys: Path, role: credentials.BundleRole, name: str, there: str = ""
     return folder
 
 
+def gateway(keys: Path, name: str, weight: int) -> Path:
+    folder = keys.parent / name
+    credentials.install(credentials.bundle(keys, "worker", name, keys.parent, weight=weight), folder)
+    return folder
+
+
 def trainer_stranger(place: Place, folder: Path) -> Stranger:
     context = credentials.client_context(folder, "trainer")
     sock = context.wrap_socket(place.connect(), server_hostname="localhost")
@@ -194,6 +200,25 @@ def test_the_status_shows_the_certificate_with_a_workers_label(place: Place) -> 
     assert status is not None
     of_that_name = [peer for peer in status.peers if peer.name == "robot8"]
     assert sorted(peer.certificate for peer in of_that_name) == ["robot7", "robot8"]
+
+
+def test_the_certificate_states_the_weight_of_a_gateway(place: Place) -> None:
+    def weights() -> dict[str, int]:
+        return {stream.share.principal: stream.share.weight for stream in list(place.relay.streams.values())}
+
+    for peer, folder in ((b"r", machine(place.keys, "worker", "robot7")), (b"g", gateway(place.keys, "web", 1_000))):
+        end = place.stranger(folder)
+        enter(end, peer=peer * 16)
+        end.tell(OpenStream(0, peer * 16, "s"))
+    certificates = {"certificate worker robot7", "certificate worker web"}
+    until(lambda: certificates <= weights().keys())
+    assert [weights()[one] for one in sorted(certificates)] == [1, 1_000]
+
+
+@pytest.mark.parametrize("weight", [0, -1, 1_001])
+def test_a_weight_out_of_range_is_refused(folder: Path, weight: int) -> None:
+    with pytest.raises(CredentialsError, match=f"is {weight}; allowed: 1, and for a gateway 1 to 1000"):
+        credentials.bundle(folder, "worker", "web", folder.parent, weight=weight)
 
 
 @pytest.mark.parametrize("poses", ["with another CA", "with a worker's certificate"])

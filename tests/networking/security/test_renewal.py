@@ -37,6 +37,15 @@ def test_all_certificates_of_a_name_are_revoked_and_no_other(folder: Path, tmp_p
     assert new not in read_revoked(folder), "a new bundle for the name works"
 
 
+def test_a_renewed_certificate_keeps_its_weight(folder: Path, tmp_path: Path) -> None:
+    credentials.bundle(folder, "worker", "web", tmp_path, weight=2)
+    credentials.bundle(folder, "worker", "web", tmp_path, weight=4)
+    (renewed,) = renewal.renew(folder, ["web"], tmp_path)
+    assert "weight 4" in read_facts(read_bundle(renewed).certificate).subject
+    (revoked, *_) = renewal.revoke(folder, "web")
+    assert revoked.weight == 2
+
+
 def test_one_role_of_a_name_can_be_revoked(folder: Path, tmp_path: Path) -> None:
     credentials.bundle(folder, "worker", "hpc", tmp_path)
     trainer = serial(credentials.bundle(folder, "trainer", "hpc", tmp_path))

@@ -108,7 +108,7 @@ class AdviceAgent:
         with self._failure_lock:
             self._failure_line(text, time.monotonic())
 
-    def open(self, session_id: str) -> AdvicePlayer:
+    def open(self, session_id: str, key_id: str = "") -> AdvicePlayer:
         """Return the player of a new session. Its learner starts with the first message."""
         self._opened += 1
         context = self._context(session_id, Channel())

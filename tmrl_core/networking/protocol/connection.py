@@ -38,6 +38,8 @@ class Identity(NamedTuple):
     """The serial number of that certificate, as `certificates.clean_serial` writes it."""
     issuer: str | None = None
     """Subject of the CA that signed it, as `ssl` formats it."""
+    weight: int = 1
+    """Weight in its client certificate: its part of the Server's throughput, in parts of a worker."""
 
 
 class Connection:

@@ -394,7 +394,7 @@ class Relay:
             return
         stream.worker = connection
         stream.channel = message.channel
-        self.flow.join(stream, connection.principal)
+        self.flow.join(stream, connection.principal, connection.identity.weight)
         self.streams[stream.id] = stream
         connection.streams[message.channel] = stream
         self.introduce(stream)

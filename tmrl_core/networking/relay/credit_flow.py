@@ -5,7 +5,8 @@ Theory of operation
 The relay buffers complete messages of samples as the received frames, in one queue per stream. It rewrites each frame's
 channel and epoch in place and never decodes a payload. Streams take turns by bytes (start-time fair queueing, Goyal et
 al. 1996), one message at a time, as the trainer's credit allows. Principals take turns first, then the streams of each.
-Busy principals get equal shares, and a stream that sends little need not wait until all busy streams have had a turn.
+Busy principals get shares in proportion to their weights, which are equal but for gateways, and a stream that sends
+little need not wait until all busy streams have had a turn.
 
 All memory for samples comes from one pool of `budget_bytes`. A stream reserves from the pool the bytes that it may send
 and that are not forwarded yet: a small standing credit, and the amount that it requested with `Want`. Each `Want` is
@@ -91,10 +92,11 @@ class Flow:
 
     # --- a stream begins, and ends ---
 
-    def join(self, stream: RelayStream, principal: str) -> None:
-        """Count a stream as one of its owner's."""
+    def join(self, stream: RelayStream, principal: str, weight: int = 1) -> None:
+        """Count a stream as one of its owner's; the owner's latest certificate states the weight."""
         stream.share = self._shares.setdefault(principal, Share(principal))
         stream.share.streams += 1
+        stream.share.weight = weight
 
     def leave(self, stream: RelayStream) -> None:
         """Forget a stream that `void` has emptied."""
@@ -280,7 +282,7 @@ class Flow:
         """Return the place of a principal among those that want credit: the turn at which it will have used its own."""
         if not share.in_turn:
             share.turn = max(share.turn, self._turn - _HEAD_START_BYTES)
-        return share.turn + share.reserved_bytes
+        return share.turn + share.reserved_bytes // share.weight
 
     def grant(self) -> None:
         """Grant the requested credit in the order of turns, as far as the pool suffices.
@@ -439,7 +441,7 @@ class Flow:
                 frames = replayed
             self._turn, share.stream_turn = share.turn, stream.turn
             stream.turn += size
-            share.turn += size
+            share.turn += -(-size // share.weight)
             heapreplace(share.queued, (stream.turn, next(self._order), stream))
             heapreplace(turns, (share.turn, next(self._order), share))
             self._sending_spooled = spooled is not None

@@ -14,13 +14,15 @@ class Share:
 
     def __init__(self, principal: str) -> None:
         self.principal = principal
+        self.weight = 1
+        """Its part of the throughput, in parts of a principal with weight 1."""
         self.streams = 0
         self.reserved_bytes = 0
         """Bytes of the pool that its streams reserve."""
         self.standing_bytes = 0
         """Standing credit of its streams."""
         self.turn = 0
-        """Turn of its next message: bytes forwarded for it, without unused turns."""
+        """Turn of its next message: bytes forwarded for it, divided by its weight, without unused turns."""
         self.in_turn = False
         self.queued: list[tuple[int, int, RelayStream]] = []
         """Heap of its streams with queued messages: (turn, order among equals, stream)."""

@@ -4,7 +4,8 @@ All are ECDSA P-256: small, fast to create, and supported by every TLS library i
 the functions, because a running worker or Server does not need it: the standard library's `ssl` reads the files.
 
 A client certificate names its holder in three places: common name (the name), organizational unit (the role) and a URI
-among the alternative names, `urn:tmrl-core:<role>:<name>`, which the Server checks.
+among the alternative names, `urn:tmrl-core:<role>:<name>`, which the Server checks. A gateway's certificate is a
+worker's whose subject also has the weight, as its qualifier: `weight 4`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 URN = "urn:tmrl-core:"
+MAX_WEIGHT = 1_000
 
 # The clock of a robot without a battery may be late, so certificates are valid from a day before their creation.
 _CLOCK_SLACK = timedelta(days=1)
@@ -34,6 +36,7 @@ _DNS_NAME = re.compile(
     r"(\*\.)?([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.?", re.I
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_WEIGHT = re.compile(r"weight ([1-9]\d{0,3})")
 _SERIAL = re.compile(r"[0-9A-Fa-f]{1,64}")
 
 
@@ -101,6 +104,17 @@ def parse_identity_uri(uri: str) -> tuple[str, str] | None:
     return (role, unquote(name)) if role and separator and name else None
 
 
+def weight_qualifier(weight: int) -> str:
+    """Return the subject's qualifier in the certificate of a holder with this weight; empty for weight 1."""
+    return f"weight {weight}" if weight != 1 else ""
+
+
+def parse_weight(qualifier: str) -> int:
+    """Return the weight that a subject's qualifier states; 1 without one."""
+    stated = _WEIGHT.fullmatch(qualifier)
+    return min(int(stated[1]), MAX_WEIGHT) if stated else 1
+
+
 def clean_host(host: str) -> str:
     """Return a DNS name or an IP address in canonical form, without brackets.
 
@@ -148,12 +162,12 @@ def make_self_signed_certificate(hosts: Iterable[str], not_after: datetime) -> S
     return _issue(_subject("tmrl_core tlspyo server", "server"), not_after, _host_names(hosts), server=True)
 
 
-def make_client_certificate(authority: Signed, role: str, name: str, not_after: datetime) -> Signed:
-    """Make a certificate with which a peer proves its role and name. It is not valid for a Server."""
+def make_client_certificate(authority: Signed, role: str, name: str, not_after: datetime, *, weight: int = 1) -> Signed:
+    """Make a certificate with which a peer proves its role, name and weight. It is not valid for a Server."""
     from cryptography import x509
 
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity_uri(role, check_name(name)))]
-    return _issue(_subject(name, role), not_after, names, authority, server=False)
+    return _issue(_subject(name, role, weight_qualifier(weight)), not_after, names, authority, server=False)
 
 
 def is_issued(certificate: str, authority: str) -> bool:
@@ -285,13 +299,15 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _subject(common_name: str, unit: str | None) -> x509.Name:
+def _subject(common_name: str, unit: str | None, qualifier: str = "") -> x509.Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
     attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
     if unit is not None:
         attributes.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit))
+    if qualifier:
+        attributes.append(x509.NameAttribute(NameOID.DN_QUALIFIER, qualifier))
     return x509.Name(attributes)
 
 

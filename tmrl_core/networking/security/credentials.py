@@ -38,6 +38,7 @@ from tmrl_core.networking.security import tlspyo_files
 from tmrl_core.networking.security.api_keys import KEYS_FILE, read_keys
 from tmrl_core.networking.security.certificates import (
     LOOPBACK_HOSTS,
+    MAX_WEIGHT,
     Signed,
     check_issued,
     check_name,
@@ -256,6 +257,7 @@ def bundle(
     out: str | os.PathLike[str] | None = None,
     *,
     days: float = DAYS,
+    weight: int = 1,
 ) -> Path:
     """Write one file with exactly the credentials that another machine needs. Return its path.
 
@@ -270,15 +272,18 @@ def bundle(
         name: name in the certificate; required for a worker or trainer.
         out: the file, or the folder for `<name>.<role>.bundle`. None: that file in the current folder.
         days: validity of the client certificate, limited by the CA's.
+        weight: of a worker in the Server's fair division, signed in its certificate; a gateway serves many clients.
 
     Raises:
-        CredentialsError: a required file is missing, or the name does not fit a certificate.
+        CredentialsError: a required file is missing, or the name or the weight does not fit a certificate.
     """
     folder = Path(directory).expanduser()
     if role not in ("worker", "trainer", "server"):
         raise CredentialsError(f"{role!r} is not a role. Choose worker, trainer or server.")
     if role != "server" and not name:
         raise CredentialsError(f"a {role}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
+    if not 1 <= weight <= MAX_WEIGHT or (weight != 1 and role != "worker"):
+        raise CredentialsError(f"the weight of a {role} is {weight}; allowed: 1, and for a gateway 1 to {MAX_WEIGHT}.")
     name = check_name(name or "server")
     ca = need(folder / "ca.pem")
     tlspyo = tlspyo_files.part_of(folder, server=role == "server")
@@ -297,10 +302,10 @@ def bundle(
             )
         authority = Signed(ca, need(folder / "ca.key", private=True))
         until = datetime.now(timezone.utc) + timedelta(days=days)
-        made = make_client_certificate(authority, role, name, until)
+        made = make_client_certificate(authority, role, name, until, weight=weight)
         facts = read_facts(made.certificate)
         with writing(folder):  # recorded before the bundle is written, so that every certificate can be revoked
-            note_issued(folder, facts.serial, role, name, facts.not_after)
+            note_issued(folder, facts.serial, role, name, facts.not_after, weight)
         content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, tlspyo=tlspyo)
     target = Path(out).expanduser() if out is not None else Path()
     if target.is_dir():

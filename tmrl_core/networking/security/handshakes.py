@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tmrl_core.networking.security.certificates import parse_identity_uri
+from tmrl_core.networking.security.certificates import parse_identity_uri, parse_weight
 
 Side = Literal["client", "server"]
 
@@ -46,6 +46,16 @@ def identity_of(peer_certificate: Mapping[str, Any] | None) -> tuple[str, str] |
         if kind == "URI" and (identity := parse_identity_uri(value)) is not None:
             return identity
     return None
+
+
+def weight_of(peer_certificate: Mapping[str, Any]) -> int:
+    """Return the weight of the peer with this certificate, as its CA has signed it.
+
+    Args:
+        peer_certificate: as for `identity_of`.
+    """
+    stated = [value for names in peer_certificate.get("subject", ()) for kind, value in names if kind == "dnQualifier"]
+    return parse_weight(stated[0]) if len(stated) == 1 else 1
 
 
 def explain(exc: ssl.SSLError | OSError, *, host: str, hostname: str | None = None, side: Side = "client") -> str:

@@ -22,7 +22,6 @@ from tmrl_core.networking.security.secret_files import need, read_file, write_fi
 from tmrl_core.networking.security.tls_contexts import (
     CLIENT_ROLES,
     TOKENS_FILE,
-    BundleRole,
     ClientRole,
     folder_hashes,
     read_bundle,
@@ -109,16 +108,16 @@ def renew(
         create(folder, days=days)
         return [folder / "server.pem", folder / "server.key"]
     taken_back = {one.serial for one in read_list(folder / REVOKED_FILE)}
-    roles: list[tuple[str, BundleRole]] = []
+    latest: list[tuple[ClientRole, Listed]] = []
     for name in names:
-        found = sorted({one.role for one in issued(folder, name) if one.serial not in taken_back})
+        found = {one.role: one for one in issued(folder, name) if one.serial not in taken_back}
         if not found:
             raise CredentialsError(
                 f"{name!r} has no certificate to renew: none was issued from {folder}, or all were revoked. Make a "
                 f"bundle: `{BUNDLE} ROLE --name {name}`."
             )
-        roles += [(name, role) for role in CLIENT_ROLES if role in found]
-    return [bundle(folder, role, name, out, days=days) for name, role in roles]
+        latest += [(role, found[role]) for role in CLIENT_ROLES if role in found]
+    return [bundle(folder, role, one.name, out, days=days, weight=one.weight) for role, one in latest]
 
 
 def holders(directory: str | os.PathLike[str]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tmrl_core.networking.security.certificates import MAX_WEIGHT
 from tmrl_core.networking.security.secret_files import folder_of, read_record, write_record
 
 REVOKED_FILE = "revoked.json"
@@ -34,6 +35,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     name: str
     not_after: Annotated[datetime, Meta(tz=True)]
     at: datetime
+    weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1
 
 
 class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,11 +65,11 @@ def revoked_file(directory: str | os.PathLike[str]) -> Path:
     return folder_of(directory) / REVOKED_FILE
 
 
-def note_issued(folder: Path, serial: str, role: str, name: str, not_after: datetime) -> None:
+def note_issued(folder: Path, serial: str, role: str, name: str, not_after: datetime, weight: int = 1) -> None:
     """Record an issued certificate. The caller holds the folder's lock."""
     now = datetime.now(timezone.utc)
     file = folder / ISSUED_FILE
-    write_list(file, [*read_list(file), Listed(serial, role, name, not_after, now)], now)
+    write_list(file, [*read_list(file), Listed(serial, role, name, not_after, now, weight)], now)
 
 
 def issued(folder: Path, name: str, role: str | None = None) -> list[Listed]:

@@ -24,7 +24,7 @@ from tmrl_core.networking.protocol.framing import spare
 from tmrl_core.networking.security.admission import Admission, PendingConnection
 from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess
 from tmrl_core.networking.security.certificates import clean_serial
-from tmrl_core.networking.security.handshakes import reason_of
+from tmrl_core.networking.security.handshakes import reason_of, weight_of
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
 
 logger = logging.getLogger(__name__)
@@ -434,7 +434,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         role, name = (self._owner.identity_of(certificate) if certificate else None) or (None, None)
         serial = clean_serial(certificate["serialNumber"]) if certificate else None
         issuer = str(certificate.get("issuer")) if certificate else None
-        identity = Identity(self._address, role, name, serial, issuer)
+        weight = weight_of(certificate) if certificate else 1
+        identity = Identity(self._address, role, name, serial, issuer, weight)
         if self._pending is not None and role is not None:
             access = self._owner.access
             self._pending.certified = not isinstance(access, ServerAccess) or access.check_certificate(identity) is None
