@@ -29,7 +29,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_names_are_there() -> None:
-    assert sorted(NAMES) == dir(cfg) == cfg.__all__
+    assert sorted([*NAMES, *cfg.OF_THE_GAME]) == dir(cfg) == cfg.__all__
     for name in NAMES:
         getattr(cfg, name)
     with pytest.raises(AttributeError, match="NO_SUCH"):
@@ -80,12 +80,18 @@ def test_the_configuration_is_there_under_tmrls_keys(tmp_path: Path, monkeypatch
     assert (found["PUBLIC_IP_SERVER"], found["LOCALHOST_WORKER"], found["CUDA_TRAINING"]) == ("a.org", False, True)
     assert found["ALG"] == {"ALGORITHM": "REDQSAC", "REDQ_N": 5, "LR_ACTOR": 0.1}
     assert "hunter2" not in str(found)
+    monkeypatch.setenv("WANDB_API_KEY", "key")  # scripts of tmrl set the variable to this value
+    assert cfg.TMRL_CONFIG["WANDB_KEY"] == "key"
 
 
-@pytest.mark.parametrize("name", ["WINDOW_WIDTH", "REWARD_CONFIG"])
-def test_what_belongs_to_one_game_is_refused_with_its_place(name: str) -> None:
-    with pytest.raises(AttributeError, match=r"environment\.kwargs\.interface_kwargs"):
-        getattr(cfg, name)
+def test_what_belongs_to_one_game_is_an_argument_of_its_interface(tmp_path: Path) -> None:
+    assert (cfg.WINDOW_WIDTH, cfg.REWARD_CONFIG) == (None, None)
+    (tmp_path / "tmrl_core.yaml").write_text(
+        "environment: {cls: 'tmrl_core.envs:real_time_env', kwargs: {interface: 'my_game:Game',"
+        " interface_kwargs: {window_width: 958}}}\n",
+        encoding="utf-8",
+    )
+    assert cfg.WINDOW_WIDTH == 958
 
 
 def test_importing_reads_no_configuration(tmp_path: Path) -> None:

@@ -147,6 +147,13 @@ def test_other_files_are_refused(value: Any) -> None:
         converted(value)
 
 
+@pytest.mark.parametrize("value", [[], {}, None, 3])
+def test_an_algorithm_that_is_no_name_is_left_out(value: Any) -> None:
+    values, notes = converted({"RUN_NAME": "x", "ALG": {"ALGORITHM": value, "GAMMA": 0.9}})
+    assert values["agent"] == {"kwargs": {"gamma": 0.9}}
+    assert notes[0].startswith("ALG.ALGORITHM")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (

@@ -22,6 +22,17 @@ def _episode_limit(config: Config) -> float:
     return float("inf") if limit is None else limit
 
 
+OF_THE_GAME = (
+    *("LIDAR_BLACK_THRESHOLD", "REWARD_CONFIG", "REWARD_FOLDER", "REWARD_PATH", "SLEEP_TIME_AT_RESET"),
+    *("WINDOW_WIDTH", "WINDOW_HEIGHT", "LINUX_X_OFFSET", "LINUX_Y_OFFSET", "IMG_SCALE_CHECK_ENV"),
+)
+"""Names that describe the window and the track of one game: arguments of its interface, None where they are not set."""
+
+
+def _of_interface(name: str) -> Callable[[Config], Any]:
+    return lambda config: settings.interface_kwargs(config).get(name)
+
+
 def _of_env(name: str) -> Callable[[Config], Any]:
     return lambda config: settings.as_tmrl(config)["ENV"][name]
 
@@ -55,7 +66,7 @@ _NAMES: dict[str, Callable[[Config], Any]] = {
     "WANDB_PROJECT": lambda config: config.metrics.wandb_project,
     "WANDB_RUN_ID": lambda config: config.metrics.wandb_run_id or config.run.name,
     "WANDB_KEY": lambda config: os.environ.get("WANDB_API_KEY"),
-    "TMRL_CONFIG": settings.as_tmrl,
+    "TMRL_CONFIG": lambda config: {**settings.as_tmrl(config), "WANDB_KEY": os.environ.get("WANDB_API_KEY", "")},
     "ENV_CONFIG": lambda config: settings.as_tmrl(config)["ENV"],
     "CUDA_TRAINING": lambda config: settings.as_tmrl(config)["CUDA_TRAINING"],
     "CUDA_INFERENCE": lambda config: settings.as_tmrl(config)["CUDA_INFERENCE"],
@@ -69,7 +80,7 @@ _NAMES: dict[str, Callable[[Config], Any]] = {
     "IMG_WIDTH": _of_env("IMG_WIDTH"),
     "IMG_HEIGHT": _of_env("IMG_HEIGHT"),
     "GRAYSCALE": _of_env("IMG_GRAYSCALE"),
-    "PRAGMA_GAMEPAD": lambda config: settings.interface_kwargs(config).get("gamepad", False),
+    "PRAGMA_GAMEPAD": lambda config: bool(settings.interface_kwargs(config).get("gamepad")),
     "PRAGMA_LIDAR": lambda config: str(_of_env("RTGYM_INTERFACE")(config)).upper().find("LIDAR") >= 0,
     "PRAGMA_PROGRESS": lambda config: str(_of_env("RTGYM_INTERFACE")(config)).upper().find("PROGRESS") >= 0,
     "PRAGMA_RNN": lambda config: "RNN" in config.actor.cls,
@@ -80,24 +91,14 @@ _NAMES: dict[str, Callable[[Config], Any]] = {
     "DATASET_FOLDER": lambda config: config.run_folder / "dataset",
     "CONFIG_FILE": lambda config: find_config_file(),
     "SYSTEM": lambda config: platform.system(),
+    **{name: _of_interface(name.lower()) for name in OF_THE_GAME},
 }
-
-OF_THE_GAME = frozenset(
-    {"LIDAR_BLACK_THRESHOLD", "REWARD_CONFIG", "REWARD_FOLDER", "REWARD_PATH", "SLEEP_TIME_AT_RESET"}
-    | {"WINDOW_WIDTH", "WINDOW_HEIGHT", "LINUX_X_OFFSET", "LINUX_Y_OFFSET", "IMG_SCALE_CHECK_ENV"}
-)
-"""Names that describe the window and the track of one game."""
 
 __all__ = sorted(_NAMES)
 
 
 def __getattr__(name: str) -> Any:
     found = _NAMES.get(name)
-    if name in OF_THE_GAME:
-        raise AttributeError(
-            f"{name} describes one game, so it is an argument of the class that connects to it: set it in "
-            "environment.kwargs.interface_kwargs, and read it there"
-        )
     if found is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return found(current())

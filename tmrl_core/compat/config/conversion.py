@@ -111,7 +111,7 @@ def _algorithm(made: _Conversion, found: Any) -> None:
     """Set `agent`."""
     settings = dict(found) if isinstance(found, Mapping) else {}
     name = settings.pop("ALGORITHM", "SAC")
-    if name in ALGORITHMS:
+    if isinstance(name, str) and name in ALGORITHMS:
         made.set("ALG.ALGORITHM", "agent.cls", ALGORITHMS[name])
     else:
         made.notes.append(f"ALG.ALGORITHM: {name!r:.100} left out: found no algorithm of this name; choose agent.cls")
