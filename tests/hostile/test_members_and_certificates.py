@@ -10,6 +10,8 @@ import pytest
 
 from tests.hostile.fleet import Fleet
 from tests.networking.test_hostile import DEADLINE_S, until
+from tmrl_core.errors import RefusedError
+from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.renewal import renew, revoke
@@ -165,6 +167,19 @@ def test_a_trainer_that_is_revoked_while_it_runs_is_ignored(fleet: Fleet) -> Non
     fleet.send(worker)
     assert not worker.wait_policy(0.5)
     assert worker.counts.queued_samples == 10
+
+
+def test_an_older_server_is_named_with_the_setting(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    server = fleet.server()
+    server.relay.versions = (1,)
+    link = WorkerLink(fleet.settings("robot"), name="robot", run="run")
+    link.start()
+    fleet.stack.callback(link.close, drain=False)
+    with pytest.raises(RefusedError, match=r"update the Server first, or set network\.end_to_end: off"):
+        link.wait_connected(DEADLINE_S)
+    older = fleet.worker(settings={"end_to_end": "off"})
+    trainer = fleet.trainer(settings={"end_to_end": "off"})
+    fleet.goes_on(older, trainer)
 
 
 @pytest.mark.parametrize("off", ["robot", "hpc"])

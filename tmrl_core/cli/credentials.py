@@ -230,7 +230,8 @@ def revoke(options: argparse.Namespace, folder: Path) -> int:
     if not taken:
         print(f"nothing changed: all certificates of {options.name} were revoked before")
     print(
-        f"A Server that reads {folder} follows at once; to one elsewhere, copy {folder / REVOKED_FILE} beside its keys."
+        f"A Server that reads {folder} follows at once; copy {folder / REVOKED_FILE} beside the keys of one elsewhere. "
+        "Copy it to the trainer and the workers too if the Server may have been taken over."
     )
     print("Bundles hold no token. If that machine also had a token, run: --credentials rotate-token ROLE")
     return 0

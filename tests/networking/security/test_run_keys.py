@@ -104,6 +104,12 @@ def test_beside_a_bundle_file_it_is_in_the_same_folder(tmp_path: Path) -> None:
     assert RunKeyFiles(bundle, "run").file.parent == tmp_path / FOLDER
 
 
+def test_a_place_that_cannot_be_written_is_named_with_the_setting(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).write_text("a file in place of the folder")
+    with pytest.raises(CredentialsError, match=r"cannot be written.*network\.end_to_end: off"):
+        RunKeyFiles(tmp_path, "run")
+
+
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "credentials"

@@ -9,9 +9,11 @@ checkpoint. The incarnation is written before it is used, so that a restarted tr
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
+from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -80,7 +82,7 @@ class RunKeyFiles:
         return found.key
 
     def _make(self) -> bytes:
-        with writing(self._folder):
+        with self._writing():
             made = self._load()
             if made is None:  # otherwise another process was faster
                 # Any 32 bytes are a private key of X25519 (RFC 7748, section 5).
@@ -88,6 +90,17 @@ class RunKeyFiles:
                 write_record(self.file, _Key("tmrl_core run key", self._run, made), private=True)
             self.file.parent.chmod(0o700)
         return made
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            with writing(self._folder):
+                yield
+        except CredentialsError as exc:
+            raise CredentialsError(
+                f"{exc}. The trainer keeps the keys of its runs there: make the folder writable, or set "
+                "network.end_to_end: off on all machines of the run."
+            ) from exc
 
     @property
     def highest(self) -> int:
@@ -106,7 +119,7 @@ class RunKeyFiles:
         Raises:
             CredentialsError: the file cannot be written.
         """
-        with writing(self._folder):
+        with self._writing():
             if incarnation > self.highest:
                 record = _Incarnation("tmrl_core incarnation", self._run, incarnation)
                 write_record(self._incarnation_file, record, private=True)
