@@ -33,8 +33,9 @@ def run(tmp_path: Path, *arguments: str, timeout_s: float) -> None:
 
 
 @ON_POSIX
+@pytest.mark.timeout(300)
 def test_a_few_kills_of_each_role_lose_and_duplicate_nothing(tmp_path: Path) -> None:
-    run(tmp_path, "--cycles", "3", "--role", "all", timeout_s=110)
+    run(tmp_path, "--cycles", "3", "--role", "all", timeout_s=280)
 
 
 @ON_POSIX
