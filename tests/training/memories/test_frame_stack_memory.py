@@ -236,3 +236,65 @@ def test_a_restored_memory_does_not_sample_transitions_without_frames(make_rows:
     for one in (memory, other):
         one.append_chunk(make_rows(3, 0, 0, 3, observation=lambda rows: np.ones((rows, K, 2), np.uint8)))
     assert same(memory.sample(), other.sample())
+
+
+def newest_of(chunks: list[Any]) -> list[Any]:
+    """The chunks as `NewestFrame` sends them: the first row of an episode whole, then newest frames."""
+    found = []
+    for chunk in chunks:
+        image = chunk.observation["image"]
+        if chunk.step[0] == 0:
+            found.append(chunk.slice(0, 1))
+            chunk, image = chunk.slice(1, chunk.rows), image[1:]
+        if chunk.rows:
+            found.append(replace(chunk, observation={**chunk.observation, "image": image[:, None, -1:]}))
+    return found
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("capacity", [60, 5_000])
+def test_newest_frames_give_the_transitions_of_whole_stacks(
+    make_rows: Any, tmp_path: Path, storage: str, n_step: int, capacity: int
+) -> None:
+    def make(name: str, **kwargs: Any) -> FrameStackMemory:
+        return FrameStackMemory(
+            memory_size=capacity, frame_stack=K, n_step=n_step, storage=storage, folder=tmp_path / name, **kwargs
+        )
+
+    whole, restored = make("whole"), make("restored", newest_only=True)
+    chunks = play(make_rows, 4, 150)
+    known: dict[bytes, tuple[int, int]] = {}
+    complete = []
+    for chunk in chunks:
+        # What follows a lost message is unknown until an episode begins; messages here are shorter than twice a stack.
+        before = int(chunk.episode[0]), int(chunk.step[0]) - 1
+        if chunk.step[0] == 0 or known.get(chunk.stream) == before:
+            complete.append(chunk)
+            known[chunk.stream] = int(chunk.episode[-1]), int(chunk.step[-1])
+    for chunk in complete:
+        whole.append_chunk(chunk)
+    for chunk in newest_of(complete):
+        restored.append_chunk(chunk)
+    assert len(restored) == len(whole) > 40
+    for item in range(len(whole)):
+        assert same(restored.get_transition(item)[:6], whole.get_transition(item)[:6])
+    for memory in (whole, restored):
+        memory.close()
+
+
+def test_frames_after_lost_samples_are_left_out_until_a_stack_is_complete(make_rows: Any) -> None:
+    frames = np.arange(20, dtype=np.uint8)[:, None, None] * np.ones((1, SIDE, SIDE), np.uint8)
+    stacks = np.stack([frames[max(0, at - K + 1) : at + 1][[*range(-min(at + 1, K), 0)]] for at in range(3, 20)])
+    memory = FrameStackMemory(memory_size=100, frame_stack=K, newest_only=True)
+
+    def append(first: int, rows: int) -> int:
+        part = {"image": stacks[first : first + rows, None, -1:]}
+        return memory.append_chunk(make_rows(1, 0, first, rows, observation=lambda _: part))
+
+    memory.append_chunk(make_rows(1, 0, 0, 1, observation=lambda _: {"image": stacks[:1]}))
+    assert append(1, 2) == 2
+    assert append(4, K - 1) == 0
+    assert append(7, K + 1) == 1
+    assert same(memory.get_transition(2)[0], {"image": stacks[10]})
+    assert same(memory.get_transition(2)[3], {"image": stacks[11]})

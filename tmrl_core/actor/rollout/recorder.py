@@ -62,7 +62,8 @@ class StepRecorder:
     Args:
         buffer: receives samples and records.
         name: of the worker, in the records.
-        sample_compressor: changes each sample before it is stored; None: samples are stored as they are.
+        sample_compressor: changes each sample before it is stored; None: samples are stored as they are. Of a class,
+            each recorder makes an object of its own.
         crc_debug: store the original transition in each sample's info.
         max_samples_per_episode: number of steps after the reset at which an episode is truncated; infinite: none is.
         info_metrics: keys of infos that become metrics of the episode; see `InfoMetrics`.
@@ -86,7 +87,7 @@ class StepRecorder:
         buffer: Buffer,
         *,
         name: str = "",
-        sample_compressor: SampleCompressor | None = None,
+        sample_compressor: SampleCompressor | type[SampleCompressor] | None = None,
         crc_debug: bool = False,
         max_samples_per_episode: float = math.inf,
         info_metrics: Sequence[str] = (),
@@ -97,7 +98,7 @@ class StepRecorder:
         self.buffer = buffer
         self.max_samples_per_episode = max_samples_per_episode
         self.name = name
-        self.sample_compressor = sample_compressor
+        self.sample_compressor = sample_compressor() if isinstance(sample_compressor, type) else sample_compressor
         self.crc_debug = crc_debug
         self.episode: Episode | None = None
         self.episodes = 0

@@ -14,12 +14,17 @@ from tmrl_core.samples.supported_values import DTYPES
 from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.frames import FrameStore, RamFrames, StackFormat
 from tmrl_core.training.memories.key_order import arranged, numbered
-from tmrl_core.training.memories.layout import Leaf, TreeSpec
+from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transition_builder import TransitionBuilder, other_folder
 from tmrl_core.training.memories.transitions import Tail, TransitionColumns
 from tmrl_core.training.memories.trees import leaves_of
 from tmrl_core.training.value_types import State
+
+
+def _is_frame(column: Array) -> bool:
+    """Return True for a column of newest frames [rows, 1, 1, *shape], see `samples.frame_history`."""
+    return column.ndim > 3 and column.shape[1:3] == (1, 1)
 
 
 class FrameStackBuilder(TransitionBuilder):
@@ -63,6 +68,43 @@ class FrameStackBuilder(TransitionBuilder):
             if columns is not None:
                 self._note(columns)
                 yield columns
+
+    def restored(self, chunk: Chunk) -> Iterator[Chunk]:
+        """Yield the parts of a chunk whose stacks are known, with these in place of their newest frames.
+
+        Append each part before the next one is taken.
+        """
+        arrays = [leaf for leaf in leaves_of(chunk.observation) if isinstance(leaf, np.ndarray)]
+        if not any(map(_is_frame, arrays)):
+            yield chunk
+            return
+        # An episode begins with whole stacks, so a run of rows of one episode is all that can be restored.
+        neighbours = (chunk.episode[1:] == chunk.episode[:-1]) & (chunk.step[1:] == chunk.step[:-1] + 1)
+        ends = [*(np.flatnonzero(~neighbours) + 1).tolist(), chunk.rows]
+        for start, stop in zip([0, *ends[:-1]], ends, strict=True):
+            yield from self._restored_run(chunk.slice(start, stop))
+
+    def _restored_run(self, run: Chunk) -> Iterator[Chunk]:
+        tail = self._usable_tail(run.stream)
+        first = int(run.episode[0]), int(run.step[0])
+        continues = tail is not None and (tail.episode, tail.step + 1) == first
+        skipped = 0 if continues else self.frame_stack - 1
+        if skipped >= run.rows:
+            return
+        leaves = leaves_of(run.observation)
+        for i, leaf in enumerate(leaves):
+            if not isinstance(leaf, np.ndarray) or not _is_frame(leaf):
+                continue
+            frames = leaf[:, 0, 0]
+            if tail is not None and continues:
+                if i not in self._stores:
+                    raise SampleRefusedError(f"array {i} of the observation is a frame, and this memory has no stack")
+                frames = np.concatenate([self._stores[i].frames(tail.observation[i][-1])[1:], frames])
+            windows = np.lib.stride_tricks.sliding_window_view(frames, self.frame_stack, axis=0)
+            unknown = np.zeros((skipped, *windows.shape[1:]), windows.dtype)
+            leaves[i] = np.moveaxis(np.concatenate([unknown, windows]), -1, 1)
+        restored = replace(run, observation=arranged(numbered(run.observation), leaves))
+        yield restored.slice(skipped, run.rows)
 
     def _note(self, columns: TransitionColumns) -> None:
         self._expand()

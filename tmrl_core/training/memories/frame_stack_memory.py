@@ -6,6 +6,7 @@ from typing import Any
 
 from tmrl_core.config.algorithms import FRAME_STACK
 from tmrl_core.errors import ConfigError
+from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.frame_stack_builder import FrameStackBuilder
 from tmrl_core.training.memories.memory import takes_keywords_of_base, whole_number
 from tmrl_core.training.memories.replay import ReplayMemory
@@ -26,6 +27,9 @@ class FrameStackMemory(ReplayMemory):
         *args: positional arguments of `ReplayMemory`.
         frame_stack: number of frames in an observation. A leaf of an observation is a stack if its first axis has this
             length and a second axis exists.
+        newest_only: samples hold only the newest frame [1, 1, *shape] of a stack where the memory has the others, as
+            `tmrl_core.samples.frame_history:NewestFrame` sends them. Samples without the frames before them, because
+            others were lost, are left out.
         **kwargs: keyword arguments of `ReplayMemory`.
 
     Raises:
@@ -37,7 +41,8 @@ class FrameStackMemory(ReplayMemory):
     type_version = 1
     _builder: FrameStackBuilder
 
-    def __init__(self, *args: Any, frame_stack: float = FRAME_STACK, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, frame_stack: float = FRAME_STACK, newest_only: bool = False, **kwargs: Any) -> None:
+        self.newest_only = newest_only
         self.frame_stack = whole_number(frame_stack, "frame_stack")
         if self.frame_stack < 2:
             raise ConfigError(f"memory.frame_stack must be at least 2, got {frame_stack!r}")
@@ -47,6 +52,12 @@ class FrameStackMemory(ReplayMemory):
         return FrameStackBuilder(
             rows, self.n_step, self.gamma, self.downcast_float64, self.keep_extras, self.frame_stack
         )
+
+    def append_chunk(self, chunk: Chunk) -> int:
+        """As `ReplayMemory.append_chunk`; restore stacks of which only the newest frame was sent."""
+        if not self.newest_only:
+            return super().append_chunk(chunk)
+        return sum(map(super().append_chunk, self._builder.restored(chunk)))
 
     @property
     def frame_bytes(self) -> int:
