@@ -446,6 +446,22 @@ def test_without_a_server_it_plays_tests_only(tmp_path: Path) -> None:
         made.worker.run()
 
 
+def test_the_environment_is_closed_before_the_link() -> None:
+    log: list[str] = []
+    made = Made(make_test_env=lambda: Scripted(log))
+    Trainer(made.link, asks(1, evaluation=Evaluation(1, (7,), (1, 1))))
+    made.worker.run()
+
+    class Link(type(made.link)):  # type: ignore[misc]
+        def close(self) -> Any:
+            log.append("link")
+            return super().close()
+
+    made.link.__class__ = Link
+    made.worker.close()
+    assert log == ["make", "close", "link"]
+
+
 def test_close_ends_it_once() -> None:
     made = Made()
     Trainer(made.link, asks(1))

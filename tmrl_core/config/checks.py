@@ -302,6 +302,7 @@ def multiagent_problems(config: Config) -> Iterator[str]:
         "record",
         "evaluation_videos",
         "strict_spaces",
+        "safe_action",
     ):
         value = found["worker"][key]
         if value != default["worker"][key]:

@@ -601,12 +601,14 @@ class MultiAgentWorker:
             if self._one_run.closed:
                 return None
             self._one_run.closed = True
-            try:
-                return self.collector.uplink.close()
-            finally:
-                self.collector.close()
+            with contextlib.ExitStack() as closing:
                 if self._release is not None:
-                    self._release()
+                    closing.callback(self._release)
+                try:
+                    self.collector.close()  # before the link, which may wait long
+                finally:
+                    report = self.collector.uplink.close()
+                return report
 
     def __enter__(self) -> Self:
         return self
