@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -108,6 +109,15 @@ def test_a_flood_of_wants_from_thousands_of_streams_blocks_nobody(place: Place, 
     for round_ in range(20):
         for link, resumes in links:
             link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + 1_000 * (round_ + 1)) for i in range(300)))
+    fleet_goes_on(place)
+
+
+def test_one_bundle_gets_a_share_of_the_processor(place: Place, stolen: Path) -> None:
+    link, resumes = thief(place, stolen, streams=4)
+    step = 0
+    while not place.relay.processor_time.overspent("certificate worker robot7", time.monotonic()):
+        step += 1
+        link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + step) for i in range(4) for _ in range(250)))
     fleet_goes_on(place)
 
 

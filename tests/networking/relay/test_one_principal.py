@@ -30,7 +30,7 @@ from tmrl_core.networking.protocol.messages import (
     Want,
     decode_control,
 )
-from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.relay import Relay, RelaySettings, credit_flow
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.status import snapshot
 
@@ -247,6 +247,22 @@ def test_streams_that_close_while_they_want_credit_leave_nothing_behind() -> Non
     hoarder.tell(*(CloseStream(channel) for channel in range(30)))
     assert (place.relay.flow.reserved_bytes, share.reserved_bytes, share.standing_bytes) == (0, 0, 0)
     assert (share.wants, place.relay.flow._shares) == ([], {})
+
+
+def test_a_link_with_many_streams_that_want_credit_closes_without_a_search_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Place(budget_bytes=64 * MB, max_message_bytes=8 * MB)
+    hoarder, other = place.worker("hoarder", streams=500), place.worker("hoarder", streams=500, number=1)
+    for channel in range(500):
+        place.want(hoarder, 7 * MB, channel)
+        place.want(other, 7 * MB, channel)
+    share = next(iter(place.relay.streams.values())).share
+    searches: list[int] = []
+    monkeypatch.setattr(credit_flow, "heapify", lambda heap: searches.append(len(heap)))
+    hoarder.tell(*(CloseStream(channel) for channel in range(500)))
+    assert sum(searches) <= 2_000
+    assert len(share.wants) <= 2 * share.streams + 64
 
 
 def test_a_link_that_uses_no_credit_is_closed_when_others_wait() -> None:

@@ -473,7 +473,7 @@ def test_a_small_credit_request_does_not_wait_for_all_large_ones() -> None:
     relay = network.relay
 
     def wants() -> int:
-        return sum(stream.asking for stream in relay.streams.values())
+        return sum(bool(stream.asking) for stream in relay.streams.values())
 
     network.settle(until=lambda: wants() > 5 and len(trainer.memory) > 60, work=trainer)
     little.make(100_000)  # more than the standing credit

@@ -46,6 +46,13 @@ def test_an_address_has_a_burst_and_then_its_rate() -> None:
     assert door.admission.rejected == 17
 
 
+def test_peers_that_overspent_return_no_token() -> None:
+    door = Door(max_unauthenticated=4, connections_per_s=1.0)
+    for _ in range(4):
+        door.admission.admit(door.enter(FLEET), 0.0, overspent=True)
+    assert "too many connections from that address" in str(door.come(FLEET))
+
+
 def test_admitted_peers_return_their_token() -> None:
     door = Door(max_unauthenticated=8, connections_per_s=0.001)
     for _ in range(1_000):

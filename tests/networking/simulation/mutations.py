@@ -127,11 +127,11 @@ def no_epochs() -> Iterator[None]:
 
     samples_frame = Flow.frame
 
-    def any_epoch(self: Flow, connection: RelayConnection, frame: Frame) -> None:
+    def any_epoch(self: Flow, connection: RelayConnection, frame: Frame) -> bool:
         stream = connection.streams.get(frame.channel)
         if stream is not None and stream.active:
             frame.epoch = stream.epoch
-        samples_frame(self, connection, frame)
+        return samples_frame(self, connection, frame)
 
     with patch.object(Flow, "frame", any_epoch):
         yield

@@ -74,6 +74,9 @@ class Connection:
         self.wake: Callable[[], None] = lambda: None
         self.on_admitted: Callable[[], None] = lambda: None
         """Called once, when the other side is authenticated."""
+        self.pause: Callable[[float], None] = lambda seconds: None
+        """Ask the transport to read nothing for some seconds."""
+        self.frames_in = 0
         self.bytes_in = 0
         self.bytes_out = 0
         self._reader = FrameReader()
@@ -115,6 +118,7 @@ class Connection:
         try:
             self._reader.received(n)
             for frame in self._reader.take():
+                self.frames_in += 1
                 if frame.kind == Kind.CONTROL:
                     self._control_frame(frame)
                 elif frame.kind != Kind.PING:
@@ -127,6 +131,14 @@ class Connection:
                     raise RemoteProtocolError("it does not read the answers to its messages")
         except RemoteProtocolError as exc:
             self.refuse("misuse", str(exc))
+
+    def charge(self, seconds: float, n: int, now: float) -> None:
+        """Handle the processor time that the last `n` received bytes took, with decryption."""
+
+    @property
+    def overspent(self) -> bool:
+        """Return True if the peer has used more processor time than its share."""
+        return False
 
     def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
         """Return the buffers to send now, in order, about `SEND_BYTES` at most. Repeat until the result is empty.
@@ -199,6 +211,10 @@ class Connection:
         self._connected_at += seconds
         if self.state == "greeting":
             self._connected_at = max(self._connected_at, now - self.greeting_s + self.heartbeat_s)
+
+    def resumed(self, now: float) -> None:
+        """Handle the end of a pause in which the transport read nothing: it says nothing about the other side."""
+        self._last_in = max(self._last_in, now - self.silent_s + self.heartbeat_s)
 
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""

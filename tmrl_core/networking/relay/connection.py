@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 GREETING_PAYLOAD_BYTES = 8_192
 """Maximum payload of a frame from a peer that is not authenticated yet."""
 
+_CHARGED = ("worker", "observer")
+"""Roles that have a share of the processor; see `processor_time.py`."""
 _REGISTERED = ("worker", "trainer")
 """Roles whose connections the Server logs; probes and observers are not logged."""
 
@@ -87,6 +89,12 @@ class RelayConnection(Connection):
         self._policy_index = 0
         self._sent: Version | None = None
         """Version that was sent completely and is not confirmed yet."""
+        self._sample_frames = 0
+        """Frames of samples since the last charge."""
+        self._charged = (0, 0)
+        """Bytes and frames that had arrived then."""
+        self._uncharged = (0.0, 0)
+        """Processor time since then, and bytes as they were on the wire."""
         self._credit_used_at = 0.0
         """Time of the last samples, or of the last check without unused credit."""
         self._checked_at = 0.0
@@ -190,6 +198,30 @@ class RelayConnection(Connection):
             self._snapshot = b""
         self.send(StatusPage(page, pages, body))
 
+    def charge(self, seconds: float, n: int, now: float) -> None:
+        """Charge the processor time of received bytes to the principal, except the part of samples."""
+        used, wire = self._uncharged[0] + seconds, self._uncharged[1] + n
+        if self.state == "greeting" and self.identity.role is None:
+            used = 0.0  # members of a fleet with one token connect again together
+        self._uncharged = used, wire
+        frames, plain = self.frames_in - self._charged[1], self.bytes_in - self._charged[0]
+        if not frames or self.state not in _CHARGED:
+            return
+        # Samples in many tiny TLS records are charged like everything else.
+        samples = self._sample_frames / frames if 2 * plain > wire else 0.0
+        self._charged, self._uncharged, self._sample_frames = (self.bytes_in, self.frames_in), (0.0, 0), 0
+        relay, principal = self.relay, self.principal
+        pause_s = relay.processor_time.charge(principal, (1.0 - samples) * used, now)
+        if pause_s:
+            for link in (*relay.workers.values(), *relay.observers):
+                if link.principal == principal:
+                    link.pause(pause_s)
+
+    @property
+    def overspent(self) -> bool:
+        """Return True if its principal has used more processor time than its share."""
+        return self.relay.processor_time.overspent(self.principal, self._now)
+
     def _control_frame(self, frame: Frame) -> None:
         try:
             super()._control_frame(frame)
@@ -202,8 +234,9 @@ class RelayConnection(Connection):
 
     def _on_frame(self, frame: Frame) -> None:
         if self.state == "worker" and frame.kind == Kind.DATA:
-            self._credit_used_at = self._now
-            self.relay.flow.frame(self, frame)
+            if self.relay.flow.frame(self, frame):
+                self._credit_used_at = self._now
+                self._sample_frames += 1
         elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
             self._policy_frame(frame)
         else:

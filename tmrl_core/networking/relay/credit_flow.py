@@ -74,7 +74,7 @@ class Flow:
         self._shares: dict[str, Share] = {}
         self._turns: list[tuple[int, int, Share]] = []
         """Heap of the principals with queued messages: (turn, order among equals, share)."""
-        self._order = count()
+        self._order = count(1)
         self._turn = 0
         """Turn of the latest message: bytes forwarded so far for a principal that always has messages."""
         self._asking: list[tuple[int, int, Share]] = []
@@ -102,6 +102,7 @@ class Flow:
         """Forget a stream that `void` has emptied."""
         stream.share.streams -= 1
         if not stream.share.streams:
+            stream.share.wants.clear()
             del self._shares[stream.share.principal]
 
     def activate(self, stream: RelayStream) -> None:
@@ -155,10 +156,12 @@ class Flow:
         self._short_bytes = 0
         stream.over_window = False
         if stream.asking:
-            stream.asking = False
+            stream.asking = 0
             share = stream.share
-            share.wants = [entry for entry in share.wants if entry[2] is not stream]
-            heapify(share.wants)
+            # Withdrawn entries are dropped together, or each of a link's streams would cost a search.
+            if len(share.wants) > 2 * share.streams + 64:
+                share.wants = [entry for entry in share.wants if entry[1] == entry[2].asking]
+                heapify(share.wants)
 
     def held_bytes(self, stream: RelayStream) -> int:
         """Return the bytes of the pool that complete messages of a stream occupy."""
@@ -186,13 +189,13 @@ class Flow:
 
     # --- from workers ---
 
-    def frame(self, connection: RelayConnection, frame: Frame) -> None:
-        """Handle a DATA frame from a worker."""
+    def frame(self, connection: RelayConnection, frame: Frame) -> bool:
+        """Handle a DATA frame from a worker. Return False if it belongs to no current epoch."""
         stream = connection.stream(frame.channel)
         if not stream.active or frame.epoch != stream.epoch:
             if frame.flags & LAST:
                 self.discarded_messages += 1
-            return
+            return False
         size = len(frame.buffer)
         stream.received += size
         if stream.received > stream.limit:
@@ -220,7 +223,7 @@ class Flow:
             frames, stream.partial = stream.partial, []
             if stream.handing:
                 self._relay.spool_handoff.take(stream, frames, stream.partial_bytes)
-                return
+                return True
             stream.queue.append((frames, stream.partial_bytes))
             self.queued_bytes += stream.partial_bytes
             self.take_turns(stream)
@@ -229,6 +232,7 @@ class Flow:
         # A frame costs more memory than its bytes, so that many small frames would exceed the budget.
         elif size != MAX_FRAME_BYTES:
             raise RemoteProtocolError("only a message's last frame is not full")
+        return True
 
     def want(self, connection: RelayConnection, message: Want) -> None:
         """Handle a worker's request for credit for complete messages."""
@@ -272,8 +276,8 @@ class Flow:
         share = stream.share
         stream.over_window = False
         if not stream.asking:
-            stream.asking = True
-            heappush(share.wants, (stream.turn, next(self._order), stream))
+            stream.asking = next(self._order)
+            heappush(share.wants, (stream.turn, stream.asking, stream))
         if not share.asking:
             share.asking = True
             heappush(self._asking, (self._place(share), next(self._order), share))
@@ -296,13 +300,13 @@ class Flow:
         asking = self._asking
         while asking:
             place, order, share = asking[0]
-            if not share.wants:
+            stream = self._first_want(share)
+            if stream is None:
                 share.asking = False
                 heappop(asking)
             elif place < self._place(share):
                 heapreplace(asking, (self._place(share), order, share))
             else:
-                stream = self._first_want(share)
                 need = stream.wanted - stream.limit
                 free = self._settings.budget_bytes - self.reserved_bytes
                 if self._exceeds_share(share, need, free):
@@ -312,7 +316,7 @@ class Flow:
                     self._short_bytes = need
                     break  # later ones wait too, so that a large request is not overtaken forever
                 heappop(share.wants)
-                stream.asking = False
+                stream.asking = 0
                 over = stream.wanted - stream.forwarded > self._settings.window_bytes
                 if need > 0 and over and stream.reserved > stream.standing:
                     stream.over_window = True  # it asks again after some of its messages were forwarded
@@ -331,13 +335,17 @@ class Flow:
             return False
         return share.reserved_bytes + need > _SHARE_OF_FREE * (free - need) or free - need < request
 
-    def _first_want(self, share: Share) -> RelayStream:
-        """Return the stream of a principal that is the next to get credit."""
-        while True:
+    def _first_want(self, share: Share) -> RelayStream | None:
+        """Return the stream of a principal that is the next to get credit; None: none wants any."""
+        while share.wants:
             turn, order, stream = share.wants[0]
-            if turn >= stream.turn:
+            if order != stream.asking:
+                heappop(share.wants)  # the request was withdrawn
+            elif turn >= stream.turn:
                 return stream
-            heapreplace(share.wants, (stream.turn, order, stream))
+            else:
+                heapreplace(share.wants, (stream.turn, order, stream))
+        return None
 
     def _send_credit(self, stream: RelayStream) -> None:
         if stream.worker is not None and stream.limit > stream.sent_limit:

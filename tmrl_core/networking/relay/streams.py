@@ -30,7 +30,7 @@ class Share:
         """Turn of the stream of its latest message."""
         self.asking = False
         self.wants: list[tuple[int, int, RelayStream]] = []
-        """Heap of its streams that want credit: (turn, order among equals, stream)."""
+        """Heap of its streams that want credit: (turn, order among equals, stream). Others are withdrawn entries."""
 
 
 class RelayStream:
@@ -65,8 +65,8 @@ class RelayStream:
         self.limit = 0
         self.sent_limit = 0
         self.wanted = 0
-        self.asking = False
-        """True: it waits for the credit that it wants."""
+        self.asking = 0
+        """Order of its entry in `Share.wants` while it waits for the credit that it wants; 0: it does not."""
         self.over_window = False
         """True: it wants more than its window, and asks again once a message of it was forwarded."""
         self.ended = False

@@ -139,13 +139,17 @@ class Admission:
         self._of_network[network] = self._of_network.get(network, 0) + 1
         return pending
 
-    def admit(self, pending: PendingConnection, now: float) -> None:
-        """Admit an authenticated peer; its connection is no longer pending."""
+    def admit(self, pending: PendingConnection, now: float, *, overspent: bool = False) -> None:
+        """Admit an authenticated peer; its connection is no longer pending.
+
+        Connections of peers that have used more than their share of the processor count against the address.
+        """
         if not self._remove(pending):
             return
-        self._bucket_of(pending.network).give_back()
-        if not pending.known:
-            self._unknown.give_back()
+        if not overspent:
+            self._bucket_of(pending.network).give_back()
+            if not pending.known:
+                self._unknown.give_back()
         self.remember(pending.network, now)
 
     def remember(self, network: str, now: float) -> None:

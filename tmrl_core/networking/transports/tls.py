@@ -15,6 +15,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -226,6 +227,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self.ready: asyncio.Future[None] = loop.create_future()
         self._owner = transport
         self._server_side = pending is not None
+        connection.pause = self._pause
         self._pending = pending
         """Admission entry of the connection, until its peer is admitted."""
         self._pending_bytes = 0
@@ -244,6 +246,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._handshaken = False
         self._reason: NetworkError | None = None
         self._linger: asyncio.TimerHandle | None = None
+        self._resume: asyncio.TimerHandle | None = None
+        """End of a pause in which nothing is read."""
         self._late_timer: asyncio.TimerHandle | None = None
         """Deadline for the admission of a Server's peer."""
         self._first = b""
@@ -287,6 +291,12 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._finishing:
             return  # lingering: further data is discarded
+        begun = time.thread_time() if self._server_side else 0.0
+        self._take(nbytes)
+        if self._server_side:
+            self.connection.charge(time.thread_time() - begun, nbytes, self.loop.time())
+
+    def _take(self, nbytes: int) -> None:
         if self._pending is not None:
             self._pending_bytes += nbytes
             if self._pending_bytes > _GREETING_BYTES:
@@ -322,7 +332,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._linger, self._late_timer):
+        for timer in (self._linger, self._late_timer, self._resume):
             if timer is not None:
                 timer.cancel()
         if self._pending is not None:
@@ -336,6 +346,20 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         self._lost(reason)
         if not self.ready.done():
             self.ready.set_result(None)
+
+    def _pause(self, seconds: float) -> None:
+        """Read nothing for some seconds."""
+        if self._socket is not None and not self._finishing:
+            if self._resume is not None:
+                self._resume.cancel()
+            self._socket.pause_reading()
+            self._resume = self.loop.call_later(seconds, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._resume = None
+        if self._socket is not None and not self._finishing:
+            self.connection.resumed(self.loop.time())
+            self._socket.resume_reading()
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -413,7 +437,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
     def _on_admitted(self) -> None:
         self._in_time()
         if self._pending is not None:
-            self._owner.admission.admit(self._pending, self.loop.time())
+            self._owner.admission.admit(self._pending, self.loop.time(), overspent=self.connection.overspent)
             self._pending = None
 
     def _on_evicted(self, reason: str) -> None:
@@ -508,6 +532,9 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._socket is None:
             self._lost(self._reason)
             return
+        if self._resume is not None:
+            self._resume.cancel()
+            self._socket.resume_reading()
         if self._tls is not None and self._handshaken:
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
