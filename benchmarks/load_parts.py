@@ -15,7 +15,7 @@ import time
 from collections import deque
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Network(NamedTuple):
     heartbeat_s: float = 3.0
     budget_bytes: int = 64 << 20
     max_message_bytes: int = 16 << 20
+    end_to_end: Literal["off", "authenticate", "encrypt"] | None = None
 
 
 class Sender(NamedTuple):
@@ -94,6 +95,7 @@ def _settings(network: Network) -> Any:
         silent_s=network.silent_s,
         heartbeat_s=network.heartbeat_s,
         max_message_bytes=network.max_message_bytes,
+        end_to_end=network.end_to_end,
     )
 
 
