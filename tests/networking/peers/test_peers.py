@@ -245,3 +245,13 @@ def test_a_server_that_announces_endless_streams_cannot_fill_the_trainers_memory
     assert link.reason is None
     say(link, StreamOpened(52, b"o" * 16, "other", b""))
     assert "more than 50 streams" in str(link.reason)
+
+
+def test_a_flood_of_streams_without_samples_makes_a_trainer_forget_no_offset() -> None:
+    honest = b"honest".ljust(16)
+    offsets = {honest: CommittedOffset(3, 3)}
+    state = TrainerState(run="run", name="t", peer=bytes(16), inbox_bytes=1_000, offsets=offsets)
+    for number in range(10_000):
+        state.receiver(b"wolf" + number.to_bytes(12, "big"))
+    assert state.receivers[honest].offset == offsets[honest]
+    assert len(state.receivers) <= trainer_peer._FORGOTTEN_STREAMS + 1

@@ -28,9 +28,9 @@ def test_every_promise_to_honest_workers_is_kept(block: int, full: bool) -> None
     assert not full or moods.keys() == MOODS.keys()
 
 
-@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 79])
+@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 79, 669])
 def test_found_attacks_stay_closed(seed: int) -> None:
-    """Each is a way in which one member kept credit or the trainer's link from the others."""
+    """Each is a way in which one member kept credit or the trainer's link from the others, or made it forget."""
     assert not simulate(seed, hostile=True).failure
 
 

@@ -78,6 +78,8 @@ _MAX_UNREAD_BYTES = 1 << 20
 """Maximum bytes of refusals that the Server has not read."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return."""
+_SEARCHED_STREAMS = 512
+"""Number of the oldest absent streams among which one without a committed message is forgotten first."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -219,7 +221,10 @@ class TrainerState(ClientState):
             if other != newest and other not in self.members and not self._waits(other)
         )
         if self.seal is None:
-            chosen = list(itertools.islice(absent, 1))
+            # A stream without a committed message has no offset to lose. A flood of them replaces itself first.
+            oldest = list(itertools.islice(absent, _SEARCHED_STREAMS))
+            empty = (one for one in oldest if not self.receivers[one].offset.next_number)
+            chosen = list(itertools.islice(itertools.chain(empty, oldest), 1))
         else:  # several, because all streams are compared
             chosen = self._forgotten.choose(self.receivers, absent, max(1, _FORGOTTEN_STREAMS // 16))
         for other in chosen:
