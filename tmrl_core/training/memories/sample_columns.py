@@ -23,7 +23,7 @@ from tmrl_core.training.memories.rows import RowLease
 from tmrl_core.training.value_types import Batch, Device, State, Tree
 
 _KINDS = frozenset({"", "0-d", "float", "int", "bool"})
-_PYTHON: dict[str, Callable[[Any], Any]] = {"float": float, "int": int, "bool": bool}
+_PYTHON: dict[str, Callable[[Tree], Tree]] = {"float": float, "int": int, "bool": bool}
 _FIRST_ROWS = 1024
 """Initial length of the rings."""
 _FIELDS = 6
@@ -48,7 +48,7 @@ class _Leaf:
         kind: as in `tmrl_core.samples.columns.Kind`.
     """
 
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     shape: tuple[int, ...]
     kind: str
 
@@ -58,7 +58,7 @@ class _Leaf:
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
-    def batch_dtype(self) -> np.dtype[Any]:
+    def batch_dtype(self) -> np.dtype:
         """Dtype in batches: Python's floats, and NumPy's scalars that are such, become float32."""
         is_float = self.kind == "float" or (not self.kind and not self.shape and self.dtype == np.float64)
         return np.dtype(np.float32) if is_float else self.dtype
@@ -93,7 +93,7 @@ def _numbered(tree: Tree, leaves: Iterator[int]) -> Tree:
     return next(leaves)
 
 
-def _filled(template: Tree, value: Callable[[int], Any]) -> Any:
+def _filled(template: Tree, value: Callable[[int], Tree]) -> Tree:
     """Return a template with `value(number)` in place of each leaf's number."""
     if isinstance(template, dict):
         return {key: _filled(item, value) for key, item in template.items()}
@@ -119,7 +119,7 @@ class _Values:
     def __len__(self) -> int:
         return len(self._columns)
 
-    def __getitem__(self, item: int | slice) -> Any:
+    def __getitem__(self, item: int | slice) -> Tree:
         if isinstance(item, slice):
             return [self[i] for i in range(*item.indices(len(self)))]
         at = operator.index(item)
@@ -128,7 +128,7 @@ class _Values:
             raise IndexError(f"sample {item} of {len(self)}")
         return self._columns.value(self._field, self._columns.first + at)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tree]:
         return map(self.__getitem__, range(len(self)))
 
 
@@ -188,7 +188,7 @@ class SampleColumns:
         """Yield the six fields."""
         return map(self.__getitem__, range(_FIELDS))
 
-    def value(self, field: int, number: int) -> Any:
+    def value(self, field: int, number: int) -> Tree:
         """Return one value of a sample, as it was appended."""
         place = number % len(self._rings[0])
         if field == 5:
@@ -199,7 +199,7 @@ class SampleColumns:
             return None
         return _filled(self._templates[field], lambda leaf: self._leaf_value(leaf, place))
 
-    def _leaf_value(self, number: int, place: int) -> Any:
+    def _leaf_value(self, number: int, place: int) -> Tree:
         leaf, row = self._leaves[number], self._rings[_FLAGS + 1 + number][place]
         if leaf.shape:
             return row.reshape(leaf.shape).copy()
@@ -207,7 +207,7 @@ class SampleColumns:
             return row.reshape(()).copy()
         return _PYTHON[leaf.kind](row[0]) if leaf.kind else row[0]
 
-    def to_lists(self) -> list[list[Any]]:
+    def to_lists(self) -> list[list[Tree]]:
         """Return the six fields as lists."""
         return [list(values) for values in self]
 
@@ -315,7 +315,7 @@ class SampleColumns:
         before = self._places(self._rings[_FLAGS].take(places))
         action, observation, reward = self._templates
 
-        def gather(template: Tree, at: Array, dtype: np.dtype[Any] | None = None) -> Any:
+        def gather(template: Tree, at: Array, dtype: np.dtype | None = None) -> Tree:
             def tensor(number: int) -> torch.Tensor:
                 leaf = self._leaves[number]
                 values = self._rings[_FLAGS + 1 + number].take(at, axis=0)
@@ -406,6 +406,6 @@ def _put(ring: Array, start: int, values: Array) -> None:
     ring[: len(values) - first] = values[first:]
 
 
-def _tensor(values: Array, dtype: np.dtype[Any], device: Device) -> torch.Tensor:
+def _tensor(values: Array, dtype: np.dtype, device: Device) -> torch.Tensor:
     tensor = torch.from_numpy(values if values.dtype == dtype else values.astype(dtype))
     return tensor if device is None or str(device) == "cpu" else tensor.to(device)
