@@ -15,6 +15,7 @@ from tmrl_core.networking.end_to_end.trainer import TrainerSeal
 from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.framing import (
     POLICY_HEAD,
     SAMPLES_HEAD,
@@ -81,9 +82,11 @@ class Run:
     def __init__(self, run: str, mode: Mode, key: bytes = bytes(32)) -> None:
         seal = WorkerSeal(run, signer(), verifier(), mode=mode)
         self.worker = WorkerState(run=run, name="robot", peer=b"w" * 16, seal=seal)
-        self.senders = [self.worker.new_sender(queue_bytes=1 << 30, drop_oldest=False) for _ in range(2)]
-        for sender in self.senders:
-            self.worker.add_stream(sender, b"")
+        self.senders: list[StreamSender] = []
+        for _ in range(2):
+            stream, sealer = self.worker.new_stream()
+            self.senders.append(StreamSender(stream, queue_bytes=1 << 30, drop_oldest=False, sealer=sealer))
+            self.worker.add_stream(self.senders[-1], b"")
         trainer_seal = TrainerSeal(run, signer("trainer", "node"), verifier(), RunKey(key))
         self.trainer = TrainerState(run=run, name="node", peer=b"t" * 16, inbox_bytes=1 << 30, seal=trainer_seal)
         self.seals = seal, trainer_seal

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.networking.simulation.hostile import is_thiefs
 from tests.networking.simulation.memory import Memory, content
 from tests.networking.simulation.network import CLIENT, End, Network, Route, Violation
+from tests.networking.simulation.seals import TrainerMachine, WorkerMachine
 from tmrl_core.errors import NetworkError, RefusedError
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
@@ -96,6 +97,7 @@ class Worker(Client):
         uid: who it is among all of a run.
         peer: its peer id; None: a random one.
         certified: True: it has a certificate of its own; False: it shares the workers' token.
+        machine: its credentials for end-to-end authentication; None: there is none.
     """
 
     state: WorkerState
@@ -113,14 +115,21 @@ class Worker(Client):
         sender: Callable[..., StreamSender] = StreamSender,
         run: str = "run",
         certified: bool = False,
+        machine: WorkerMachine | None = None,
     ) -> None:
         super().__init__(network, route)
         if certified:
             self.identity = Identity("client", "worker", name)
         self.uid = uid
         self.stream = uid.to_bytes(2, "big") + network.random.randbytes(14)
-        self.state = WorkerState(run=run, name=name, peer=peer or network.random.randbytes(16))
-        self.sender = sender(self.stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest)
+        seal = machine.seal(run) if machine is not None else None
+        self.accepted = seal.accepted if seal is not None else (0, 0)
+        """The newest policy version that an earlier process of its machine had accepted."""
+        self.state = WorkerState(run=run, name=name, peer=peer or network.random.randbytes(16), seal=seal)
+        sealer = None
+        if seal is not None:
+            self.stream, sealer = self.state.new_stream()
+        self.sender = sender(self.stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest, sealer=sealer)
         self.state.add_stream(self.sender, b"")
         self.samples: list[int] = []
         """Samples of each message that was taken over, by its number."""
@@ -181,6 +190,8 @@ class Trainer(Client):
 
     Args:
         memory: what it appends to; it outlives the process as far as it is durable.
+        machine: its credentials for end-to-end authentication; None: there is none.
+        others: machines whose keys it has too.
     """
 
     state: TrainerState
@@ -196,20 +207,26 @@ class Trainer(Client):
         state: Callable[..., TrainerState] = TrainerState,
         connection: Callable[..., TrainerConnection] = TrainerConnection,
         offsets: Mapping[bytes, CommittedOffset] | None = None,
+        machine: TrainerMachine | None = None,
+        others: Sequence[TrainerMachine] = (),
     ) -> None:
         super().__init__(network, route)
         self.memory = memory
+        self.known = max(memory.incarnation, machine.highest if machine is not None else 0)
+        """The highest incarnation that it knew of when it began."""
+        authentication: dict[str, Any] = {}
+        if machine is not None:
+            authentication = {"seal": machine.seal(run, others), "hold": machine.hold}
         self.state = state(
             run=run,
             name="trainer",
             peer=network.random.randbytes(16),
             inbox_bytes=inbox_bytes,
-            incarnation=memory.incarnation,
+            incarnation=self.known,
             counter=memory.counter,
             offsets=memory.offsets if offsets is None else offsets,
+            **authentication,
         )
-        self.known = memory.incarnation
-        """The highest incarnation that it knew of when it began."""
         self.holding = 0
         self.idle = False
         """Whether it takes nothing now."""

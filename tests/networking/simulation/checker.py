@@ -48,6 +48,12 @@ class Checker:
                 self._incarnation(owner, relay)
 
     def _incarnation(self, trainer: Trainer, relay: Relay) -> None:
+        announced = relay._announced.incarnation if relay._announced is not None else 0
+        if trainer.state.seal is not None and (relay._held_by[1], announced) != (
+            trainer.state.peer,
+            trainer.state.holding,
+        ):
+            return  # it may still follow the Server's suggestion
         number = trainer.holding = trainer.state.holding
         before = self._given.setdefault(number, (trainer, relay))
         if before[0] is trainer:
@@ -62,6 +68,8 @@ class Checker:
         version, body = worker.state.policy[0], bytes(worker.state.policy[1])
         worker.state.policy = None
         worker.policy = body
+        if version < worker.accepted:
+            raise Violation(f"worker {worker.uid} has version {version}; its machine had {worker.accepted} before")
         if version[0] not in self._given_again and self.policies.setdefault(version, body) != body:
             raise Violation(f"version {version} has two different weights")
         if b"<" + worker.state.run.encode() + b">" not in body:

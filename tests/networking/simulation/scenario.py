@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -23,7 +23,9 @@ from tests.networking.simulation.hostile import (
 )
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route, Violation
+from tests.networking.simulation.seals import TrainerMachine, WorkerMachine
 from tests.networking.simulation.spools import Disk, SimulatedDiskSpool
+from tmrl_core.networking.end_to_end.worker import Mode
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.messages import Progress
@@ -127,6 +129,12 @@ class Scenario:
         self.inbox_bytes = random.choice((1, 4, 40)) * most
         self.pace_s = random.choice((0.05, 0.1, 0.2))
         """Between two messages of all workers together."""
+        self.authenticated = seed % 2 == 0
+        """Whether workers and trainers authenticate each other; half of those encrypt samples."""
+        self.bundles: dict[str, WorkerMachine] = {}
+        """By worker's name, which is that of a machine."""
+        self.machines: list[TrainerMachine] = []
+        """Of each memory; several may be on one machine."""
         self.memories: list[Memory] = []
         self.workers: list[Worker] = []
         """Alive and dead."""
@@ -186,25 +194,34 @@ class Scenario:
         """Start a worker process."""
         uid = self._next_uid
         self._next_uid += 1
+        name = name or f"worker{uid}"
+        machine = None
+        if self.authenticated:
+            mode: Mode = "encrypt" if self.result.seed % 4 == 0 else "authenticate"
+            machine = self.bundles.setdefault(name, WorkerMachine(uid, mode))
         worker = Worker(
             self.network,
             self.route(),
             uid,
-            name=name or f"worker{uid}",
+            name=name,
             queue_bytes=self.queue_bytes,
             drop_oldest=self.random.random() < self.drops,
             peer=peer,
             sender=self.core.sender,
             certified=self.certified,
+            machine=machine,
         )
         self.workers.append(worker)
         worker.connect()
         return worker
 
-    def new_trainer(self, memory: Memory, run: str = "run") -> Trainer:
-        """Start a trainer process."""
+    def new_trainer(self, memory: Memory, run: str = "run", others: Sequence[TrainerMachine] = ()) -> Trainer:
+        """Start a trainer process; with the keys of other machines, if somebody has copied them."""
         if memory not in self.memories:
             self.memories.append(memory)
+            if self.authenticated:
+                same = self.machines and self.random.random() < 0.5
+                self.machines.append(self.machines[0] if same else TrainerMachine(len(self.machines)))
         trainer = Trainer(
             self.network,
             self.route(),
@@ -213,6 +230,8 @@ class Scenario:
             run=run,
             state=self.core.trainer_state,
             connection=self.core.trainer_connection,
+            machine=self.machines[self.memories.index(memory)] if self.authenticated else None,
+            others=others,
         )
         self.trainers.append(trainer)
         self._work(trainer)
@@ -349,6 +368,9 @@ class Scenario:
         for worker in self.workers:
             forgotten = self.spool == "memory" and network.servers > worker.servers
             self.checker.finished(worker, memory, elsewhere, forgotten)
+        seals = [client.state.seal for client in (*self.workers, *self.trainers) if client.state.seal is not None]
+        if self.thief is None and (forged := sum(seal.forged for seal in seals)):
+            raise Violation(f"{forged} messages of honest peers were taken for forged ones")
         left = sum(size for stream in self._streams() for _, size in stream.queue)
         if left:
             raise Violation(f"{left} bytes are left at the relay")
@@ -419,8 +441,11 @@ class Scenario:
             trainer.idle = False
             if trainer is not stays:
                 trainer.kill()
-        if stays is None:
-            stays = self.new_trainer(self.memories[0])
+        if stays is not None and len(set(self.machines)) > 1:
+            stays.kill()  # to begin again with the keys of all machines, for which samples may be stored
+            stays = self.new_trainer(stays.memory, others=self.machines)
+        elif stays is None:
+            stays = self.new_trainer(self.memories[0], others=self.machines)
         if self.thief is not None:
             stays.route.mend()
             stays.route.window_bytes = max(4_000, self.sizes[-1])  # no faster than announcements can be

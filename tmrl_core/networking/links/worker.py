@@ -20,7 +20,7 @@ from tmrl_core.networking.peers import (
     WorkerState,
 )
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Body, CloseReport
+from tmrl_core.networking.protocol.delivery import Body, CloseReport, StreamSender
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
     Directive,
@@ -123,8 +123,12 @@ class WorkerLink(Link):
         self._queue_bytes = queue_bytes
         self._drop_oldest = when_full == "drop_oldest"
         # In `block` mode, `send` enforces the limit, and submitted samples are never refused.
-        self._sender = self._worker.new_sender(
-            queue_bytes=queue_bytes if self._drop_oldest else 1 << 62, drop_oldest=self._drop_oldest
+        stream, sealer = self._worker.new_stream()
+        self._sender = StreamSender(
+            stream,
+            queue_bytes=queue_bytes if self._drop_oldest else 1 << 62,
+            drop_oldest=self._drop_oldest,
+            sealer=sealer,
         )
         self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
         self.expert = False

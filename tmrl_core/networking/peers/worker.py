@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
 
-from tmrl_core.errors import ForgedError, RemoteProtocolError
+from tmrl_core.errors import ForgedError, NetworkError, RemoteProtocolError
 from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Body, StreamSender
+from tmrl_core.networking.protocol.delivery import Body, Sealer, StreamSender
 from tmrl_core.networking.protocol.framing import (
     FIRST,
     LAST,
@@ -115,6 +116,8 @@ class _StreamSealer:
     @property
     def ready(self) -> bool:
         # Without a card, only the Server's spool can take messages. They are then signed, unless they must be secret.
+        if self._state.contested:
+            return False
         return self._seal.ready or (self._state.ending and self._seal.mode == "authenticate")
 
     def seal(self, head: MessageHead, body: Body) -> Body:
@@ -123,7 +126,7 @@ class _StreamSealer:
         return sealed
 
     def check_ack(self, ack: Ack) -> bool:
-        return self._seal.check_ack(self._stream, ack.next, ack.refused, ack.tag)
+        return not self._state.contested and self._seal.check_ack(self._stream, ack.next, ack.refused, ack.tag)
 
 
 class WorkerState(ClientState):
@@ -141,6 +144,8 @@ class WorkerState(ClientState):
         if seal is not None:
             self.versions = (2,)
             self.incarnation = seal.incarnation
+        self.contested = False
+        """True: the trainer has the incarnation of another one, whose card was accepted, so that it is ignored."""
         self.trainer_authenticates = False
         """True: the trainer authenticates, and this worker does not, so that it ignores the trainer."""
         self.senders: list[tuple[StreamSender, bytes]] = []
@@ -165,13 +170,12 @@ class WorkerState(ClientState):
         self.hand_over_refusal = ""
         """Reason why the Server stopped storing the handed-over samples."""
 
-    def new_sender(self, *, queue_bytes: int, drop_oldest: bool) -> StreamSender:
-        """Return the sender of a new stream, for `add_stream`."""
+    def new_stream(self) -> tuple[bytes, Sealer | None]:
+        """Return the id of a new stream, and its authentication, for a `StreamSender`."""
         if self.seal is None:
-            return StreamSender(os.urandom(16), queue_bytes=queue_bytes, drop_oldest=drop_oldest)
+            return os.urandom(16), None
         stream = self.seal.new_stream()
-        sealer = _StreamSealer(self, self.seal, stream)
-        return StreamSender(stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest, sealer=sealer)
+        return stream, _StreamSealer(self, self.seal, stream)
 
     def add_stream(self, sender: StreamSender, signature: bytes) -> None:
         """Add a stream, which the next connection announces to the Server.
@@ -325,9 +329,8 @@ class WorkerConnection(Connection):
                 self._sender(message.channel).credit(epoch=message.epoch, limit=message.limit)
                 self.wake()
             case Announce():
-                if state.seal is not None and state.seal.announced(message.body):
-                    state.incarnation = state.seal.incarnation
-                    self.wake()
+                if state.seal is not None:
+                    self._announced(state.seal, message)
                 state.on_change()
             case Direct():
                 stream = None if message.channel == ALL_CHANNELS else self._sender(message.channel).stream
@@ -344,16 +347,38 @@ class WorkerConnection(Connection):
             case _:
                 super()._on_control(message)
 
+    def _announced(self, seal: WorkerSeal, message: Announce) -> None:
+        state = self.worker
+        outdated = seal.outdated
+        if seal.announced(message.body):
+            state.incarnation = seal.incarnation
+            state.contested = False
+            self.wake()
+        elif seal.ready and seal.outdated > outdated and message.incarnation == seal.incarnation:
+            state.contested = True
+            self._contest(message.incarnation)
+
+    def _contest(self, incarnation: int) -> None:
+        """Report a higher incarnation, in a new link, because a trainer uses one that another trainer has used before.
+
+        The Server then suggests a higher one to the trainer.
+        """
+        state = self.worker
+        if state.seal is not None and state.incarnation == state.seal.incarnation == incarnation:
+            state.incarnation += 1
+            self._fail(
+                NetworkError(f"two trainers have used the incarnation {incarnation}; one must take a higher one")
+            )
+
     def _opened(self, body: _Content, check: Callable[[WorkerSeal], _Content | None]) -> _Content | None:
         """Return the content of a message of the trainer; None: it is ignored."""
         state = self.worker
         if state.seal is None:
             state.trainer_authenticates = body[-len(PROOF_ENDS) :] == PROOF_ENDS
             return None if state.trainer_authenticates else body
-        try:
-            return check(state.seal)
-        except ForgedError:
-            return None
+        with contextlib.suppress(ForgedError):
+            return None if state.contested else check(state.seal)
+        return None
 
     def _sender(self, channel: int) -> StreamSender:
         if channel >= len(self.worker.senders):
@@ -371,6 +396,8 @@ class WorkerConnection(Connection):
             content = self._opened(body, lambda seal: seal.open_policy(version, body))
             if content is not None:
                 self.worker.policy_arrived(version, content)
+            elif self.worker.seal is not None and version < self.worker.seal.accepted:
+                self._contest(version[0])
             self.worker.on_change()
 
     def _before_send(self) -> None:

@@ -132,6 +132,8 @@ class Relay:
         self._direct_all: Direct | None = None
         self._lasting: OrderedDict[str, Direct] = OrderedDict()
         """Directive for all workers of a run that stays in force without its trainer, by run."""
+        self._held_by = (0, b"")
+        """Incarnation and peer id of the latest trainer."""
         self._announced: Announce | None = None
         """Card of the linked trainer."""
         self._cards: OrderedDict[str, Announce] = OrderedDict()
@@ -303,14 +305,16 @@ class Relay:
             older.refuse("superseded", "the same trainer has connected again")
             older.leave()
         known = max(self.incarnation, hello.incarnation)
-        if hello.holding and hello.holding == known:
-            self.incarnation = known
-        else:
-            self.incarnation = known + 1
+        # Trainers that choose their incarnation may choose the same one.
+        free = self._held_by[1] == hello.peer or self._held_by[0] != known
+        self.incarnation = known if hello.holding and hello.holding == known and free else known + 1
+        if 1 in hello.versions:
+            self._held_by = (self.incarnation, hello.peer)
         self._raises.clear()
         self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
-        self._cards.pop(hello.run, None)
+        if 1 in hello.versions and self._cards.pop(hello.run, None):
+            self.policies.latest = None  # this trainer does not authenticate, and workers that do not cannot use it
         self.trainer = connection
         self.flow.trainer_came()
         connection.state = "trainer"
@@ -531,8 +535,15 @@ class Relay:
             raise RemoteProtocolError(
                 f"incarnation {message.incarnation} was announced in protocol {connection.version}"
             )
+        held, peer = self._held_by
+        if peer != connection.peer and message.incarnation <= held and not connection.suggested:
+            # Workers would not distinguish it from that trainer. What workers have claimed may be implausible.
+            connection.suggested = True
+            connection.send(Incarnation(held + 1))
+            return
         self._announced = message
         self.incarnation = message.incarnation
+        self._held_by = (message.incarnation, connection.peer)
         self.policies.begin_incarnation(message.incarnation)
         self._cards[connection.run] = message
         if len(self._cards) > _MAX_RUNS:
