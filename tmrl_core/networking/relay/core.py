@@ -313,7 +313,7 @@ class Relay:
         self._raises.clear()
         self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
-        if 1 in hello.versions and self._cards.pop(hello.run, None):
+        if 1 in hello.versions and self._cards.pop(hello.run, None) is not None:
             self.policies.latest = None  # this trainer does not authenticate, and workers that do not cannot use it
         self.trainer = connection
         self.flow.trainer_came()
