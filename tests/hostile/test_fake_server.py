@@ -24,6 +24,7 @@ from tmrl_core.networking.end_to_end.statements import (
     StreamRecord,
     decode_statement,
     encode_statement,
+    split_trailer,
 )
 from tmrl_core.networking.end_to_end.stream_keys import SEAL_BYTES, header
 from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
@@ -415,7 +416,7 @@ def alter_samples(world: World) -> bool:
     worker = _pick(world)
 
     def alter(link: Link, frame: Frame, up: bool) -> list[bytes] | None:
-        if link is not world.trainer or up or frame.kind != Kind.DATA:
+        if link is not world.trainer or up or frame.kind != Kind.DATA or frame.channel != _address(world, worker)[0]:
             return None
         # The length and the frame's own header only harm the link.
         while True:
@@ -425,6 +426,7 @@ def alter_samples(world: World) -> bool:
 
     world.attacker.alter = alter
     worker.make(world.random.choice((0, 50, 500)))
+    worker.make(20)  # with a lower number, the first is a duplicate, and the second shows the gap
     return True
 
 
@@ -603,6 +605,11 @@ def forge_order(world: World) -> bool:
         body = finish if kind == "up Direct" else gave_up
     elif how == 2:
         body = (finish if kind == "up Direct" else gave_up) + body[-TRAILER_BYTES:]
+    else:
+        own = isinstance(older, Direct) and older.channel != ALL_CHANNELS
+        scope = "report" if kind == "up Report" else "directive", worker.sender.stream if own else b""
+        if split_trailer(memoryview(body))[1].version >= worker.seal._newest.get(scope, (0, 0)):
+            return False  # it may be the latest one, which does no harm
     if kind == "up Report":
         link.inject(Report(body))
     else:
