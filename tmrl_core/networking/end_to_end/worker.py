@@ -274,7 +274,7 @@ class WorkerSeal:
         card = self._card
         covered = broadcast_statement(subject, self.run, stream, signature.version, digest(content))
         if card is None or not is_signed(card.verifying, signature.proof, covered):
-            if card is not None and signature.version[0] < card.content.incarnation:
+            if signature.version[0] < self.incarnation:
                 self.outdated += 1
                 return signature.version, None
             raise self._forged(f"a {subject} has a wrong proof of its origin")
