@@ -762,7 +762,8 @@ def _any_version(self: WorkerSeal, version: Version, body: memoryview) -> memory
 
 
 def _any_order(self: WorkerSeal, subject: str, stream: bytes, body: bytes) -> bytes | None:
-    content = self._checked(subject, stream, memoryview(body))[1]
+    version, content = self._checked(subject, stream, memoryview(body))
+    self._newest[subject, stream] = max(version, self._newest.get((subject, stream), (0, 0)))
     return None if content is None else bytes(content)
 
 

@@ -396,8 +396,8 @@ class WorkerConnection(Connection):
             content = self._opened(body, lambda seal: seal.open_policy(version, body))
             if content is not None:
                 self.worker.policy_arrived(version, content)
-            elif self.worker.seal is not None and version < self.worker.seal.accepted:
-                self._contest(version[0])
+            elif self.worker.policy_version == (0, 0) and self.worker.incarnation > 0:
+                self._contest(version[0])  # older than what an earlier process of this worker has accepted
             self.worker.on_change()
 
     def _before_send(self) -> None:
