@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 import pytest
 
@@ -102,7 +100,7 @@ def test_a_renewed_certificate_keeps_the_stream() -> None:
     assert opened.open(HEAD, ends.sealed())
 
 
-@pytest.mark.parametrize("clock", [-5.0, 0.0, 1e12, time.time()])
+@pytest.mark.parametrize("clock", [-5.0, 0.0, 1e12, 1.8e9])
 def test_any_clock_of_a_worker_gives_a_valid_stream(clock: float) -> None:
     ends = Ends()
     ends.worker = WorkerSeal("run", signer(), verifier(), mode="authenticate", clock=lambda: clock)
