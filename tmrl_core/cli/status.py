@@ -159,11 +159,12 @@ def _workers(status: ServerStatus) -> list[_Worker]:
 
 def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | None) -> list[tuple[int, str]]:
     behind = _behind(status, peer) or 0
+    forged = (peer is not None and peer.forged) or 0
     return [
         (rank, text)
         for rank, holds, text in (
             (5, not stream.linked, "has gone"),
-            (6, peer is not None and peer.forged, f"ignored {peer.forged if peer else 0:,} forged messages"),
+            (6, forged, f"ignored {forged:,} forged messages"),
             (4, peer is not None and peer.heard_s >= SILENT_S, f"silent for {duration(peer.heard_s if peer else 0)}"),
             (3, stream.dropped_messages, f"dropped {stream.dropped_messages:,} messages"),
             (2, behind >= FAR_BEHIND, f"{behind:,} policies behind"),
@@ -183,7 +184,7 @@ def _behind(status: ServerStatus, peer: PeerStatus | None) -> int | None:
 
 def _forged(status: ServerStatus) -> int:
     """Return the number of messages without a valid proof of their origin that linked members have ignored."""
-    return sum(peer.forged for peer in status.peers)
+    return sum(peer.forged or 0 for peer in status.peers)
 
 
 def overview(

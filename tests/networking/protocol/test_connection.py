@@ -46,6 +46,7 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Directive,
     Echo,
+    Forged,
     Halt,
     HandOver,
     Have,
@@ -406,6 +407,7 @@ MESSAGES: dict[type, Control] = {
     Halt: Halt(0),
     Ack: Ack(0, 0),
     Announce: Announce(4, b"card"),
+    Forged: Forged(1),
     Waits: Waits(0, "40 updates"),
     HandOver: HandOver(0),
     Stored: Stored(0, 0),
@@ -458,9 +460,9 @@ STATES = [
         "relay",
         (HELLO_WORKER, OpenStream(0, b"s" * 16, "w")),
         "worker",
-        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have},
+        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have, Forged},
     ),
-    ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Announce, Credit, Direct, Report}),
+    ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Announce, Credit, Direct, Report, Forged}),
     ("relay", (HELLO_OBSERVER,), "observer", {StatusRequest}),
     ("observer", (), "greeting", {Welcome}),
     ("observer", (WELCOME,), "open", {StatusPage}),
@@ -753,8 +755,16 @@ def test_policy_versions_only_grow() -> None:
     assert state.policy == ((2, 1), b"2.1")
 
 
-@pytest.mark.parametrize("who_reads_nothing", ["worker", "trainer"])
-def test_streams_opened_faster_than_their_announcements_are_read_end_the_link(who_reads_nothing: str) -> None:
+@pytest.mark.parametrize(
+    ("who_reads_nothing", "code", "reason"),
+    [
+        ("worker", "misuse", "faster than their announcements are read"),
+        ("trainer", "full", "announced more than 16 MB of signatures"),
+    ],
+)
+def test_streams_opened_faster_than_their_announcements_are_read_end_the_link(
+    who_reads_nothing: str, code: str, reason: str
+) -> None:
     ends = Ends()
     # A worker of another run is answered with the names of both; the trainer is told the signature.
     run, signature = ("\U000e0001" * 200, b"") if who_reads_nothing == "worker" else ("run", bytes(60_000))
@@ -767,7 +777,7 @@ def test_streams_opened_faster_than_their_announcements_are_read_end_the_link(wh
     assert opened > 200, "who opens many streams at once may do so"
     (refused,) = said(wolf)
     assert isinstance(refused, Refused)
-    assert refused.code == "misuse"
-    assert "faster than their announcements are read" in refused.reason
+    assert refused.code == code
+    assert reason in refused.reason
     assert not is_closing(ends.workers[0])
     assert not is_closing(ends.trainer)

@@ -96,11 +96,6 @@ def stream_id(run: str, identity: str, key: bytes, started_s: int) -> bytes:
     return _STREAM_ID.pack(started_s, holder, digest(statement("stream id", run, identity, key, started_s))[:8])
 
 
-def is_record(signature: bytes) -> bool:
-    """Return True if the signature of a stream is the record of an authenticated one."""
-    return signature.startswith(_RECORD_MAGIC)
-
-
 def encode_statement(value: StreamRecord | RunCard) -> bytes:
     """Encode a statement."""
     return _MAGIC[type(value)] + _encode(value)
@@ -151,8 +146,3 @@ def split_trailer(body: memoryview) -> tuple[memoryview, Signature]:
         raise ForgedError("it has no proof of its origin")
     incarnation, number, proof, _ = _TRAILER.unpack(body[-TRAILER_BYTES:])
     return body[:-TRAILER_BYTES], Signature((incarnation, number), proof)
-
-
-def without_trailer(body: memoryview) -> memoryview:
-    """Return the content of a policy, directive or report, for a worker that does not check its origin."""
-    return body[:-TRAILER_BYTES] if body[-len(PROOF_ENDS) :] == PROOF_ENDS else body

@@ -560,6 +560,8 @@ def encode_control(message: Control) -> bytes:
     """Encode a control message as MessagePack."""
     if type(message) is Ack and not message.tag:
         return _encoder.encode(_UntaggedAck(message.channel, message.next, message.refused))
+    if type(message) is Diagnosis and not message.card:
+        return _encoder.encode(("diagnosis", *msgspec.structs.astuple(message)[:-1]))  # without the new field
     return _encoder.encode(message)
 
 

@@ -30,7 +30,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
         unread_bytes: control messages that wait because the peer does not read.
         policy: for a worker, (incarnation, counter) of its newest complete policy.
         certificate: name in its certificate, which it cannot choose; empty: no certificate.
-        forged: number of messages without a valid proof of their origin that it has ignored.
+        forged: number of messages without a valid proof of their origin that it has ignored; left out if there are
+            none, as by earlier releases.
     """
 
     role: str
@@ -44,7 +45,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     unread_bytes: int
     policy: tuple[int, int] = (0, 0)
     certificate: str = ""
-    forged: int = 0
+    forged: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):

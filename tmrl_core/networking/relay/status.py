@@ -162,7 +162,7 @@ def _peer(connection: RelayConnection, now: float) -> PeerStatus:
         unread_bytes=connection.unread_bytes,
         policy=connection.have,
         certificate=(connection.identity.name or "")[:_LABEL_CHARACTERS],
-        forged=connection.forged,
+        forged=connection.forged or msgspec.UNSET,
     )
 
 
