@@ -115,11 +115,16 @@ def test_old_weights_give_the_same_actions(name: str, prefix: str, tmp_path: Pat
 # --- credentials and the Server's spool -------------------------------------------------------------------------------
 
 
-def configuration(folder: Path, keys: Path, **sections: Any) -> Any:
+def configuration(folder: Path, keys: Path, end_to_end: str | None = None, **sections: Any) -> Any:
     return from_values(
         {
             "run": {"name": "run", "folder": str(folder / "runs")},
-            "network": {"credentials_dir": str(keys), "security": "TLS", "hostname": "robots.example.org"},
+            "network": {
+                "credentials_dir": str(keys),
+                "security": "TLS",
+                "hostname": "robots.example.org",
+                "end_to_end": end_to_end,
+            },
             **sections,
         }
     )
@@ -130,7 +135,8 @@ def test_old_spooled_samples_reach_a_trainer_with_old_credentials(tmp_path: Path
     case = parts.Case(training.SacAgent, settings={"epochs": 1, "steps": 2, "start_training": 65})
     server = {"port": 0, "spool_dir": str(spool)}
     with Server(config=configuration(tmp_path, keys / "server.server.bundle", server=server)) as running:
-        config = configuration(tmp_path, keys / "hpc.trainer.bundle", server={"port": running.port})
+        # By default, a trainer with a bundle leaves samples without a proof of their origin in the spool.
+        config = configuration(tmp_path, keys / "hpc.trainer.bundle", "off", server={"port": running.port})
         with Trainer(lambda: case.make(tmp_path), config=config) as trainer:
             trainer.run()
     found = trainer.training

@@ -589,8 +589,8 @@ def test_the_streams_of_one_certificate_cannot_fill_the_memory_of_server_and_tra
             assert isinstance(wolf.hear(Welcome), Welcome)
             for j in range(200):
                 wolf.tell(OpenStream(j, bytes([i, j]) * 8, "wolf", bytes(60_000)))
-        wolves[-1].hear(Refused)  # at its end, since the sum is too much
-        until(lambda: len(place.relay.workers) == 3)
+        wolves[-1].hear(Refused)  # since these credentials announce too much
+        until(lambda: len(place.relay.workers) == 2)
         opened = len(place.relay.streams)
         assert opened * 60_000 < OF_ONE_BYTES
         place.start_trainer()
@@ -599,7 +599,7 @@ def test_the_streams_of_one_certificate_cannot_fill_the_memory_of_server_and_tra
             wolf.sock.close()
         until(lambda: len(place.relay.streams) == 1)
         again = place.stranger(certified)
-        again.as_worker(signature=bytes(60_000))
+        again.as_worker()  # its announcement is small; large ones have a rate
         place.goes_on()
 
 

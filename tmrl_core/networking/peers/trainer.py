@@ -410,7 +410,15 @@ class TrainerConnection(Connection):
                 opener = state.seal.open_record(message.stream, signature)
                 state.check_stream(message.stream)
             except ForgedError as exc:
-                self._refuse_stream(message, exc)
+                if message.live or signature.startswith(AUTHENTICATED):
+                    self._refuse_stream(message, exc)
+                else:
+                    # Nobody would hear a refusal, and the samples would be lost.
+                    state.remarks.append(
+                        f"the Server stores samples of worker {plain(message.name, MAX_NAME_CHARACTERS)} that are not "
+                        "authenticated, and they stay there: to take them, run the trainer once with "
+                        "network.end_to_end: off"
+                    )
                 return
             signature = opener.signature
             if opener.incarnation > state.holding:  # its worker would not follow this trainer
