@@ -65,7 +65,7 @@ def print_result(result: Result) -> None:
 
 
 def hostile_rows(results: list[Result]) -> list[tuple[str, str]]:
-    """What the hostile members did, if there were any."""
+    """Return the rows about the hostile members, if there were any."""
     if not results[0].thief:
         return []
     moods = Counter(result.thief for result in results)

@@ -1,4 +1,4 @@
-"""What a Server that has been taken over, or a worker with a certificate, gives the checks of origin at both ends."""
+"""Input of the checks of origin at both ends, from a taken-over Server or a worker with a certificate."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ class World:
 
     @property
     def counted(self) -> int:
-        """What both ends have noticed."""
+        """Return the number of attempts that both ends have noticed."""
         trainer = self.seal.forged + self.seal.unknown_keys + self.state.duplicates
         return trainer + self.closed + sum(worker.counted for worker in self.workers)
 

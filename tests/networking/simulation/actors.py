@@ -278,7 +278,7 @@ class Trainer(Client):
 
     @property
     def arrived(self) -> list[Received]:
-        """What has arrived and is not committed."""
+        """Messages that have arrived and are not committed."""
         return [*self._taken, *self.state.inbox]
 
     def publish(self, body: bytes) -> None:

@@ -51,7 +51,7 @@ OF_A_THIEF_BYTES, OF_ALL_BYTES = 2_000_000, 4_000_000
 ANNOUNCED_BYTES, ANNOUNCED_BYTES_PER_S = 300_000, 30_000
 """Signatures that it may announce."""
 STALLED_S = 12.0
-"""How long a link may make no progress beside a thief."""
+"""Longest time, in seconds, in which a link may make no progress beside a thief."""
 CALLS, CALLS_OF_A_BYTE = 400, 5
 """Calls of functions that a piece of bytes may cost the relay."""
 

@@ -36,7 +36,7 @@ class Dials(Protocol):
     route: Route
 
     identity: Identity
-    """What the Server knows of it."""
+    """Identity of the link, as the Server knows it."""
 
     def connected(self, end: End) -> None:
         """Its connection stands."""

@@ -130,7 +130,7 @@ class Scenario:
         self.pace_s = random.choice((0.05, 0.1, 0.2))
         """Between two messages of all workers together."""
         self.authenticated = seed % 2 == 0
-        """Whether workers and trainers authenticate each other; half of those encrypt samples."""
+        """True: workers and trainers authenticate each other; half of those encrypt samples."""
         self.bundles: dict[str, WorkerMachine] = {}
         """By worker's name, which is that of a machine."""
         self.machines: list[TrainerMachine] = []
@@ -150,7 +150,7 @@ class Scenario:
         self._sequence = 0
         self.thief: Thief | None = None
         self.certified = False
-        """Whether each honest worker has a certificate of its own."""
+        """True: each honest worker has a certificate of its own."""
         if hostile:
             chosen = Random(f"thief {seed}")
             self.thief = Thief(self.network, chosen, most)
@@ -409,7 +409,7 @@ class Scenario:
         return [stream for stream in self.network.relay.streams.values() if not is_thiefs(stream.id)]
 
     def _known(self) -> tuple[int, int, int]:
-        """How many honest workers and streams the relay knows, and how many the trainer."""
+        """Return the numbers of honest workers and streams that the relay knows, and that the trainer knows."""
         workers = sum(one.identity is not STOLEN for one in self.network.relay.workers.values())
         members = sum(not is_thiefs(stream) for stream in self.trainer.state.members)
         return workers, len(self._streams()), members
