@@ -70,6 +70,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/scripts",
         "tests/storage/test_lock.py",
         "tests/test_chaos.py",
+        "tests/test_decodable.py::test_structures_that_functions_decode_are_described_when_their_module_is_imported",
         "tests/test_fuzz.py",
         "tests/test_guides.py",
         "tests/test_imports.py",

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import CodecError, SampleRefusedError
 from tmrl_core.multiagent.trajectory import Columns, Experiences
 from tmrl_core.samples import Chunk, Segment, Version, decode_value, encode_value
@@ -62,6 +63,7 @@ class PlayedEpisode:
 _Rows = Annotated[int, Meta(ge=0, le=2**48)]
 
 
+@decodable
 class _Head(msgspec.Struct, frozen=True):
     """Info of an episode's first row.
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import RemoteProtocolError
 
 PROTOCOL_VERSION = 2
@@ -79,6 +80,7 @@ class Blob(msgspec.Struct, frozen=True):
     data: bytes
 
 
+@decodable
 class PolicyUpdate(msgspec.Struct, frozen=True):
     """Policy update of a trainer: one blob per policy, and the workers' exploration parameters."""
 
@@ -95,6 +97,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     version: Version = (0, 0)
 
 
+@decodable
 class Directive(msgspec.Struct, frozen=True):
     """Instruction of a trainer to a worker. Only the newest revision counts.
 
@@ -115,6 +118,7 @@ class Directive(msgspec.Struct, frozen=True):
     refusal: str | msgspec.UnsetType = msgspec.UNSET
 
 
+@decodable
 class Collect(msgspec.Struct, frozen=True):
     """A worker's assignment in a round of lockstep collection, in `Directive.collect`. Only the latest one counts.
 
@@ -149,6 +153,7 @@ class Collect(msgspec.Struct, frozen=True):
         )
 
 
+@decodable
 class Progress(msgspec.Struct, frozen=True):
     """Counters of the trainer.
 

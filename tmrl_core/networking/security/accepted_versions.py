@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import Version
@@ -27,6 +28,7 @@ _MAX_RUNS = 1_000
 _Number = Annotated[int, Meta(ge=0, lt=MAX_NUMBER)]
 
 
+@decodable
 class _Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["tmrl_core accepted versions"]
     runs: dict[str, tuple[_Number, _Number]]

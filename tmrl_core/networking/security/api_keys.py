@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.secret_files import (
     folder_of,
@@ -59,6 +60,7 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     made: datetime
 
 
+@decodable
 class _Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["tmrl_core gateway keys"]
     keys: Annotated[tuple[ApiKey, ...], msgspec.Meta(max_length=MAX_KEYS)]

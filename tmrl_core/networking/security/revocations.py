@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tmrl_core.decodable import decodable
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
 from tmrl_core.networking.security.secret_files import folder_of, read_record, write_record
 
@@ -38,6 +39,7 @@ class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     weight: Annotated[int, Meta(ge=1, le=MAX_WEIGHT)] = 1
 
 
+@decodable
 class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["tmrl_core certificates"]
     certificates: tuple[Listed, ...]

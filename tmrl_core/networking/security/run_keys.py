@@ -20,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.security.secret_files import folder_of, read_record, write_record, writing
@@ -29,6 +30,7 @@ _KEY_BYTES = 32
 _NAME_CHARACTERS = 64
 
 
+@decodable
 class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["tmrl_core run key"]
     run: str
@@ -38,6 +40,7 @@ class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"_Key(run={self.run!r}, ...)"
 
 
+@decodable
 class _Incarnation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["tmrl_core incarnation"]
     run: str

@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.certificates import Signed, check_name
 from tmrl_core.networking.security.handshakes import BUNDLE, CREATE
@@ -70,6 +71,7 @@ class TlspyoPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return "TlspyoPart(...)"
 
 
+@decodable
 class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Content of a bundle file. A server's bundle has the hashes of both tokens and the revoked certificates.
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.checkpoints.files import FileEntry, write_file
 
@@ -47,6 +48,7 @@ class RowsEntry(msgspec.Struct, frozen=True):
     segments: tuple[RowsFile, ...]
 
 
+@decodable
 class Manifest(msgspec.Struct, kw_only=True):
     """The content of a manifest.
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples.supported_values import DTYPES
 from tmrl_core.storage import SegmentFile, SegmentReader
@@ -55,6 +56,7 @@ def parse_rows_note(note: bytes) -> tuple[int, int, bytes]:
     return first_row, rows, note[_NOTE.size :]
 
 
+@decodable
 class _Described(msgspec.Struct):
     dtypes: tuple[str, ...]
     widths: tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 31)], ...]
