@@ -130,6 +130,16 @@ def test_a_wrong_command_line_is_exit_status_2(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals of POSIX")
+def test_a_crash_of_the_interpreter_shows_where_each_thread_was(run: Run, tmp_path: Path) -> None:
+    crash = "import os, signal\n\n\ndef Env():\n    os.kill(os.getpid(), signal.SIGSEGV)\n"
+    (tmp_path / "mine.py").write_text(crash, encoding="utf-8")
+    done = run("--benchmark", "--set", "environment.cls=mine:Env", "--set", "environment.kwargs={}")
+    assert done.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in done.stderr
+    assert 'mine.py", line 5 in Env' in done.stderr
+
+
 def test_an_unexpected_exception_keeps_its_traceback(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def Env():\n    raise RuntimeError('a bug of mine')\n", encoding="utf-8")
     done = run("--benchmark", "--set", "environment.cls=mine:Env", "--set", "environment.kwargs={}")

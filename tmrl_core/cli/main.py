@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -233,6 +234,9 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
         return 0
     check_options(options)
     set_up_logging(options.log_level)
+    if own_process and sys.stderr is not None:
+        # If a library or an environment crashes the interpreter, the log shows each thread's place.
+        faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load_config(options)
     if options.new:
