@@ -356,3 +356,26 @@ def test_the_memory_of_streams_is_what_their_budget_says() -> None:
     tracemalloc.stop()
     assert len(place.relay.streams) == 1_000
     assert used <= place.relay._stream_budget._all
+
+
+def test_credit_that_comes_free_is_granted_a_few_requests_at_a_time() -> None:
+    place = Place(budget_bytes=64 * MB, max_message_bytes=8 * MB)
+    hoarder, honest = place.worker("hoarder", streams=400), place.worker("honest")
+    full = next(i for i in range(400) if place.want(hoarder, MB, i) or place.relay.flow.waiting)
+    hoarder.tell(CloseStream(full))
+    place.want(honest, 4 * MB)
+    for channel in range(full + 1, 400):
+        place.want(hoarder, 1, channel)
+    waiting = sum(bool(stream.asking) for stream in place.relay.streams.values())
+    assert waiting > 300
+    granted(hoarder)
+    honest.tell(CloseStream(0))  # all of its credit comes free
+    assert 0 < len(granted(hoarder)) <= 8
+    # A driver calls `tick` at the deadline of each link that had input.
+    ticks = 0
+    while honest.link.deadline() <= place.now:
+        honest.link.tick(place.now)
+        ticks += 1
+    assert ticks >= waiting / 8 - 1
+    assert not any(stream.asking for stream in place.relay.streams.values())
+    assert not place.relay.flow.waiting

@@ -14,7 +14,7 @@ from tmrl_core.networking.peers import TrainerState
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamReceiver, StreamSender
 from tmrl_core.networking.protocol.framing import Frame
 from tmrl_core.networking.protocol.messages import Want
-from tmrl_core.networking.relay import Relay, RelayConnection, core
+from tmrl_core.networking.relay import Relay, RelayConnection, core, credit_flow
 from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.policies import Policies
 from tmrl_core.networking.relay.spooling import SpoolHandoff
@@ -263,6 +263,13 @@ def every_stream_examined() -> Iterator[None]:
 
 
 @contextmanager
+def all_granted_at_once() -> Iterator[None]:
+    """Bytes that come free are granted to thousands of small requests in one call."""
+    with patch.object(credit_flow, "_STEPS", 1 << 30):
+        yield
+
+
+@contextmanager
 def stalled_links_stay() -> Iterator[None]:
     """A link whose peer reads nothing stays."""
 
@@ -314,11 +321,14 @@ HOSTILE: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "hoarders-block": hoarders_block,
     "share-for-each-stream": share_for_each_stream,
     "every-stream-examined": every_stream_examined,
+    "all-granted-at-once": all_granted_at_once,
     "stalled-links-stay": stalled_links_stay,
     "unused-credit-stays": unused_credit_stays,
     "no-stream-budget": no_stream_budget,
     "long-names": long_names,
 }
 """Protections against a member, which the simulation notices only beside a hostile one."""
+SHOWN_BY = {"all-granted-at-once": 741}
+"""Seed that shows the effect of a mutation which few seeds show."""
 MUTATIONS = REQUIRED | MORE
 HARMLESS: dict[str, Callable[[], AbstractContextManager[None]]] = {"over-asking": over_asking}

@@ -296,7 +296,9 @@ class RelayConnection(Connection):
     def tick(self, now: float) -> None:
         """Handle the passing of time, and send the trainer the size of the queues."""
         super().tick(now)
-        if self.state in _REGISTERED and not self.closing:
+        if self.relay.flow.unfinished:
+            self.relay.flow.grant()
+        if self.state in _REGISTERED and not self.closing and now >= self._checked_at + self.heartbeat_s:
             self._check_progress(now)
         if self._held is not None and not self.closing and now >= self._held[0]:
             self.refuse(*self._held[1:])
@@ -334,6 +336,8 @@ class RelayConnection(Connection):
             deadline = min(deadline, self._checked_at + self.heartbeat_s)
         if self._held is not None:
             deadline = min(deadline, self._held[0])
+        if self.relay.flow.unfinished:
+            deadline = min(deadline, self._now)
         return min(deadline, self._noticed + self.heartbeat_s) if self.state == "trainer" else deadline
 
     def leave(self) -> None:

@@ -412,6 +412,7 @@ class Relay:
         stream.ended = True
         self.spool_handoff.ended(stream)
         self.forget_if_done(stream)
+        self.flow.grant()
 
     def _detach(self, stream: RelayStream) -> None:
         """Detach a stream from its link and discard its incomplete message."""

@@ -18,7 +18,8 @@ A principal that has reserved more than `_SHARE_OF_FREE` times the free bytes wa
 Hahne 1998), and so does one that would leave less than one request of another principal (`request_bytes`). Whatever one
 principal reserves, a part of the pool therefore stays free for the others. One request at a time is granted to each
 principal regardless of these rules. The time of a message grows with the logarithm of the numbers of principals and of
-the sender's own streams.
+the sender's own streams. Bytes that come free may suffice for thousands of small requests of one principal, so a call
+of `grant` takes a few steps for each principal, and the relay's links continue it when other input had its turn.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _HEAD_START_BYTES = MAX_FRAME_BYTES
 """Bytes of unused turns that a stream or a principal with an empty queue keeps."""
 _SHARE_OF_FREE = 4
 """Maximum bytes that one principal reserves, as a multiple of the free ones. Alone, it gets four fifths of the pool."""
+_STEPS = 8
+"""Maximum steps for one principal in one call of `Flow.grant`. A grant takes two of them."""
 
 
 class Flow:
@@ -83,6 +86,8 @@ class Flow:
         """Standing credit of all streams."""
         self._waiting = False
         """True: a principal was refused credit at the last check."""
+        self.unfinished = False
+        """True: `grant` left requests for its next call, which should come soon."""
         self._short_bytes = 0
         """Bytes that the first waiting stream was short of at the last check. Until that many are released, no check is
         needed."""
@@ -296,14 +301,26 @@ class Flow:
         if self._settings.budget_bytes - self.reserved_bytes < self._short_bytes:
             return
         self._short_bytes = 0
+        self.unfinished = False
         passed_over = []
         asking = self._asking
+        steps: dict[Share, int] = {}
         while asking:
             place, order, share = asking[0]
-            stream = self._first_want(share)
-            if stream is None:
+            steps[share] = steps.get(share, 0) + 1
+            if not share.wants:
                 share.asking = False
                 heappop(asking)
+                continue
+            if steps[share] > _STEPS:
+                self.unfinished = True
+                passed_over.append(heappop(asking))
+                continue
+            turn, since, stream = share.wants[0]
+            if since != stream.asking:
+                heappop(share.wants)  # the request was withdrawn
+            elif turn < stream.turn:
+                heapreplace(share.wants, (stream.turn, since, stream))
             elif place < self._place(share):
                 heapreplace(asking, (self._place(share), order, share))
             else:
@@ -313,8 +330,9 @@ class Flow:
                     passed_over.append(heappop(asking))
                     continue
                 if need > free:
-                    self._short_bytes = need
-                    break  # later ones wait too, so that a large request is not overtaken forever
+                    # Later ones wait too, so that a large request is not overtaken forever.
+                    self._short_bytes = 0 if self.unfinished else need
+                    break
                 heappop(share.wants)
                 stream.asking = 0
                 over = stream.wanted - stream.forwarded > self._settings.window_bytes
@@ -334,18 +352,6 @@ class Flow:
         if need <= 0 or (share.reserved_bytes <= share.standing_bytes and need <= request):
             return False
         return share.reserved_bytes + need > _SHARE_OF_FREE * (free - need) or free - need < request
-
-    def _first_want(self, share: Share) -> RelayStream | None:
-        """Return the stream of a principal that is the next to get credit; None: none wants any."""
-        while share.wants:
-            turn, order, stream = share.wants[0]
-            if order != stream.asking:
-                heappop(share.wants)  # the request was withdrawn
-            elif turn >= stream.turn:
-                return stream
-            else:
-                heapreplace(share.wants, (stream.turn, order, stream))
-        return None
 
     def _send_credit(self, stream: RelayStream) -> None:
         if stream.worker is not None and stream.limit > stream.sent_limit:
