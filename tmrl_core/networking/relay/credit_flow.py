@@ -63,7 +63,11 @@ class Flow:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._settings = relay.settings
+        self._settings = settings = relay.settings
+        # Stored, because each request is compared with them.
+        self._window_bytes, self._request_bytes = settings.window_bytes, settings.request_bytes
+        self._most_bytes = max(settings.window_bytes, message_bytes(SAMPLES_HEAD, settings.max_message_bytes))
+        """Maximum bytes that a stream may want beyond its credit."""
         self.reserved_bytes = 0
         self.queued_bytes = 0
         self.discarded_messages = 0
@@ -119,7 +123,7 @@ class Flow:
         settings, share = self._settings, stream.share
         standing = settings.standing_bytes
         # One principal with many streams leaves standing credit for others.
-        most = min(settings.budget_bytes // 2, settings.budget_bytes - 2 * settings.request_bytes)
+        most = min(settings.budget_bytes // 2, settings.budget_bytes - 2 * self._request_bytes)
         if self._standing_bytes + standing <= most and share.standing_bytes + standing <= settings.budget_bytes // 4:
             self._set_standing(stream, standing)
         self._renew_standing(stream)
@@ -129,7 +133,7 @@ class Flow:
         """Reserve a stream's standing credit, if that leaves enough for a request."""
         lacking = stream.standing - stream.reserved
         free = self._settings.budget_bytes - self.reserved_bytes
-        if lacking > 0 and free - lacking >= self._settings.request_bytes:
+        if lacking > 0 and free - lacking >= self._request_bytes:
             self._reserve(stream, lacking)
 
     def _set_standing(self, stream: RelayStream, standing: int) -> None:
@@ -244,9 +248,7 @@ class Flow:
         stream = connection.stream(message.channel)
         if not stream.active or message.epoch != stream.epoch:
             return
-        settings = self._settings
-        most = max(settings.window_bytes, message_bytes(SAMPLES_HEAD, settings.max_message_bytes))
-        if message.total > stream.limit + most:
+        if message.total > stream.limit + self._most_bytes:
             raise RemoteProtocolError("more credit was asked for than the window allows")
         if message.total > stream.wanted:
             stream.wanted = message.total
@@ -335,7 +337,7 @@ class Flow:
                     break
                 heappop(share.wants)
                 stream.asking = 0
-                over = stream.wanted - stream.forwarded > self._settings.window_bytes
+                over = stream.wanted - stream.forwarded > self._window_bytes
                 if need > 0 and over and stream.reserved > stream.standing:
                     stream.over_window = True  # it asks again after some of its messages were forwarded
                     continue
@@ -348,7 +350,7 @@ class Flow:
 
     def _exceeds_share(self, share: Share, need: int, free: int) -> bool:
         """Return True if a principal that gets `need` of the `free` bytes would leave others too little."""
-        request = self._settings.request_bytes
+        request = self._request_bytes
         if need <= 0 or (share.reserved_bytes <= share.standing_bytes and need <= request):
             return False
         return share.reserved_bytes + need > _SHARE_OF_FREE * (free - need) or free - need < request
