@@ -28,7 +28,8 @@ class Checker:
         Raises:
             Violation: a budget is passed, or weights went back.
         """
-        relay, owner = self.network.relay, end.owner
+        # A Server must not pass on weights of an incarnation before it is known here.
+        relay, owner = self.network.relay, end.owner or end.peer.owner
         if not 0 <= relay.flow.queued_bytes <= relay.flow.reserved_bytes <= relay.settings.budget_bytes:
             raise Violation(
                 f"the relay's budget: {relay.flow.queued_bytes} bytes queued, {relay.flow.reserved_bytes} reserved, "

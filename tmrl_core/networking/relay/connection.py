@@ -81,8 +81,8 @@ class RelayConnection(Connection):
         self.streams: dict[int, RelayStream] = {}
         self.anew = False
         """True: the peer reported an implausible incarnation; see `Welcome`."""
-        self.suggested = False
-        """True: a trainer that chooses its incarnation was told that another trainer has had it."""
+        self.taken = 0
+        """Incarnation that a trainer announced and that another trainer has had; it was told a free one."""
         self.have: Version = (0, 0)
         self.forged = 0
         """Number of messages without a valid proof of their origin, as the peer reports it."""

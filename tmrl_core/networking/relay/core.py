@@ -537,9 +537,10 @@ class Relay:
                 f"incarnation {message.incarnation} was announced in protocol {connection.version}"
             )
         held, peer = self._held_by
-        if peer != connection.peer and message.incarnation <= held and not connection.suggested:
-            # Workers would not distinguish it from that trainer. What workers have claimed may be implausible.
-            connection.suggested = True
+        if peer != connection.peer and message.incarnation <= held and message.incarnation != connection.taken:
+            # Workers would not distinguish it from that trainer. What workers have claimed may be implausible, so a
+            # trainer that repeats its incarnation keeps it. A higher one may have crossed the suggestion.
+            connection.taken = message.incarnation
             connection.send(Incarnation(held + 1))
             return
         self._announced = message
