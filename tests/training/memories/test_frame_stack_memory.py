@@ -89,6 +89,33 @@ def test_its_transitions_are_those_of_a_memory_that_stores_stacks_whole(
     assert shared.written == plain.written
 
 
+def with_originals(chunk: Any, before: dict[bytes, Any]) -> Any:
+    """The chunk with the worker's own transitions in its infos, as crc_debug sends them."""
+    infos = {}
+    for row in range(chunk.rows):
+        seen_now = {name: column[row] for name, column in chunk.observation.items()}
+        end = chunk.reward[row], chunk.terminated[row], chunk.truncated[row]
+        if chunk.action_present[row]:
+            infos[row] = {"crc_sample": (before.get(chunk.stream), chunk.action[row], seen_now, *end)}
+        before[chunk.stream] = seen_now
+    return replace(chunk, info=infos)
+
+
+@pytest.mark.parametrize("capacity", [10_000, 100, 5])
+def test_crc_debug_compares_each_transition_with_its_own_original(make: Any, make_rows: Any, capacity: int) -> None:
+    before: dict[bytes, Any] = {}
+    chunks = [with_originals(chunk, before) for chunk in play(make_rows, seed=capacity, steps=100)]
+    memory = make(memory_size=capacity, crc_debug=True)
+    compared = sum(memory.append_chunk(chunk) for chunk in chunks)
+    assert compared > 100
+    # A row of a later part of a message is compared too.
+    wrong = next(chunk for chunk in chunks if chunk.rows == 7)
+    *original, reward, terminated, truncated = wrong.info[6]["crc_sample"]
+    wrong.info[6] = {"crc_sample": (*original, reward + 1, terminated, truncated)}
+    with pytest.raises(ValueError, match="crc_debug: rew"):
+        make(memory_size=capacity, crc_debug=True).append_chunk(wrong)
+
+
 def test_batches_are_whole_stacks(make: Any, make_rows: Any) -> None:
     memory = make(memory_size=300, batch_size=32, seed=0, priority={})
     for chunk in play(make_rows, seed=1, steps=400):

@@ -67,7 +67,8 @@ class FrameStackBuilder(TransitionBuilder):
             columns = self.columns_of(self._numbered(chunk.slice(start, min(start + at_once, chunk.rows))))
             if columns is not None:
                 self._note(columns)
-                yield columns
+                # Rows of the part become rows of the chunk.
+                yield replace(columns, rows=np.where(columns.rows < 0, -1, columns.rows + start))
 
     def restored(self, chunk: Chunk) -> Iterator[Chunk]:
         """Yield the parts of a chunk whose stacks are known, with these in place of their newest frames.
