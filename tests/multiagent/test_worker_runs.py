@@ -111,7 +111,7 @@ def test_workers_that_do_not_fit_are_refused_with_the_reason_and_others_train(st
     assert len(records(tmp_path, "round")) == 15
     ended(worker)
     out = ended(renamed)
-    assert out.count("the trainer uses no samples of this worker's policy: another policy, policies: a, c at the") == 1
+    assert out.count("the trainer uses no samples of this worker: another policy, policies: a, c at the") == 1
     assert "0 samples acknowledged" in out
 
 

@@ -97,7 +97,7 @@ def test_samples_of_another_policy_are_refused_and_both_sides_log_the_reason_onc
     said = [line for line in caplog.messages if DIFFERENCE in line]
     assert [line.split(":")[0] for line in said] == [
         "samples of worker robot7 are refused",
-        "the trainer uses no samples of this worker's policy",
+        "the trainer uses no samples of this worker",
     ]
     (told,) = [line for line in caplog.messages if "of the policy is refused, the old one stays" in line]
     assert "hidden_sizes: [64] here, [16] in them" in told

@@ -38,11 +38,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.timeout(300)
-def test_a_first_worker_with_another_environment_does_not_stop_training(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checked", [True, False], ids=["environments", "samples"])
+def test_a_first_worker_with_another_environment_does_not_stop_training(
+    start: Start, tmp_path: Path, checked: bool
+) -> None:
     server = start("--server", "--announce")
     assert server.stdout is not None
     at = f"server.port={next(json.loads(line)['port'] for line in server.stdout if line.startswith('{'))}"
-    trainer = start("--trainer", "--set", at)
+    trainer = start("--trainer", "--set", at, "--set", f"trainer.check_environment={str(checked).lower()}")
     environment = ("--set", "environment.kwargs.id=MountainCarContinuous-v0", "--set", "run.folder=elsewhere")
     strange = start("--worker", "--set", "worker.name=strange", "--set", at, *environment)
     deadline = time.monotonic() + 100
@@ -54,8 +57,14 @@ def test_a_first_worker_with_another_environment_does_not_stop_training(start: S
     honest = start("--worker", "--set", "worker.name=honest", "--set", at)
     out, _ = trainer.communicate(timeout=100)
     assert trainer.returncode == 0, out
-    assert "samples of worker strange are refused: the observation of samples is float32[2]" in out
-    assert "the environment declares float32[3]" in out
+    named = "another environment, environment_id MountainCarContinuous-v0 at the worker, Pendulum-v1 at the trainer"
+    assert (f"samples of worker strange are refused: {named}" in out) is checked
+    if not checked:
+        assert f"worker strange has {named}" in out
+        assert "samples of worker strange are refused: the observation of samples is float32[2]" in out
+        assert "the environment declares float32[3]" in out
     assert {record.text("worker") for record in records(tmp_path, "evaluation")} == {"honest"}
     assert records(tmp_path, "round")[-1].values["train/n_updates"] == 100
     assert honest.wait(30) == strange.wait(30) == 0
+    assert strange.stdout is not None
+    assert (f"the trainer uses no samples of this worker: {named}" in strange.stdout.read()) is checked

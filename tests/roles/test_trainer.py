@@ -722,24 +722,31 @@ def test_starvation_of_workers_and_trainer_is_reported(
     assert raw_worker.progress.lack == "6 of trainer.start_training = 100 samples have arrived"
 
 
+@pytest.mark.parametrize(
+    ("checked", "said"),
+    [
+        (True, "samples of worker odd are refused: another environment, observation_space Box(9) at the worker, Box("),
+        (False, "worker odd has another environment, observation_space Box(9) at the worker, Box("),
+    ],
+)
 def test_a_worker_with_another_environment_is_logged(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, checked: bool, said: str
 ) -> None:
     link = WorkerLink(
         LinkSettings(port=server.port, transport="local"), name="odd", run="tests", drain_timeout_s=0.1,
         signature={"observation_space": "Box(9)"},
     )  # fmt: skip
     link.start()
-    trainer = Trainer(server_port=server.port, config=make_config(tmp_path))
+    trainer = Trainer(server_port=server.port, config=make_config(tmp_path, check_environment=checked))
     thread = threading.Thread(target=trainer.run)
     with caplog.at_level(logging.WARNING):
         thread.start()
-        while "worker odd has the observation_space Box(9)" not in caplog.text and thread.is_alive():
+        while said not in caplog.text and thread.is_alive():
             thread.join(0.01)
     trainer.stop()
     thread.join(20)
     link.close()
-    assert "worker odd has the observation_space Box(9)" in caplog.text
+    assert caplog.text.count(said) == 1
 
 
 def test_an_invalid_signature_does_not_end_training(server: Server, raw_worker: WorkerLink, tmp_path: Path) -> None:

@@ -346,6 +346,7 @@ def test_the_trainer_receives_a_description_of_the_environment(make: Any, sink: 
     sink.take_until(lambda: sink.samples == 2)
     (member,) = sink.link.members
     signature = decode_value(member.signature, max_bytes=MAX)
+    assert signature["environment_id"] == "Pendulum-v1"
     assert signature["observation_space"] == repr(worker.env.observation_space)
     assert signature["observation"] == [{"path": "", "shape": [3], "dtype": "float32"}]
     assert signature["action"] == [{"path": "", "shape": [1], "dtype": "float32"}]

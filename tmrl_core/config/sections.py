@@ -629,6 +629,14 @@ class TrainerSection(Section, frozen=True, kw_only=True):
             "preprocessor or compressor, and custom memories."
         ),
     ] = True
+    check_environment: Annotated[
+        bool,
+        doc(
+            "Refuse the samples of a worker whose environment has another Gymnasium id or other spaces than the "
+            "trainer's. Ids are compared if both environments have one; a class that is not registered has none. "
+            "false: only log the difference, for fleets that mix environments on purpose."
+        ),
+    ] = True
     offline: Annotated[
         Text | None,
         doc(

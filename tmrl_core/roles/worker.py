@@ -25,6 +25,7 @@ from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import NetworkSection, WorkerSection
+from tmrl_core.envs.identity import identity_of
 from tmrl_core.errors import ConfigError, StorageError
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
@@ -265,10 +266,9 @@ def join_signature(env: Any, actor: ActorModule) -> dict[str, Any]:
 
 
 def env_signature(env: Any) -> dict[str, Any]:
-    """Describe the environment's spaces and the arrays in them, so that the trainer can check them."""
+    """Return the environment's identity and the arrays in its spaces, so that the trainer can check them."""
     return {
-        "observation_space": repr(env.observation_space),
-        "action_space": repr(env.action_space),
+        **identity_of(env),
         "observation": _arrays(env.observation_space, ""),
         "action": _arrays(env.action_space, ""),
     }

@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
@@ -228,6 +229,8 @@ class TrainingLoop(ABC):
         delivery: committed offsets, counters of policies and of lost samples; set before a checkpoint. Streams resume
             from it, so a checkpoint has to hold it. Empty at first.
         agent: the agent; None: there is no policy to evaluate or to write to a file at the end.
+        environment_identity: identity of the trainer's environment (`envs.identity`); workers are compared with it.
+            Empty: unknown.
     """
 
     epoch: int
@@ -235,6 +238,7 @@ class TrainingLoop(ABC):
     total_updates: int
     total_samples: int
     samples_stale: int = 0
+    environment_identity: Mapping[str, str] = MappingProxyType({})
     elapsed_s: float
     delivery: State
     agent: Any

@@ -285,7 +285,7 @@ class WorkerLink(Link):
                 self._versions_published = self._worker.versions_published
         refusal = self._worker.directive.refusal
         if refusal and self._is_new(refusal):
-            logger.warning("the trainer uses no samples of this worker's policy: %s (logged once)", plain(refusal))
+            logger.warning("the trainer uses no samples of this worker: %s (logged once)", plain(refusal))
         while self._sender.refusals:
             number, reason = self._sender.refusals.popleft()
             if self._is_new(reason):

@@ -107,7 +107,7 @@ class Directive(msgspec.Struct, frozen=True):
         pause: stop collecting at the next end of an episode.
         finish: the run has ended.
         collect: encoded `Collect`, in lockstep collection.
-        refusal: reason why the trainer uses no samples of this worker's policy. Without one the field is not sent.
+        refusal: reason why the trainer uses no samples of this worker. Without one the field is not sent.
     """
 
     revision: int = 0

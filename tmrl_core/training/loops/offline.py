@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import LimiterSection, TrainerSection
+from tmrl_core.envs.identity import identity_of
 from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress
@@ -150,6 +151,7 @@ class TrainingOffline(TrainingLoop):
             env = env_cls()
             try:
                 observation_space, action_space = env.observation_space, env.action_space
+                self.environment_identity = identity_of(env)
             finally:
                 env.close()
 
@@ -189,6 +191,7 @@ class TrainingOffline(TrainingLoop):
 
     transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {
         "constructed",
+        "environment_identity",
         "published",
         "statistics",
         "_waits_for",

@@ -8,7 +8,8 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import difference
+from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
@@ -87,7 +89,8 @@ class RemoteInterface(TrainingInterface):
         recorder: receives the run's records; None: no records.
         target_return: training ends when the mean return of an evaluation reaches it.
         time_limit_s: training ends after this time.
-        signature: spaces as text, by "observation_space" and "action_space"; workers with other spaces are logged.
+        identity: identity of the trainer's environment (`envs.identity`); workers with another one are logged.
+        check_environment: their samples are refused too.
         on_publish: called with each published policy.
         clock: seconds.
     """
@@ -100,7 +103,8 @@ class RemoteInterface(TrainingInterface):
         recorder: Recorder | None = None,
         target_return: float | None = None,
         time_limit_s: float | None = None,
-        signature: dict[str, str] | None = None,
+        identity: Mapping[str, str] = MappingProxyType({}),
+        check_environment: bool = False,
         on_publish: Callable[[Policy], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -123,7 +127,8 @@ class RemoteInterface(TrainingInterface):
         """True: the final evaluation or the end of the workers is in progress, and nothing interrupts it."""
         self._target_return = target_return
         self._time_limit_s = time_limit_s
-        self._signature = signature or {}
+        self._identity = identity
+        self._check_environment = check_environment
         self._on_publish = on_publish
         self._clock = clock
         self._started = clock()
@@ -136,7 +141,10 @@ class RemoteInterface(TrainingInterface):
         self._policy: State = {}
         """Architecture of the published policy; empty before the first one, or if unknown."""
         self._unfit: dict[bytes, str] = {}
-        """Linked streams whose workers cannot use the published policy, with the reasons."""
+        """Linked streams whose samples are refused, with the reasons: their workers cannot use the published policy, or
+        have another environment."""
+        self._foreign: set[bytes] = set()
+        """Those with another environment. Experts may have another policy only."""
         self._turn: Version = (0, 0)
         self._turn_since = self._started
         self._turner: bytes | None = None
@@ -193,7 +201,7 @@ class RemoteInterface(TrainingInterface):
             if chunk is not None:
                 chunk.stream = one.stream
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
-            if message.signature != EXPERT and one.stream in self._unfit:
+            if one.stream in self._unfit and (message.signature != EXPERT or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
             if chunk is not None:
                 check_finite_samples(chunk)
@@ -400,7 +408,7 @@ class RemoteInterface(TrainingInterface):
         return [(member.stream, member.name) for member in self._live()]
 
     def _live(self) -> list[Member]:
-        """Return the live workers that are not known to be unable to use the published policy."""
+        """Return the live workers whose samples are used."""
         return [member for member in self.link.members if member.live and member.stream not in self._unfit]
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
@@ -578,6 +586,7 @@ class RemoteInterface(TrainingInterface):
                 if stream not in members:
                     self._evaluations.pop(stream, None)
                     self._unfit.pop(stream, None)
+                    self._foreign.discard(stream)
                     if stream in self._announced:
                         self._announced.remove(stream)
                         self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
@@ -591,37 +600,42 @@ class RemoteInterface(TrainingInterface):
         if self._joins.take(self._clock()):
             self._announced.add(member.stream)
             self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
-        signature = _signature_of(member)
-        for name, expected in self._signature.items():
-            found = signature.get(name)
-            # A worker may send any value, also arrays, whose comparison yields arrays.
-            if isinstance(found, str) and found != expected and self._is_new(member.name, f"{name} {found}"):
-                logger.warning(
-                    "worker %s has the %s %s, the trainer %s: its samples will be refused unless a preprocessor or "
-                    "compressor makes up for it",
-                    member.name,
-                    name,
-                    plain(found, 2_000),
-                    expected,
-                )
-
+        found = self._environment_difference(member)
+        if found and self._check_environment:
+            self._foreign.add(member.stream)
+            self._refuse_worker(
+                member,
+                f"another environment, {found}. Give both the same section environment, or set "
+                "trainer.check_environment: false",
+            )
+        elif found and self._is_new(member.name, found):
+            logger.warning(
+                "worker %s has another environment, %s: its samples will be refused unless a preprocessor or "
+                "compressor makes up for it",
+                member.name,
+                found,
+            )
         self._hold_policy(member)
+
+    def _environment_difference(self, member: Member) -> str:
+        return plain(differences(_signature_of(member), self._identity))
 
     def _hold_policy(self, member: Member) -> None:
         """Refuse the samples of a worker whose policy cannot load the published weights; log it once."""
-        signature = _signature_of(member)
-        spaces = [(signature.get(name), expected) for name, expected in self._signature.items()]
-        if any(isinstance(found, str) and found != expected for found, expected in spaces):
+        if self._environment_difference(member):
             return  # the different environment was reported already and also explains a different policy
-        found = difference(signature.get("policy"), self._policy)
+        found = difference(_signature_of(member).get("policy"), self._policy)
         if found:
-            reason = (
+            self._refuse_worker(
+                member,
                 f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs, or for many agents "
-                "the same section multiagent"
+                "the same section multiagent",
             )
-            self._unfit[member.stream] = reason[:MAX_REASON_CHARACTERS]
-            self._log_refused(member.name, reason)
-            self._direct(member.stream)
+
+    def _refuse_worker(self, member: Member, reason: str) -> None:
+        self._unfit[member.stream] = reason[:MAX_REASON_CHARACTERS]
+        self._log_refused(member.name, reason)
+        self._direct(member.stream)
 
     def _record_network(self) -> None:
         counts = self.link.counts

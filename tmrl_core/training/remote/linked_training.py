@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tmrl_core.config import Config
+from tmrl_core.envs.identity import identity_of_spaces
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Progress
@@ -64,12 +65,14 @@ class LinkedTraining:
         )
         settings = config.trainer.evaluation
         wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None
+        identity = training.environment_identity
         interface = RemoteInterface(
             link,
             recorder=recorder,
             target_return=settings.target_return,
             time_limit_s=settings.time_limit_s,
-            signature=_spaces_of(training.agent),
+            identity=identity or _spaces_of(training.agent),
+            check_environment=bool(identity) and config.trainer.check_environment,
             on_publish=lambda actor: self._on_publish(training),
         )
         # In a resumed run, records before the first round continue with the earlier counters.
@@ -135,4 +138,4 @@ def _spaces_of(agent: object) -> dict[str, str]:
     """Return the spaces as text, if the agent declares them."""
     if not isinstance(agent, TrainingAgent):
         return {}
-    return {"observation_space": repr(agent.observation_space), "action_space": repr(agent.action_space)}
+    return identity_of_spaces(agent.observation_space, agent.action_space)

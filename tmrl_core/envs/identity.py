@@ -1,0 +1,50 @@
+"""Identity of an environment as text, which the trainer compares when a worker joins."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Part of the text of a custom space without `__repr__`. It differs in each process."""
+_MOST_CHARACTERS = 70
+
+
+def identity_of(env: Any) -> dict[str, str]:
+    """Return the Gymnasium id of an environment, if it has one, and its spaces as text.
+
+    An environment that was created by its class has no id.
+    """
+    spec = getattr(getattr(env, "unwrapped", env), "spec", None)
+    name = getattr(spec, "id", None)
+    spaces = identity_of_spaces(env.observation_space, env.action_space)
+    return {"environment_id": name, **spaces} if isinstance(name, str) else spaces
+
+
+def identity_of_spaces(observation_space: Any, action_space: Any) -> dict[str, str]:
+    """Return the spaces as text."""
+    return {"observation_space": repr(observation_space), "action_space": repr(action_space)}
+
+
+def differences(found: Mapping[str, object], expected: Mapping[str, str]) -> str:
+    """Return the entries of a worker's identity that differ from the trainer's, both sides in it; empty: none.
+
+    An entry is compared if both sides have it as text.
+    """
+    return "; ".join(
+        f"{name} {_excerpt(theirs, ours)} at the worker, {_excerpt(ours, theirs)} at the trainer"
+        for name, ours in expected.items()
+        if isinstance(theirs := found.get(name), str) and _ADDRESS.sub("", theirs) != _ADDRESS.sub("", ours)
+    )
+
+
+def _excerpt(text: str, other: str) -> str:
+    """Return a text, or its part around the first difference from another one if it is long."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
+    first = max(0, same - _MOST_CHARACTERS // 2)
+    part = text[first : first + _MOST_CHARACTERS]
+    return f"{'...' if first else ''}{part}{'...' if first + _MOST_CHARACTERS < len(text) else ''}"
