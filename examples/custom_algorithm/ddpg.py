@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from tmrl_core.training import OffPolicyAgent
 from tmrl_core.training.agents.losses import critic_loss, deterministic_policy_loss, td_error, td_target
 from tmrl_core.training.agents.networks import DeterministicActorCritic
-from tmrl_core.training.agents.off_policy import make_target, model_arguments
+from tmrl_core.training.agents.off_policy import model_arguments
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
+from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tmrl_core.actor.policies.bundle import PolicyBundle
-from tmrl_core.actor.rollout.environment import report_failure
+from tmrl_core.actor.rollout.checked_environment import report_failure
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import Hook

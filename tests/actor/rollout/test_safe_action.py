@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.actor.rollout.composing import compose
-from tmrl_core.actor.rollout.environment import CheckedEnvironment
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.errors import ConfigError
 
 SAFE = [0.25]

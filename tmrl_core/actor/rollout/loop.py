@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from numpy import ndarray
 
-from tmrl_core.actor.rollout.environment import CheckedEnvironment, report_failure
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, report_failure
 from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner

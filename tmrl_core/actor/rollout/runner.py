@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, RecurrentActor, State
-from tmrl_core.actor.rollout.environment import check_maker
+from tmrl_core.actor.rollout.checked_environment import check_maker
 from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
 from tmrl_core.errors import ConfigError, PolicyFailedError, WeightsError
 from tmrl_core.networking.protocol.messages import Blob

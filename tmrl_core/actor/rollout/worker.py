@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.asynchronous_schedule import SEND_PAUSE_S, AsynchronousSchedule, count_to
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, check_maker
 from tmrl_core.actor.rollout.collector import Collector
-from tmrl_core.actor.rollout.environment import CheckedEnvironment, check_maker
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop

@@ -22,8 +22,7 @@ from tmrl_core.multiagent.algorithms.batches import transitions_of
 from tmrl_core.multiagent.algorithms.choices import choices_of
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.training.agents.losses import chosen_value, double_value, largest_value, td_error, td_target
-from tmrl_core.training.agents.off_policy import make_target
-from tmrl_core.training.agents.optimizers import polyak_update
+from tmrl_core.training.agents.target_networks import make_target, polyak_update
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 

@@ -20,8 +20,9 @@ from tmrl_core.training.agents.losses import (
     td_target,
 )
 from tmrl_core.training.agents.networks import QNetwork
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
+from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Maker, Policy, Space
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import cached_property, partial
@@ -16,7 +15,8 @@ from tmrl_core.actor.policies.masks import ACTION_MASK, is_masked
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.losses import critic_loss, td_error
-from tmrl_core.training.agents.optimizers import minimise, polyak_update
+from tmrl_core.training.agents.optimizers import minimise
+from tmrl_core.training.agents.target_networks import polyak_update
 from tmrl_core.training.batches import Transitions, transitions_of
 from tmrl_core.training.updates.compiled import Compiler
 from tmrl_core.training.updates.rollback import UpdateRollback
@@ -189,11 +189,6 @@ class OffPolicyAgent(TrainingAgent):
 
     def _update_targets(self) -> None:
         polyak_update(self._target_parameters, self._source_parameters, self.polyak)
-
-
-def make_target(module: nn.Module) -> Any:
-    """Return a copy of a module without gradients, as a target network."""
-    return copy.deepcopy(module).requires_grad_(False)
 
 
 def model_arguments(model_kwargs: Settings | None, **named: Any) -> dict[str, Any]:

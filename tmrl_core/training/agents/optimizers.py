@@ -1,4 +1,4 @@
-"""Construction and steps of optimizers, frozen parameters, and Polyak updates of target networks."""
+"""Construction and steps of optimizers, and frozen parameters."""
 
 from __future__ import annotations
 
@@ -106,17 +106,3 @@ def frozen(parameters: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
-
-
-@torch.no_grad()
-def polyak_update(targets: list[Tensor], sources: list[Tensor], polyak: float) -> None:
-    """Polyak update of target networks, in place.
-
-    Args:
-        targets: parameters of the target networks.
-        sources: parameters of the source networks, in the same order.
-        polyak: weight of the targets' old values; 0: copy the sources.
-
-    Source: Polyak averaging as in Lillicrap et al., arXiv:1509.02971, algorithm 1, with polyak = 1 - tau.
-    """
-    torch._foreach_lerp_(targets, sources, 1.0 - polyak)

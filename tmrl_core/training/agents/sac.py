@@ -13,8 +13,9 @@ from tmrl_core.config.agent_settings import SacSettings
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.losses import critic_target, policy_loss, temperature_loss
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, make_target, model_arguments
+from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
+from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Maker, Policy, Space, Tree
 

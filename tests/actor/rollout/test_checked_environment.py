@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tmrl_core.actor.rollout.environment import CheckedEnvironment
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.actor.rollout.step_checks import StepCheck
 from tmrl_core.errors import ConfigError, EnvironmentFailedError
 
