@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 10)
 OLDEST_PIP = (23, 1)  # tells what it would install without downloading it
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+CORE = "core"  # the file in requirements/ without any extra; that of BASE names it
 BASE = "all"  # the extra that every environment has
 EXTRAS = (BASE, "dev", "docs")  # each has a file in requirements/
 BESIDE = ("torch", "source")  # more such files, which every environment needs

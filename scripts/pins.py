@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _environment import BASE, BESIDE, EXTRAS, ROOT
+from _environment import BASE, BESIDE, CORE, EXTRAS, ROOT
 from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -117,7 +117,7 @@ def check(
         locked = {name: read(text) for name, text in files.items()}
     except ValueError as exc:
         return [str(exc)]
-    missing = [f"requirements/{name}.txt is missing" for name in (*EXTRAS, *sorted(BESIDE)) if name not in files]
+    missing = [f"requirements/{name}.txt is missing" for name in (CORE, *EXTRAS, *sorted(BESIDE)) if name not in files]
     if missing:
         return missing
     errors = [error for name, entries in locked.items() for error in _entry_errors(name, entries)]
@@ -171,7 +171,7 @@ def _lock_errors(
                     f"requirements/{name}.txt has {package} {version}, and constraints.txt {pinned or 'no pin'} "
                     f"for {environment.label}"
                 )
-    for extra in EXTRAS:
+    for extra in (CORE, *EXTRAS):
         found = _installed_with(extra, active)
         for text in _direct(project, extra):
             requirement = parse(text)
@@ -187,7 +187,7 @@ def _closure_errors(
     needs: Callable[[str, str], Sequence[str]],
 ) -> Iterator[str]:
     active = {name: _active(entries, environment) for name, entries in locked.items()}
-    for extra in EXTRAS:
+    for extra in (CORE, *EXTRAS):
         found = _installed_with(extra, active)
         todo = [("pyproject.toml", text, frozenset({""})) for text in _direct(project, extra)]
         seen = set()
@@ -208,14 +208,15 @@ def _closure_errors(
 
 
 def _direct(project: Mapping[str, Any], extra: str) -> list[str]:
-    """Return the requirements of an environment with this extra, and of the build."""
+    """Return the requirements of an environment with this extra (`CORE`: with none), and of the build."""
     build = [*project["build-system"]["requires"], *BUILT_WITH]
-    return [*build, *_required(project, None), *_required(project, extra)]
+    return [*build, *_required(project, None), *(() if extra == CORE else _required(project, extra))]
 
 
 def _installed_with(extra: str, active: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return the versions that an environment with this extra gets."""
-    return {name: version for file in (BASE, extra, *BESIDE) for name, version in active[file].items()}
+    """Return the versions that an environment with this extra (`CORE`: with none) gets."""
+    files = (CORE,) if extra == CORE else (CORE, BASE, extra, *BESIDE)
+    return {name: version for file in files for name, version in active[file].items()}
 
 
 def _active(entries: Iterable[Pin], environment: Environment) -> dict[str, str]:
@@ -289,7 +290,7 @@ def update(upgrade: bool) -> None:
     write(path, CONSTRAINTS_HEAD, [entry for entry in entries_of(text) if not CUDA.match(name_of(entry))])
 
     hashed = ["--generate-hashes", "--constraints", str(path)]
-    sets = {}
+    sets = {CORE: entries_of(compile_pins(uv, [str(ROOT / "pyproject.toml"), *hashed], also, ""))}
     for extra in EXTRAS:
         options = [str(ROOT / "pyproject.toml"), *hashed, "--extra", BASE, "--extra", extra]
         sets[extra] = entries_of(compile_pins(uv, options, also, ""))
@@ -298,7 +299,8 @@ def update(upgrade: bool) -> None:
     wheels = [
         entry for entry in sets[BASE] if not CUDA.match(name_of(entry)) and name_of(entry) not in {*SOURCES, "torch"}
     ]
-    write(FOLDER / f"{BASE}.txt", HEAD, wheels)
+    write(FOLDER / f"{CORE}.txt", HEAD, sets[CORE])
+    write(FOLDER / f"{BASE}.txt", f"{HEAD}-r {CORE}.txt\n", [entry for entry in wheels if entry not in sets[CORE]])
     write(FOLDER / "source.txt", HEAD, own)
     for extra in EXTRAS:
         if extra != BASE:

@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from _environment import ROOT, Environment, SetupError, ensure, run_here, tail
+from _environment import CORE, ROOT, Environment, SetupError, ensure, run_here, tail
 
 DIST = ROOT / "dist"
 SECRETS = re.compile(r"\.(pem|key|bundle|token)$|(^|/)credentials/(?!README\.md$)|(^|/)tests/compatibility/")
@@ -30,7 +30,7 @@ LEFT_BEHIND = re.compile(
 )
 SOURCE_NEEDS = (
     *("LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "constraints.txt"),
-    *("requirements/all.txt", "scripts/test.py"),
+    *("requirements/core.txt", "requirements/all.txt", "scripts/test.py"),
 )
 PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/]{16}")
 
@@ -134,10 +134,14 @@ def installed_errors(wheel: Path, python: Path) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         environment = Environment(Path(folder))
         new = str(environment.python)
+        install = [new, "-m", "pip", "install", "-q", "--no-deps"]
+        hashed = ["--require-hashes", "--only-binary", ":all:", "-r", str(ROOT / "requirements" / f"{CORE}.txt")]
         steps = [
             ("metadata", [str(python), "-c", validate, str(wheel)]),
             ("a new environment", [str(python), "-m", "venv", str(environment.folder)]),
-            ("installing", [new, "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), str(wheel)]),
+            ("installing the core dependencies", [*install, *hashed]),
+            ("installing the wheel", [*install, str(wheel)]),
+            ("checking its requirements", [new, "-m", "pip", "check"]),
             ("--version", [new, "-I", "-m", "tmrl_core", "--version"]),
             ("importing", [new, "-I", "-W", "error", "-c", USES]),
         ]

@@ -86,6 +86,13 @@ def test_an_extra_that_no_file_covers_is_found(repository: Repository) -> None:
     assert repository.errors() == ["requirements/docs.txt is missing"]
 
 
+def test_core_pins_are_complete_without_those_of_extras(repository: Repository) -> None:
+    repository.project["project"]["dependencies"].append("starlette>=0.40")  # only all.txt has it
+    assert {"requirements/core.txt lacks starlette>=0.40 of pyproject.toml for Python 3.11.0 on Linux"} <= set(
+        repository.errors()
+    )
+
+
 def test_an_unpinned_build_backend_is_found(repository: Repository) -> None:
     repository.project["build-system"]["requires"] = ["hatchling==0.1"]
     assert any("(build-system) requires hatchling==0.1" in error for error in repository.errors())
@@ -108,13 +115,15 @@ def test_a_line_that_allows_other_files_is_found(repository: Repository, line: s
 
 
 def test_another_version_than_the_pin_is_found(repository: Repository) -> None:
-    repository.change("all", r"^msgspec==\S+", "msgspec==0.1")
-    assert any("requirements/all.txt has msgspec 0.1, and constraints.txt 0." in error for error in repository.errors())
+    repository.change("core", r"^msgspec==\S+", "msgspec==0.1")
+    assert any(
+        "requirements/core.txt has msgspec 0.1, and constraints.txt 0." in error for error in repository.errors()
+    )
 
 
-@pytest.mark.parametrize("file", ["all", "torch", "source"])
+@pytest.mark.parametrize("file", ["core", "all", "torch", "source"])
 def test_a_missing_package_is_found(repository: Repository, file: str) -> None:
-    package = {"all": "msgspec", "torch": "torch", "source": "tlspyo"}[file]
+    package = {"core": "msgspec", "all": "uvicorn", "torch": "torch", "source": "tlspyo"}[file]
     repository.change(file, rf"^{package}==.*\n(?: .*\n)*", "")
     assert any(f"requirements/all.txt lacks {package}" in error for error in repository.errors())
 
