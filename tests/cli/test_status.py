@@ -123,6 +123,29 @@ def test_the_certificates_name_is_shown_with_the_peers_label(
     shown = capsys.readouterr().out
     assert "calls itself boss" in shown
     assert "robot7" in shown
+    assert "weight" not in shown
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_the_weight_of_a_gateways_certificate_is_shown(
+    server: Server, keys: Path, tmp_path: Path, watched: bool
+) -> None:
+    bundle = credentials.bundle(keys, "worker", "web", tmp_path / "g.bundle", weight=1_000)
+    worker = WorkerLink(settings(bundle, server.port), name="gateway", run="run")
+    worker.start()
+    try:
+        assert worker.wait_connected(DEADLINE_S)
+        until(lambda: bool(server.relay.streams))
+        with ObserverLink(settings(keys, server.port)) as link:
+            seen = link.fetch_status()
+    finally:
+        worker.close(drain=False)
+    assert seen is not None
+    assert [peer.weight for peer in seen.peers if peer.role == "worker"] == [1_000]
+    written = io.StringIO()
+    shown = cli_status.overview(seen, None, "here", 200) if watched else cli_status.tables(seen, None, "here")
+    Console(file=written, width=200).print(shown)
+    assert "web (weight 1,000)" in written.getvalue()
 
 
 def test_it_connects_again_after_the_server_was_restarted(keys: Path) -> None:

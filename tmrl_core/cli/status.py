@@ -271,7 +271,7 @@ def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates 
         ("samples", cells(lambda stream, _: f"{stream.relayed_samples:,}")),
         ("since", cells(lambda _, peer: duration(peer.since_s) if peer else "-")),
         ("bytes", cells(lambda stream, _: size(stream.relayed_bytes))),
-        ("certificate", cells(lambda _, peer: plain(peer.certificate)[:_WIDEST_NAME] if peer else "-")),
+        ("certificate", cells(lambda _, peer: _certificate_of(peer, _WIDEST_NAME) if peer else "-")),
         ("address", cells(lambda _, peer: plain(peer.address) if peer else "-")),
         ("run", cells(lambda stream, _: plain(stream.run)[:_WIDEST_NAME])),
     ]
@@ -366,6 +366,12 @@ def _policy_of(peer: PeerStatus) -> str:
     return f"{peer.policy[0]}.{peer.policy[1]}" if peer.role == "worker" and any(peer.policy) else "-"
 
 
+def _certificate_of(peer: PeerStatus, width: int | None = None) -> str:
+    """Return the name in a peer's certificate, with its weight if it is not that of one worker."""
+    weight = f" (weight {peer.weight:,})" if peer.weight else ""
+    return (plain(peer.certificate)[:width] + weight) or "-"
+
+
 def _peers(peers: Sequence[PeerStatus]) -> Table:
     return _table(
         "peers",
@@ -373,7 +379,7 @@ def _peers(peers: Sequence[PeerStatus]) -> Table:
         [
             ("role", lambda peer: plain(peer.role)),
             ("name", lambda peer: plain(peer.name)),
-            ("certificate", lambda peer: plain(peer.certificate) if peer.certificate else "-"),
+            ("certificate", _certificate_of),
             ("address", lambda peer: plain(peer.address)),
             ("run", lambda peer: plain(peer.run)),
             ("since", lambda peer: duration(peer.since_s)),

@@ -32,6 +32,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
         certificate: name in its certificate, which it cannot choose; empty: no certificate.
         forged: number of messages without a valid proof of their origin that it has ignored; left out if there are
             none, as by earlier releases.
+        weight: of its certificate in the division between credentials; left out if it is 1.
     """
 
     role: str
@@ -46,6 +47,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     policy: tuple[int, int] = (0, 0)
     certificate: str = ""
     forged: int | msgspec.UnsetType = msgspec.UNSET
+    weight: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
