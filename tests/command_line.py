@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -55,6 +56,15 @@ def starting(folder: Path, small: str) -> Iterator[Start]:
     environ |= {"PYTHONPATH": str(ROOT), "TMRL_CORE_HOME": str(folder / "home")}
     with started(folder, environ, ["-c", "small.yaml"]) as call:
         yield call
+
+
+def announced(process: subprocess.Popen[str]) -> int:
+    """Return the port that a role started with `--announce` names."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            return int(json.JSONDecoder().raw_decode(line)[0]["port"])  # a message may follow in the same line
+    raise AssertionError("it ended")
 
 
 def records(folder: Path, kind: str) -> list[MetricRecord]:

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.command_line import Start, starting
+from tests.command_line import Start, announced, starting
 from tmrl_core.config import Config
 from tmrl_core.config.sections import (
     ActorSection,
@@ -360,14 +360,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def new_key(start: Start, agent: str = "default", *more: str) -> str:
     shown, _ = start("--credentials", "key", agent, *more).communicate(timeout=100)
     return next(line.strip() for line in shown.splitlines() if line.startswith("    "))
-
-
-def announced(process: Any) -> int:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            return int(json.JSONDecoder().raw_decode(line)[0]["port"])  # a message may follow in the same line
-    raise AssertionError("it ended")
 
 
 def test_a_gateway_that_is_killed_goes_on_with_the_same_weights_after_a_restart(start: Start, tmp_path: Path) -> None:

@@ -32,10 +32,11 @@ class Fleet:
         self.arrived: list[float] = []
         self.sent = 0
 
-    def install(self, role: BundleRole, name: str) -> Path:
+    def install(self, role: BundleRole, name: str, weight: int = 1) -> Path:
         """Make a machine with a bundle of its own; return its credentials folder."""
         there = self.folder / (name or role)
-        credentials.install(credentials.bundle(self.authority, role, name, self.folder), there, overwrite=True)
+        made = credentials.bundle(self.authority, role, name, self.folder, weight=weight)
+        credentials.install(made, there, overwrite=True)
         return there
 
     def server(self, **server: Any) -> Server:

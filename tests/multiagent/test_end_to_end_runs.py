@@ -1,0 +1,43 @@
+"""Many agents between processes with bundles of their own, which prove the origin of what they send."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import records
+from tests.hostile.machines import FORGED, Machines
+from tests.multiagent.test_remote_runs import SMALL, rounds
+from tests.roles.test_lockstep_runs import until
+
+
+@pytest.mark.parametrize("mode", [pytest.param("authenticate", marks=pytest.mark.full), "encrypt"])
+def test_two_workers_are_learned_from_until_one_is_revoked(tmp_path: Path, mode: str) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, SMALL, mode)
+        machines.fleet.install("worker", "second")
+        workers = [
+            machines.start(name, "--worker", "--set", f"worker.name={name}", "--set", "trainer.lockstep.min_workers=2")
+            for name in ("robot", "second")
+        ]
+        endless = ("--trainer", "--set", "trainer.epochs=1000")
+        trainer = machines.start("hpc", *endless, "--set", "trainer.lockstep.min_workers=2")
+        until(lambda: len(rounds(tmp_path)) >= 7, trainer, *workers)
+        trainer.kill()
+        trainer.wait()
+        before = len(rounds(tmp_path))
+        trainer = machines.start("hpc", *endless)
+        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, *workers)
+        machines.renew("robot.worker", "hpc.trainer")
+        before = len(rounds(tmp_path))
+        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, *workers)
+        assert {record.values["wire/forged"] for record in records(tmp_path, "network")} == {0}
+        machines.revoke("second")
+        until(lambda: records(tmp_path, "network")[-1].values["worker/count"] == 1, trainer, *workers)
+        assert "was revoked" in machines.end(workers[1])
+        before = len(rounds(tmp_path))
+        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, workers[0])
+        assert FORGED not in machines.end(workers[0])
+        machines.end(trainer)
