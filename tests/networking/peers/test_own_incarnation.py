@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.networking.end_to_end.ends import Ends
+from tests.networking.end_to_end.ends import Ends, signer, verifier
 from tests.networking.peers.test_unread_answers import give
 from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
-from tmrl_core.networking.peers.trainer import MOST_RAISED
+from tmrl_core.networking.peers.trainer import MOST_RAISED, MOST_RECORD_RAISES
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import FrameReader, Kind
 from tmrl_core.networking.protocol.messages import (
@@ -100,3 +101,22 @@ def test_the_signed_record_of_a_worker_raises_it_also_if_the_server_hides_it(
     assert ends.worker.announced(card.body)
     assert ends.worker.open_directive(None, directive.body) is not None
     assert ends.worker.incarnation == 8
+
+
+def test_records_of_one_worker_raise_it_a_few_times_only(link: TrainerConnection, held: Held, ends: Ends) -> None:
+    """A stolen worker claims ever higher incarnations, each of which makes the trainer publish its weights again."""
+
+    def claim(worker: WorkerSeal, incarnation: int) -> None:
+        stream = worker.new_stream()
+        assert worker.announced(ends.trainer.card(incarnation))
+        give(link, StreamOpened(incarnation, stream, "robot", worker.record(stream, b"")))
+
+    for incarnation in range(10, 10 + 2 * MOST_RECORD_RAISES, 2):
+        claim(ends.worker, incarnation)
+        assert held.stored[-1] == incarnation + 1
+    claim(ends.worker, 1_000)
+    assert held.stored[-1] < 1_000
+    assert "higher incarnations" in link.trainer.remarks[-1]
+    other = WorkerSeal("run", signer(name="other"), verifier(), mode="authenticate")
+    claim(other, 2_000)
+    assert held.stored[-1] == 2_001

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -61,6 +61,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 
 if TYPE_CHECKING:  # loaded only where authentication is on
+    from tmrl_core.networking.end_to_end.identity import Peer
     from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
 
 MOST_MESSAGE_BYTES = 1 << 30
@@ -72,6 +73,8 @@ MAX_SIGNATURES_BYTES = 32 << 20
 MOST_RAISED = 1 << 20
 """Maximum number by which a Server can raise the incarnation of a trainer that chooses its own. No fleet has had that
 many trainers, and the numbers last for ever."""
+MOST_RECORD_RAISES = 16
+"""Number of times that the records of one worker can raise the incarnation: each makes the trainer publish again."""
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Seconds after which a message that did not open is requested again, the first time and after many."""
 _MAX_UNREAD_BYTES = 1 << 20
@@ -129,6 +132,8 @@ class TrainerState(ClientState):
         """The incarnation of this process; 0: none yet."""
         self.seal = seal
         self._hold = hold
+        self._raises: Counter[str] = Counter()
+        """Number of raises of the incarnation by the records of each worker, by the identity in its certificate."""
         if seal is not None:
             self.versions = (2,)
             self._take_incarnation(incarnation + 1)
@@ -202,6 +207,17 @@ class TrainerState(ClientState):
                 self._take_incarnation(incarnation)
             except CredentialsError as exc:
                 self.remarks.append(f"incarnation {incarnation} is not used: {exc}")
+
+    def may_raise(self, worker: Peer) -> bool:
+        """Count a worker's record that claims a higher incarnation. Return False if it has had too many of them."""
+        self._raises[worker.identity] += 1
+        if self._raises[worker.identity] <= MOST_RECORD_RAISES:
+            return True
+        self.remarks.append(
+            f"worker {plain(worker.name, MAX_NAME_CHARACTERS)} repeatedly claims higher incarnations of a trainer, "
+            "which are ignored from now on. If its machine was not stolen, start the trainer again"
+        )
+        return False
 
     def receiver(self, stream: bytes) -> StreamReceiver:
         """Return the receiver of `stream`; create it for a new stream. The caller holds the lock."""
@@ -421,8 +437,8 @@ class TrainerConnection(Connection):
                     )
                 return
             signature = opener.signature
-            if opener.incarnation > state.holding:  # its worker would not follow this trainer
-                self._raised(opener.incarnation + 1)
+            if opener.incarnation > state.holding and state.may_raise(opener.peer):
+                self._raised(opener.incarnation + 1)  # otherwise its worker would not follow this trainer
         elif signature.startswith(AUTHENTICATED):
             state.remarks.append(
                 f"worker {plain(message.name, MAX_NAME_CHARACTERS)} authenticates its samples and this trainer does "
