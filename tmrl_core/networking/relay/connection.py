@@ -89,6 +89,8 @@ class RelayConnection(Connection):
         self._policy: Policy | None = None
         """Version that is being sent."""
         self._policy_index = 0
+        self._policy_due = float("inf")
+        """Time at which it may begin with another version, if its principal has received too many of them."""
         self._sent: Version | None = None
         """Version that was sent completely and is not confirmed yet."""
         self._sample_frames = 0
@@ -261,7 +263,7 @@ class RelayConnection(Connection):
             return None
         policy = self._policy
         if policy is None or policy.abandoned:
-            policy = self._policy = self.relay.policies.version_for(self.run, self.have)
+            policy = self._policy = self._next_policy()
             self._policy_index = 0
         if policy is None or self._policy_index == len(policy.frames):
             return None
@@ -270,6 +272,15 @@ class RelayConnection(Connection):
         if policy.whole and self._policy_index == len(policy.frames):
             self._sent, self._policy = policy.version, None  # its memory is not needed until it is confirmed
         return frame
+
+    def _next_policy(self) -> Policy | None:
+        """Return the version to begin with; None: nothing is to be sent, or not yet."""
+        policy = self.relay.policies.version_for(self.run, self.have)
+        if policy is None or self.identity.role is None:  # a fleet may share a token
+            return policy
+        wait_s = self.relay.sent_weights.wait_s(self.principal, policy.version, policy.size, self._now)
+        self._policy_due = self._now + wait_s if wait_s else float("inf")
+        return None if wait_s else policy
 
     @property
     def old_policy(self) -> Policy | None:
@@ -302,6 +313,9 @@ class RelayConnection(Connection):
             self._check_progress(now)
         if self._held is not None and not self.closing and now >= self._held[0]:
             self.refuse(*self._held[1:])
+        if now >= self._policy_due:
+            self._policy_due = float("inf")
+            self.wake()
         if self.state == "probe" and not self.closing and now - self._connected_at >= PROBE_S:
             self.refuse("misuse", f"a probe must end within {PROBE_S:g} s")
         if self.state == "trainer" and not self.closing and now - self._noticed >= self.heartbeat_s:
@@ -333,7 +347,7 @@ class RelayConnection(Connection):
         """Return the latest time for the next call of `tick`."""
         deadline = super().deadline()
         if self.state in _REGISTERED:
-            deadline = min(deadline, self._checked_at + self.heartbeat_s)
+            deadline = min(deadline, self._checked_at + self.heartbeat_s, self._policy_due)
         if self._held is not None:
             deadline = min(deadline, self._held[0])
         if self.relay.flow.unfinished:

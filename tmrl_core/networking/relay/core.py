@@ -51,6 +51,7 @@ from tmrl_core.networking.relay.membership_log import MembershipLog
 from tmrl_core.networking.relay.policies import Policies, Policy
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.processor_time import ProcessorTime
+from tmrl_core.networking.relay.sent_weights import SentWeights
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spooling import SpoolHandoff
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
@@ -122,6 +123,7 @@ class Relay:
         self.spool_handoff = SpoolHandoff(self, spool, say)
         self.flow = Flow(self)
         self.processor_time = ProcessorTime()
+        self.sent_weights = SentWeights()
         self.refused_peers = 0
         """Number of peers whose requests were refused."""
         self.protocol_errors = 0
