@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.command_line import Start, starting
-from tests.gateway.test_serve import Client, announced, new_key
+from tests.command_line import Start, announced, starting
+from tests.gateway.test_serve import Client, new_key
 from tmrl_core.gateway.advice.saves import read_save
 
 SETTINGS = """
