@@ -183,6 +183,23 @@ def test_the_benchmark_prints_rates_and_needs_no_torch(tmp_path: Path, environ: 
     assert "steps_per_s" in rates
 
 
+def test_the_benchmark_of_a_real_time_environment_prints_its_durations(run: Run) -> None:
+    kwargs = "{interface: 'tests.actor.rollout.test_real_time:Noting', interface_kwargs: {notes: []}}"
+    cls = "environment.cls=tmrl_core.envs:real_time_env"
+    done = run("--benchmark", "--set", cls, "--set", f"environment.kwargs={kwargs}", "--steps", "5")
+    assert done.returncode == 0, done.stderr
+    first, *rows = done.stdout.splitlines()
+    assert " of 5 steps late" in first
+    assert [row.split()[0] for row in rows] == [
+        "time_step_duration",
+        "step_duration",
+        "join_duration",
+        "inference_duration",
+        "send_control_duration",
+        "get_obs_duration",
+    ]
+
+
 def test_a_test_without_a_saved_policy_names_the_next_step(run: Run) -> None:
     done = run("--test")
     assert done.returncode == 2

@@ -205,7 +205,13 @@ def parser() -> argparse.ArgumentParser:
     figures.add_argument(
         "--episodes", type=int, default=None, metavar="N", help="episodes of a test (default: 10) or a recording"
     )
-    figures.add_argument("--steps", type=int, default=None, metavar="N", help="steps of a benchmark (default: 10000)")
+    figures.add_argument(
+        "--steps",
+        type=int,
+        default=None,
+        metavar="N",
+        help="steps of a benchmark (default: 10000, or 10 s of real time)",
+    )
     seen = made.add_argument_group("with --test").add_mutually_exclusive_group()
     seen.add_argument("--render", action="store_true", help="show the environment in a window (render_mode human)")
     seen.add_argument("--video", default=None, metavar="PATH", help="film: a file such as test.mp4, or a folder")
@@ -634,16 +640,26 @@ def test_many(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
 
 def benchmark(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--benchmark`: measure the speed of the environment and the policy on this machine."""
+    from tmrl_core.actor.rollout.lateness import lateness_text
+    from tmrl_core.actor.rollout.real_time import benchmark_lines
     from tmrl_core.roles import from_config as roles
 
     one_thread()
     made = roles.make_worker(config, standalone=True)
+    real_time, time_step = made.loop.environment.real_time, made.loop.environment.time_step
+    if real_time is not None:
+        real_time.benchmark = True
     try:
         shutdown.calls(made.stop)
-        result = made.run_env_benchmark(options.steps or 10_000, verbose=False)
+        steps = 10_000 if time_step is None else max(1, round(10 / time_step[0]))
+        result = made.run_env_benchmark(options.steps or steps, verbose=False)
     finally:
         made.close()
-    if isinstance(result, dict):
+    if made.lateness is not None:
+        print(lateness_text(made.lateness))
+    if real_time is not None:
+        print("\n".join(benchmark_lines(result)))
+    elif isinstance(result, dict):
         for name, value in result.items():
             print(f"{name}: {value:,.0f}" if isinstance(value, float) else f"{name}: {value}")
     else:

@@ -12,6 +12,8 @@ import msgspec
 from numpy import ndarray
 
 from tmrl_core.actor.module import ActorModule
+from tmrl_core.actor.rollout.lateness import Timed
+from tmrl_core.actor.rollout.real_time import RealTimeEnv, accept_action, keep_sent_action
 from tmrl_core.actor.rollout.step_checks import StepCheck, copy_action, reset_problem
 from tmrl_core.config.references import as_environment
 from tmrl_core.envs.json_spaces import observation_reader
@@ -53,9 +55,29 @@ class CheckedEnvironment:
             raise
 
     @property
+    def real_time(self) -> RealTimeEnv | None:
+        """The environment of rtgym inside of all wrappers; None: it is another one."""
+        inner = self._inner
+        return inner if isinstance(inner, RealTimeEnv) else None
+
+    @property
     def default_action(self) -> Any:
-        """Action that rtgym's environments store with a reset; None elsewhere."""
-        return getattr(getattr(self.env, "unwrapped", self.env), "default_action", None)
+        """Action that the environment executed at its latest reset, as rtgym's do; None: it executed none."""
+        real_time = self.real_time
+        return getattr(self._inner, "default_action", None) if real_time is None else real_time.act_buf[-1]
+
+    @property
+    def time_step(self) -> tuple[float, float] | None:
+        """Duration of a time step and its elasticity, in seconds; None: the environment has no rate."""
+        inner, real_time = self._inner, self.real_time
+        if not isinstance(inner, Timed):
+            return None
+        duration_s = inner.time_step_duration
+        return duration_s, duration_s if real_time is None else real_time.time_step_timeout
+
+    @property
+    def _inner(self) -> Any:
+        return getattr(self.env, "unwrapped", self.env)
 
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment. Recreate it first if its last reset failed.
@@ -66,6 +88,9 @@ class CheckedEnvironment:
         """
         if self._broken:
             self._renew()
+        real_time = self.real_time
+        if real_time is not None:
+            keep_sent_action(real_time)
         self._moving = True
         try:
             result: Any = self.env.reset() if seed is None else self.env.reset(seed=seed)
@@ -115,12 +140,21 @@ class CheckedEnvironment:
             raise
 
     def make_safe(self) -> None:
-        """Execute the safe action, if there is one and the environment was reset since. Log its failure."""
-        if self._safe_action is None or not self._moving or self._closed:
+        """Execute the safe action, if there is one, and pause rtgym's environments. Log a failure.
+
+        Only the first call after a reset does so.
+        """
+        if not self._moving or self._closed:
             return
         self._moving = False
+        real_time = self.real_time
         try:
-            self.env.step(copy_action(self._safe_action))
+            if self._safe_action is not None:
+                if real_time is not None:
+                    accept_action(real_time)
+                self.env.step(copy_action(self._safe_action))
+            if real_time is not None:
+                real_time.wait()
         except Exception:
             logger.exception("worker.safe_action failed; the environment is closed without it")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tmrl_core.actor.rollout.lateness import lateness_text
 from tmrl_core.actor.rollout.loop import EnvironmentLoop, Hook
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import WAIT_S, Uplink
@@ -164,12 +165,13 @@ class Collector:
             self._logged_at = time.monotonic()
             recorder = self.recorder
             logger.info(
-                "worker %s: episode %d, %d steps, return %s, policy %d.%d",
+                "worker %s: episode %d, %d steps, return %s, policy %d.%d%s",
                 recorder.name,
                 recorder.episodes,
                 recorder.buffer.stat_train_steps,
                 return_text(recorder.buffer.stat_train_return),
                 *recorder.version,
+                "" if self.loop.lateness is None else f"; {lateness_text(self.loop.lateness.figures)}",
             )
 
     # --- directives ---------------------------------------------------------------------------------------------------

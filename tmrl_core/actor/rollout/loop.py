@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from numpy import ndarray
 
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, report_failure
+from tmrl_core.actor.rollout.lateness import Lateness
 from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
@@ -62,6 +63,8 @@ class EnvironmentLoop:
         policy_failures_in_a_row: that number since the last episode that ended in order.
         next_seed: seed of the next reset; None: the environment's generator continues.
         longest_episode_s: duration of the longest episode, in seconds.
+        lateness: lateness of the steps; None: the environment has no rate.
+        env_step: step of the environment, which records its lateness.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class EnvironmentLoop:
         self.policy_failures_in_a_row = 0
         self.next_seed: int | None = None
         self.longest_episode_s = 0.0
+        self.lateness = Lateness() if environment.time_step is not None else None
+        self.env_step = environment.step if self.lateness is None else self._timed_step
         self._failures_in_a_row = 0
         self._polling = PollingInterval()
         self._stopping = False
@@ -105,6 +110,8 @@ class EnvironmentLoop:
         self.recorder.end()
         seed = self.next_seed
         obs, info = self.environment.reset(seed)
+        if self.lateness is not None and self.environment.time_step is not None:
+            self.lateness.begin(time.perf_counter(), *self.environment.time_step)
         self.next_seed = None
         if self.obs_preprocessor is not None:
             obs = self.obs_preprocessor(obs)
@@ -130,7 +137,7 @@ class EnvironmentLoop:
             act: replacement of the policy, as in `PolicyRunner.decide`.
         """
         action, extras = self.runner.decide(obs, test, collect_samples, act)
-        new_obs, reward, terminated, truncated, info = self.environment.step(action, collect_samples)
+        new_obs, reward, terminated, truncated, info = self.env_step(action, collect_samples)
         if self.obs_preprocessor is not None:
             new_obs = self.obs_preprocessor(new_obs)
         if last_step and not terminated:
@@ -142,6 +149,12 @@ class EnvironmentLoop:
         if terminated or truncated:
             self._failures_in_a_row = self.policy_failures_in_a_row = 0
         return new_obs, reward, terminated, truncated, info
+
+    def _timed_step(self, action: Any, keep: bool = False) -> tuple[Any, Any, Any, Any, Any]:
+        assert self.lateness is not None
+        result = self.environment.step(action, keep)
+        self.lateness.note(time.perf_counter())
+        return result
 
     # --- whole episodes -----------------------------------------------------------------------------------------------
 
@@ -218,7 +231,7 @@ class EnvironmentLoop:
 
     def _advance_by_itself(self, episode: Episode, longest: int) -> int:
         # The same as `step`, with local variables only, because a worker spends most of its time here.
-        runner, env_step, record = self.runner, self.environment.step, self.recorder.step
+        runner, env_step, record = self.runner, self.env_step, self.recorder.step
         preprocess, test, collect, obs = self.obs_preprocessor, episode.test, episode.collect, self._obs
         act, any_action, few, extras = runner.plain_act(collect), runner.always_finite, runner.few, None
         single = few == (1,)

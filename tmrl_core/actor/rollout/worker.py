@@ -21,10 +21,12 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.asynchronous_schedule import SEND_PAUSE_S, AsynchronousSchedule, count_to
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, check_maker
 from tmrl_core.actor.rollout.collector import Collector
+from tmrl_core.actor.rollout.lateness import LatenessFigures, lateness_text
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
+from tmrl_core.actor.rollout.real_time import benchmark_lines
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
@@ -168,6 +170,11 @@ class Worker:
     def steps_collected(self) -> int:
         """Number of environment steps collected, resets included."""
         return self.recorder.steps_collected
+
+    @property
+    def lateness(self) -> LatenessFigures | None:
+        """Lateness of the steps so far; None: the environment has no rate."""
+        return self.loop.lateness.figures if self.loop.lateness is not None else None
 
     # --- single steps -------------------------------------------------------------------------------------------------
 
@@ -402,14 +409,24 @@ class Worker:
         self.close()
 
     @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        """Allow one `run` method at a time."""
+    def _running(self, log: bool = True) -> Iterator[None]:
+        """Allow one `run` method at a time. At its end, make the environment safe, and log its lateness if `log`."""
         with self.one_run.running(self.name):
             try:
                 self._through_overrides()
                 yield
             finally:
                 self.loop.environment.make_safe()
+                if log:
+                    self._log_lateness()
+
+    def _log_lateness(self) -> None:
+        figures, env = self.lateness, self.loop.environment.real_time
+        if figures is not None and figures.steps:
+            logger.info("worker %s: %s", self.name, lateness_text(figures))
+        if env is not None and env.benchmark:
+            for line in benchmark_lines(env.benchmarks()):
+                logger.info("%s", line)
 
     def _through_overrides(self) -> None:
         """Make the loop use this object's methods for its steps if a subclass or a script has replaced some."""
@@ -446,7 +463,7 @@ class Worker:
         exploration = self.actor.exploration()
         # Random actions of the action space would cost less than the policy's.
         self.actor.set_exploration({name: 0.0 for name in ("random", "epsilon") if name in exploration})
-        with self._running(), contextlib.ExitStack() as after:
+        with self._running(log=False), contextlib.ExitStack() as after:
             after.callback(self.actor.set_exploration, exploration)
             obs, _ = self.reset(collect_samples=False)
             started = time.perf_counter()
@@ -457,7 +474,7 @@ class Worker:
                 begin = time.perf_counter()
                 action = self.act(obs, test=test)
                 middle = time.perf_counter()
-                obs, _, terminated, truncated, _ = self.env.step(action)
+                obs, _, terminated, truncated, _ = self.loop.env_step(action)
                 act_s += middle - begin
                 env_s += time.perf_counter() - middle
                 if self.loop.obs_preprocessor is not None:
