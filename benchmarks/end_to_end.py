@@ -216,6 +216,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--share", type=float, default=1.0, help="of the usual amount of work in each measurement")
+    parser.add_argument("--only", default="", help="measure only the figures whose names contain this")
     arguments = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
@@ -223,8 +224,9 @@ def main() -> int:
     def amount(usual: int) -> int:
         return max(2, int(usual * arguments.share))
 
-    costs: dict[str, dict[str, list[float]]] = {what: {mode: [] for mode in MODES} for what in REACH}
-    walls: dict[str, dict[str, list[float]]] = {what: {mode: [] for mode in MODES} for what in REACH}
+    chosen = {what: reach for what, reach in REACH.items() if arguments.only in what}
+    costs: dict[str, dict[str, list[float]]] = {what: {mode: [] for mode in MODES} for what in chosen}
+    walls: dict[str, dict[str, list[float]]] = {what: {mode: [] for mode in MODES} for what in chosen}
     with tempfile.TemporaryDirectory() as place:
         folders = credentials_of(Path(place))
         loops = {mode: Loop(folders["server"], 50, mode) for mode in MODES}
@@ -235,7 +237,8 @@ def main() -> int:
             "policies of 10 MB": (amount(20), lambda mode, count: publish(folders, mode, count)),
         }
         for turn in range(arguments.repetitions):
-            for what, (count, measure) in works.items():
+            for what in chosen:
+                count, measure = works[what]
                 for mode in MODES if turn % 2 else MODES[::-1]:
                     cost = measure(mode, count)
                     costs[what][mode].append(cost.processor_s / count)
@@ -246,7 +249,7 @@ def main() -> int:
     print("| what | mode | us of processor time each | ratio of processor time (reach) | range | rate/s | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     reached = True
-    for what, reach in REACH.items():
+    for what, reach in chosen.items():
         for mode, least in zip(MODES, (1.0, *reach), strict=True):
             # Each repetition is compared with its neighbour, because the load of the machine changes slowly.
             ratios = [off / own for off, own in zip(costs[what]["off"], costs[what][mode], strict=True)]

@@ -116,7 +116,7 @@ def others(repeat: int) -> dict[str, Callable[[], object]]:
         "acknowledgement: check": repeated(lambda: worker.check_ack(stream, 5, (), tag)),
         "record of a stream: sign": repeated(lambda: worker.record(stream, b"")),
         "record of a stream: check": repeated(lambda: trainer.open_record(stream, record)),
-        "directive: sign": repeated(lambda: trainer.seal_directive(None, 1, b"directive")),
+        "directive: sign": repeated(lambda: trainer.seal_directive(1, b"directive")),
         "policy of 10 MB: sign": lambda: trainer.seal_policy((1, next(counter)), bytes(memoryview(policy))),
         "policy of 10 MB: check": check_policy,
     }

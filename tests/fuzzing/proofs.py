@@ -43,13 +43,16 @@ class Proofs(Target):
         self._opened = self._trainer.open_record(self._stream, self._record)
         self._tag = self._opened.ack_tag(4, ((2, "no room"),))
         self._policy = b"".join(self._trainer.seal_policy((3, 1), BODY))
+        self._opened.prove_policy((3, 1), memoryview(BODY))
+        self._letter = self._opened.letter(3, BODY)
         self._honest = {
             b"c": self._card,
             b"r": self._record,
             b"x": self._signers["worker"].certificate,
             b"m": self._sealed(self._worker),
             b"p": self._policy,
-            b"d": self._trainer.seal_directive(self._stream, 3, BODY),
+            b"d": self._letter,
+            b"D": self._trainer.seal_directive(3, BODY),
             b"t": self._trainer.seal_report(3, BODY),
             b"a": self._tag,
         }
@@ -113,6 +116,8 @@ class Proofs(Target):
             self._expect_body(worker.open_policy((3, 1), memoryview(data)))
         elif kind == b"d":
             self._expect_body(self._worker.open_directive(self._stream, data))
+        elif kind == b"D":
+            self._expect_body(self._worker.open_directive(None, data))
         elif kind == b"t":
             self._expect_body(self._worker.open_report(data))
         elif kind == b"a":

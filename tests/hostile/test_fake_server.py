@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from tests.networking.end_to_end.ends import signer, verifier
+from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end import stream_keys
 from tmrl_core.networking.end_to_end import worker as worker_module
 from tmrl_core.networking.end_to_end.run_key import RunKey
@@ -22,6 +23,7 @@ from tmrl_core.networking.end_to_end.statements import (
     TRAILER_BYTES,
     RunCard,
     StreamRecord,
+    decode_letter,
     decode_statement,
     encode_statement,
     split_trailer,
@@ -30,6 +32,7 @@ from tmrl_core.networking.end_to_end.stream_keys import SEAL_BYTES, header
 from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
 from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.peers import trainer as trainer_module
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, StreamSender
 from tmrl_core.networking.protocol.framing import (
@@ -68,7 +71,14 @@ from tmrl_core.networking.relay import Relay, RelaySettings
 ATTEMPTS, ATTEMPTS_FULL = 400, 10_000
 KEPT = 60
 """Frames of each kind that the attacker remembers."""
+PROVEN_BYTES = 200
+"""Size from which workers receive MACs of policies here."""
 _STEP_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def small_policies_with_macs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "PROVEN_POLICY_BYTES", PROVEN_BYTES)
 
 
 class Link:
@@ -279,7 +289,8 @@ class World:
 
     def publish(self) -> None:
         """Publish weights."""
-        self.state.publish(PolicyUpdate((0, 0), {"": Blob("sim", self.random.randbytes(200))}))
+        size = self.random.choice((50, PROVEN_BYTES))
+        self.state.publish(PolicyUpdate((0, 0), {"": Blob("sim", self.random.randbytes(size))}))
         assert self.state.policy is not None
         counter, body = self.state.policy
         self.policies[counter] = body
@@ -560,6 +571,23 @@ def forge_policy(world: World) -> bool:
     return True
 
 
+def alter_policy(world: World) -> bool:
+    """One bit of a new policy is changed on its way to a worker, who may have its MAC."""
+    worker = _pick(world)
+
+    def alter(link: Link, frame: Frame, up: bool) -> list[bytes] | None:
+        if link is not world.links[worker] or up or frame.kind != Kind.WEIGHTS:
+            return None
+        data = bytes(frame.buffer)  # the MAC does not cover the signature, which it replaces
+        return [world.attacker.flip(data[:-TRAILER_BYTES], HEADER_BYTES + POLICY_HEAD.size) + data[-TRAILER_BYTES:]]
+
+    world.attacker.alter = alter
+    world.publish()
+    world.settle()
+    world.publish()
+    return True
+
+
 def roll_back_policy(world: World) -> bool:
     """Weights that were published before, to the same worker or to a new process of it."""
     old = world.attacker.old("up WEIGHTS")
@@ -585,6 +613,17 @@ def restart_worker(world: World, worker: HonestWorker) -> None:
     world.settle()
 
 
+def _version_of(worker: HonestWorker, body: bytes, own: bool) -> Version:
+    """The place of a directive or report in their order; a letter for another worker has the first one."""
+    if not own:
+        return split_trailer(memoryview(body))[1].version
+    keys = worker.seal._streams[worker.sender.stream].keys
+    try:
+        return decode_letter(body, keys).version if keys is not None else (0, 0)
+    except ForgedError:
+        return 0, 0
+
+
 def forge_order(world: World) -> bool:
     """A directive or a report of the attacker's own, an altered one, an old one, or one for another worker."""
     worker = _pick(world)
@@ -608,7 +647,7 @@ def forge_order(world: World) -> bool:
     else:
         own = isinstance(older, Direct) and older.channel != ALL_CHANNELS
         scope = "report" if kind == "up Report" else "directive", worker.sender.stream if own else b""
-        if split_trailer(memoryview(body))[1].version >= worker.seal._newest.get(scope, (0, 0)):
+        if _version_of(worker, body, own) >= worker.seal._newest.get(scope, (0, 0)):
             return False  # it may be the latest one, which does no harm
     if kind == "up Report":
         link.inject(Report(body))
@@ -651,6 +690,7 @@ COUNTED: tuple[Callable[[World], bool], ...] = (
     forge_stream,
     release_samples,
     forge_policy,
+    alter_policy,
     roll_back_policy,
     forge_order,
     forge_card,
@@ -758,13 +798,16 @@ def _header_without_floor(stream: bytes, mode: int, head: MessageHead) -> bytes:
 
 
 def _any_version(self: WorkerSeal, version: Version, body: memoryview) -> memoryview | None:
-    return self._checked("policy", b"", body)[1]
+    return self._checked("policy", body)[1]
 
 
-def _any_order(self: WorkerSeal, subject: str, stream: bytes, body: bytes) -> bytes | None:
-    version, content = self._checked(subject, stream, memoryview(body))
+def _any_order(self: WorkerSeal, subject: str, stream: bytes, version: Version) -> bool:
     self._newest[subject, stream] = max(version, self._newest.get((subject, stream), (0, 0)))
-    return None if content is None else bytes(content)
+    return True
+
+
+def _unchecked_mac(self: WorkerSeal, version: Version, content: memoryview) -> bool:
+    return any(own.policy is not None and own.policy.version == version for own in self._streams.values())
 
 
 def _unchecked_signature(key: object, proof: bytes, data: bytes) -> bool:
@@ -777,7 +820,8 @@ MUTATIONS: dict[str, tuple[object, str, object]] = {
     "records are not checked": (TrainerSeal, "open_record", _unchecked_record),
     "the floor is not covered": (stream_keys, "header", _header_without_floor),
     "policies may be of any version": (WorkerSeal, "open_policy", _any_version),
-    "directives may be old": (WorkerSeal, "_newer", _any_order),
+    "directives may be old": (WorkerSeal, "_is_newest", _any_order),
+    "MACs of policies are not checked": (WorkerSeal, "_has_tag", _unchecked_mac),
     "signatures are not checked": (worker_module, "is_signed", _unchecked_signature),
 }
 

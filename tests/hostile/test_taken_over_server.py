@@ -121,6 +121,22 @@ def test_forged_altered_and_old_policies_are_not_used(taken: TakenOver) -> None:
     assert bytes(update.policies["policy"].data) in (b"third", b"fourth")
 
 
+def test_a_large_policy_is_used_by_its_mac_and_refused_when_altered(taken: TakenOver) -> None:
+    seal = taken.worker._worker.seal
+    assert seal is not None
+    taken.fleet.goes_on(taken.worker, taken.trainer)
+    taken.trainer.publish(weights(bytes(2_000_000)))
+    assert taken.worker.wait_policy(DEADLINE_S)
+    proof = seal._streams[taken.worker.stream].policy
+    assert proof is not None
+    assert proof.version == taken.trainer.version
+    assert taken.worker.take_policy() is not None
+    genuine, version = taken.policy_body(), (taken.trainer.version[0], 50)
+    taken.send_policy(version, genuine.replace(bytes(1_000), b"harm" * 250, 1))
+    taken.counted(worker=1)
+    assert not taken.worker.policy_waiting
+
+
 def test_forged_acknowledgements_release_no_samples(taken: TakenOver) -> None:
     taken.fleet.send(taken.worker)
     assert taken.trainer.wait(DEADLINE_S)

@@ -11,8 +11,8 @@ from tests.networking.end_to_end.ends import Ends, authority, signer, verifier
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
-from tmrl_core.networking.end_to_end.statements import RunCard, decode_statement, encode_statement
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
+from tmrl_core.networking.end_to_end.statements import RunCard, StreamRecord, decode_statement, encode_statement
+from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
 from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.protocol.messages import Version
 
@@ -228,10 +228,18 @@ OPENERS: dict[str, Callable[[Ends, bytes], object]] = {
     "directive": lambda ends, body: ends.worker.open_directive(None, body),
     "report": lambda ends, body: ends.worker.open_report(body),
 }
+
+
+def letter(ends: Ends) -> bytes:
+    record = StreamRecord(b"", b"", ends.worker._streams[ends.stream].key, 0, 0)
+    peer = verifier().check(signer().certificate, ("worker",))
+    return OpenedStream(ends.trainer, ends.stream, record, peer).letter(3, b"content")
+
+
 SEALERS: dict[str, Callable[[Ends], bytes]] = {
     "policy": lambda ends: b"".join(ends.trainer.seal_policy((3, 1), b"content")),
-    "own directive": lambda ends: ends.trainer.seal_directive(ends.stream, 3, b"content"),
-    "directive": lambda ends: ends.trainer.seal_directive(None, 3, b"content"),
+    "own directive": letter,
+    "directive": lambda ends: ends.trainer.seal_directive(3, b"content"),
     "report": lambda ends: ends.trainer.seal_report(3, b"content"),
 }
 
@@ -275,10 +283,12 @@ def test_another_run_key_run_or_no_card_refuses_it(kind: str) -> None:
     ends = Ends()
     for other in (Ends(key=b"1" * 32), Ends(run="other run")):
         other.stream = ends.stream
+        other.worker._streams.update(ends.worker._streams)
         with pytest.raises(ForgedError):
             OPENERS[kind](ends, SEALERS[kind](other))
-    body = SEALERS[kind](ends)
+    body, streams = SEALERS[kind](ends), ends.worker._streams
     ends.worker = new_worker()
+    ends.worker._streams.update(streams)
     with pytest.raises(ForgedError):
         OPENERS[kind](ends, body)
 
@@ -287,12 +297,12 @@ def test_a_directive_for_another_stream_is_refused() -> None:
     ends = Ends()
     other = ends.worker.new_stream()
     with pytest.raises(ForgedError):
-        ends.worker.open_directive(other, ends.trainer.seal_directive(ends.stream, 3, b"own"))
+        ends.worker.open_directive(other, ends.opened().letter(3, b"own"))
 
 
 def test_an_older_directive_is_not_obeyed() -> None:
     ends = Ends()
-    first, second = (ends.trainer.seal_directive(None, 3, text) for text in (b"first", b"second"))
+    first, second = (ends.trainer.seal_directive(3, text) for text in (b"first", b"second"))
     assert ends.worker.open_directive(None, second) == b"second"
     assert ends.worker.open_directive(None, first) is None
     assert ends.worker.open_directive(None, second) == b"second", "a reconnection repeats it"
@@ -309,11 +319,11 @@ def test_an_older_report_is_not_believed() -> None:
 
 def test_a_restarted_trainer_is_newer_than_its_earlier_process() -> None:
     ends = Ends()
-    before = [ends.trainer.seal_directive(None, 3, b"before") for _ in range(5)][-1]
+    before = [ends.trainer.seal_directive(3, b"before") for _ in range(5)][-1]
     assert ends.worker.open_directive(None, before) == b"before"
     restarted = trainer_with()
     assert ends.worker.announced(restarted.card(4))
-    assert ends.worker.open_directive(None, restarted.seal_directive(None, 4, b"after")) == b"after"
+    assert ends.worker.open_directive(None, restarted.seal_directive(4, b"after")) == b"after"
     assert ends.worker.open_directive(None, before) is None
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import MAX_CERTIFICATE_BYTES, PROOF_BYTES, digest, statement
-from tmrl_core.networking.end_to_end.stream_keys import KEY_BYTES
+from tmrl_core.networking.end_to_end.stream_keys import KEY_BYTES, NONCE_BYTES, StreamKeys
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, PROOF_ENDS, Number, Version
 
 _STREAM_ID = struct.Struct(">I4s8s")
@@ -78,10 +78,33 @@ class RunCard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return statement("card", self.run, self.incarnation, self.run_key, self.signing_key, self.certificate)
 
 
+class PolicyTag(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """MAC of a policy for one stream. Only the trainer and the stream's worker can compute it."""
+
+    version: Version
+    nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+    tag: bytes
+
+
+class Letter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Content of a letter of the trainer to one stream.
+
+    Args:
+        version: incarnation of the trainer and a number that grows.
+        directive: the encoded directive for this stream; empty: there is none.
+        policy: MAC of the latest large policy.
+    """
+
+    version: Version
+    directive: bytes
+    policy: PolicyTag | None
+
+
 Statement = TypeVar("Statement", StreamRecord, RunCard)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (StreamRecord, RunCard)}
+_letters = msgspec.msgpack.Decoder(Letter)
 _MAGIC: dict[type, bytes] = {StreamRecord: _RECORD_MAGIC, RunCard: _CARD_MAGIC}
 _NAMES: dict[type, str] = {StreamRecord: "the record of a stream", RunCard: "the card of a trainer"}
 
@@ -118,17 +141,35 @@ def decode_statement(data: bytes, kind: type[Statement]) -> Statement:
     return value
 
 
+def encode_letter(letter: Letter, keys: StreamKeys) -> bytes:
+    """Return a letter for the stream of these keys."""
+    return keys.seal_letter(_encode(letter)) + PROOF_ENDS
+
+
+def decode_letter(body: bytes, keys: StreamKeys) -> Letter:
+    """Return a letter to the stream of these keys.
+
+    Raises:
+        ForgedError: the trainer has not sent it to this stream.
+    """
+    content = keys.open_letter(body[: -len(PROOF_ENDS)]) if body.endswith(PROOF_ENDS) else None
+    try:
+        return _letters.decode(content or b"")
+    except msgspec.MsgspecError as exc:
+        raise ForgedError("it has no proof of its origin") from exc
+
+
 class Signature(NamedTuple):
-    """Trailer of a policy, directive or report: its place in the order of such messages, and the proof."""
+    """Trailer of a policy, directive for all workers or report: its place in their order, and the proof."""
 
     version: Version
     """Incarnation of the trainer and a number that grows."""
     proof: bytes
 
 
-def broadcast_statement(subject: str, run: str, stream: bytes, version: Version, hashed: bytes) -> bytes:
-    """Return what the trailer of a policy, directive or report covers; `stream` is empty if it is for all."""
-    return statement(subject, run, stream, *version, hashed)
+def broadcast_statement(subject: str, run: str, version: Version, hashed: bytes) -> bytes:
+    """Return what the trailer of a policy, directive or report covers."""
+    return statement(subject, run, b"", *version, hashed)  # the empty field was once a stream
 
 
 def encode_trailer(signature: Signature) -> bytes:

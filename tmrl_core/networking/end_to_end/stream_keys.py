@@ -1,4 +1,4 @@
-"""Keys that one stream and one trainer share, and the proofs that end each message of samples.
+"""Keys that one stream and one trainer share, the proofs that end each message of samples, and letters.
 
 A worker makes an X25519 key pair for each stream, the trainer one for each run. Both ends derive the same keys from
 them, so that a message that was stored for weeks can still be checked after both processes have ended.
@@ -8,11 +8,15 @@ A message of samples ends with a trailer of constant size: 64 bytes of proof and
 - `MAC`: GMAC of AES-128 over header and body; the body is readable.
 - `ENCRYPTED`: AES-128-GCM.
 - `SIGNED`: signature by the worker's certificate, if the worker has not received a run key yet.
+
+A letter is what the trainer sends to one stream alone. It is encrypted under a random nonce, because trainers that
+restart have the same keys again.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
 import struct
 from collections.abc import Sequence
 
@@ -29,6 +33,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from tmrl_core.errors import ForgedError, UnknownRunKeyError
 from tmrl_core.networking.end_to_end.identity import PROOF_BYTES, digest, is_signed, statement
 from tmrl_core.networking.protocol.framing import MessageHead
+from tmrl_core.networking.protocol.messages import Version
 
 MAC = 1
 ENCRYPTED = 2
@@ -43,6 +48,7 @@ _MAC_PROOF = struct.Struct(f"<{len(_PADDING)}s{KEY_ID_BYTES}sQ{_TAG_BYTES}s")
 SEAL_BYTES = PROOF_BYTES + 1
 """Size of the trailer of a message of samples."""
 _NONCE = struct.Struct("<IQ")
+NONCE_BYTES = _NONCE.size
 _HEADER = struct.Struct("<27s16sBQQQI")
 _DOMAIN = b"tmrl_core end-to-end 1 data"
 _ONE_SHOT_BYTES = 32_768
@@ -89,12 +95,14 @@ class StreamKeys:
         except ValueError as exc:  # a point of small order
             raise ForgedError("a public key for the agreement of keys is not valid") from exc
         info = statement("stream keys", run, stream, stream_key, run_key)
-        keys = HKDF(hashes.SHA256(), 64, None, info).derive(shared)
+        keys = HKDF(hashes.SHA256(), 96, None, info).derive(shared)
         self.key_id = key_id
         self._stream = stream
         self._ciphers = {MAC: keys[:16], ENCRYPTED: keys[16:32]}
         self._one_shot = {mode: AESGCM(key) for mode, key in self._ciphers.items()}
-        self._ack_key = keys[32:]
+        self._ack_key = keys[32:64]
+        self._letters = AESGCM(keys[64:80])
+        self._policy_key = keys[80:]
 
     def seal(
         self, mode: int, counter: int, head: MessageHead, body: Sequence[bytes | memoryview]
@@ -156,6 +164,26 @@ class StreamKeys:
         """Return the proof of an acknowledgement."""
         covered = statement("acknowledgement", self._stream, next_number, tuple(refused))
         return hmac.digest(self._ack_key, covered, "sha256")[:_TAG_BYTES]
+
+    def seal_letter(self, content: bytes) -> bytes:
+        """Return a letter of the trainer to the stream."""
+        nonce = os.urandom(NONCE_BYTES)
+        return nonce + self._letters.encrypt(nonce, content, statement("letter", self._stream))
+
+    def open_letter(self, letter: bytes) -> bytes | None:
+        """Return the content of a letter; None: it is not for this stream, or was changed."""
+        try:
+            return self._letters.decrypt(letter[:NONCE_BYTES], letter[NONCE_BYTES:], statement("letter", self._stream))
+        except (InvalidTag, ValueError):  # ValueError: it is too short
+            return None
+
+    def policy_tag(self, nonce: bytes, version: Version, content: memoryview) -> bytes:
+        """Return the MAC of a policy for this stream. The trainer draws a random nonce for each."""
+        encryptor = Cipher(AES(self._policy_key), GCM(nonce)).encryptor()
+        encryptor.authenticate_additional_data(statement("policy of a stream", self._stream, *version))
+        encryptor.authenticate_additional_data(content)
+        encryptor.finalize()
+        return encryptor.tag
 
 
 class Sealed:

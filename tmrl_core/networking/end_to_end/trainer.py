@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -10,16 +11,19 @@ from tmrl_core.errors import ForgedError, UnknownRunKeyError
 from tmrl_core.networking.end_to_end.identity import Peer, Signer, Verifier, digest, is_signed, sign
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import (
+    Letter,
+    PolicyTag,
     RunCard,
     Signature,
     StreamRecord,
     broadcast_statement,
     decode_statement,
+    encode_letter,
     encode_statement,
     encode_trailer,
     stream_id,
 )
-from tmrl_core.networking.end_to_end.stream_keys import SIGNED, Sealed, StreamKeys
+from tmrl_core.networking.end_to_end.stream_keys import NONCE_BYTES, SIGNED, Sealed, StreamKeys
 from tmrl_core.networking.protocol.delivery import Body
 from tmrl_core.networking.protocol.framing import MessageHead
 from tmrl_core.networking.protocol.messages import Version
@@ -91,22 +95,26 @@ class TrainerSeal:
         """Return a policy with its proof."""
         if self._hashed[0] is not body:  # hashed once, also if its incarnation is raised
             self._hashed = (body, digest(body))
-        return [body, self._trailer("policy", b"", version, self._hashed[1])]
+        return [body, self._trailer("policy", version, self._hashed[1])]
 
-    def seal_directive(self, stream: bytes | None, incarnation: int, body: bytes) -> bytes:
-        """Return a directive for one stream, or for all (None), with its proof."""
-        return self._numbered("directive", stream or b"", incarnation, body)
+    def seal_directive(self, incarnation: int, body: bytes) -> bytes:
+        """Return a directive for all workers, with its proof."""
+        return self._numbered("directive", incarnation, body)
 
     def seal_report(self, incarnation: int, body: bytes) -> bytes:
         """Return a report with its proof."""
-        return self._numbered("report", b"", incarnation, body)
+        return self._numbered("report", incarnation, body)
 
-    def _numbered(self, subject: str, stream: bytes, incarnation: int, body: bytes) -> bytes:
+    def next_version(self, incarnation: int) -> Version:
+        """Return the place of the next directive or report in their order."""
         self._sealed += 1
-        return body + self._trailer(subject, stream, (incarnation, self._sealed), digest(body))
+        return incarnation, self._sealed
 
-    def _trailer(self, subject: str, stream: bytes, version: Version, hashed: bytes) -> bytes:
-        covered = broadcast_statement(subject, self.run, stream, version, hashed)
+    def _numbered(self, subject: str, incarnation: int, body: bytes) -> bytes:
+        return body + self._trailer(subject, self.next_version(incarnation), digest(body))
+
+    def _trailer(self, subject: str, version: Version, hashed: bytes) -> bytes:
+        covered = broadcast_statement(subject, self.run, version, hashed)
         return encode_trailer(Signature(version, sign(self.run_key.signing, covered)))
 
     def count(self, text: str) -> None:
@@ -132,6 +140,7 @@ class OpenedStream:
         self._stream = stream
         self._key = record.key
         self._keys = {seal.run_key.id: self._derive(seal.run_key)}
+        self._policy: PolicyTag | None = None
 
     def open(self, head: MessageHead, body: memoryview) -> memoryview:
         """Return the content of a message of samples. It may be a part of `body`.
@@ -154,7 +163,25 @@ class OpenedStream:
 
     def ack_tag(self, next_number: int, refused: Sequence[tuple[int, str]]) -> bytes:
         """Return the proof of an acknowledgement."""
-        return self._keys[self._seal.run_key.id].ack_tag(next_number, refused)
+        return self._today.ack_tag(next_number, refused)
+
+    def prove_policy(self, version: Version, content: memoryview) -> None:
+        """Compute the MAC of a policy for this stream, which the next letters contain."""
+        nonce = os.urandom(NONCE_BYTES)
+        self._policy = PolicyTag(version, nonce, self._today.policy_tag(nonce, version, content))
+
+    def letter(self, incarnation: int, directive: bytes) -> bytes:
+        """Return a directive for this stream (empty: there is none) with what else this stream alone receives.
+
+        It is empty if there is nothing for it.
+        """
+        if not directive and self._policy is None:
+            return b""
+        return encode_letter(Letter(self._seal.next_version(incarnation), directive, self._policy), self._today)
+
+    @property
+    def _today(self) -> StreamKeys:
+        return self._keys[self._seal.run_key.id]
 
     def _derive(self, run_key: RunKey) -> StreamKeys:
         return StreamKeys(

@@ -18,9 +18,12 @@ from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, i
 from tmrl_core.networking.end_to_end.run_key import key_id_of
 from tmrl_core.networking.end_to_end.statements import (
     MAX_STARTED_S,
+    PolicyTag,
     RunCard,
+    Signature,
     StreamRecord,
     broadcast_statement,
+    decode_letter,
     decode_statement,
     encode_statement,
     split_trailer,
@@ -51,6 +54,8 @@ class _Stream:
         self.id = stream_id(run, identity, self.key, self.started_s)
         self.seals = 0
         self.keys: StreamKeys | None = None
+        self.policy: PolicyTag | None = None
+        """MAC of the policy that arrives next, or arrived last."""
 
 
 class _Card:
@@ -227,7 +232,7 @@ class WorkerSeal:
         Raises:
             ForgedError: no trainer of this run published these bytes as this version.
         """
-        signed, content = self._checked("policy", b"", body)
+        signed, content = self._checked("policy", body)
         if content is None:
             return None
         if signed != version:
@@ -240,12 +245,24 @@ class WorkerSeal:
         return content
 
     def open_directive(self, stream: bytes | None, body: bytes) -> bytes | None:
-        """Return the content of a directive for one stream, or for all (None). None: it is older than another one.
+        """Return the content of a directive for one stream, or for all (None). None: there is none, or an older one.
 
         Raises:
             ForgedError: no trainer of this run made it for that stream.
         """
-        return self._newer("directive", stream or b"", body)
+        if stream is None:
+            return self._newer("directive", body)
+        own = self._streams[stream]
+        try:
+            if self._card is None:
+                raise ForgedError("no trainer has proved its identity")
+            letter = decode_letter(body, self._keys(own, self._card))
+        except ForgedError as exc:
+            raise self._forged(f"a directive for one worker was refused: {exc}") from exc
+        if not self._is_newest("directive", stream, letter.version):
+            return None
+        own.policy = letter.policy
+        return letter.directive or None
 
     def open_report(self, body: bytes) -> bytes | None:
         """Return the content of a report; None: it is older than another one.
@@ -253,32 +270,50 @@ class WorkerSeal:
         Raises:
             ForgedError: no trainer of this run made it.
         """
-        return self._newer("report", b"", body)
+        return self._newer("report", body)
 
-    def _newer(self, subject: str, stream: bytes, body: bytes) -> bytes | None:
-        version, content = self._checked(subject, stream, memoryview(body))
-        if content is None:
-            return None
+    def _newer(self, subject: str, body: bytes) -> bytes | None:
+        version, content = self._checked(subject, memoryview(body))
+        return bytes(content) if content is not None and self._is_newest(subject, b"", version) else None
+
+    def _is_newest(self, subject: str, stream: bytes, version: Version) -> bool:
+        """Return True if a directive or report is not older than another one for that stream, or for all."""
         if version < max(self._newest.get((subject, stream), (0, 0)), (self.incarnation, 0)):
             self.outdated += 1
-            return None
+            return False
         self._newest[subject, stream] = version
-        return bytes(content)
+        return True
 
-    def _checked(self, subject: str, stream: bytes, body: memoryview) -> tuple[Version, memoryview | None]:
+    def _checked(self, subject: str, body: memoryview) -> tuple[Version, memoryview | None]:
         """Return the version and the content of a trainer's message; None: an earlier trainer with other keys."""
         try:
             content, signature = split_trailer(body)
         except ForgedError as exc:
             raise self._forged(f"a {subject} was refused: {exc}") from exc
-        card = self._card
-        covered = broadcast_statement(subject, self.run, stream, signature.version, digest(content))
-        if card is None or not is_signed(card.verifying, signature.proof, covered):
+        if not (subject == "policy" and self._has_tag(signature.version, content)) and not self._is_signed(
+            subject, signature, content
+        ):
             if signature.version[0] < self.incarnation:
                 self.outdated += 1
                 return signature.version, None
             raise self._forged(f"a {subject} has a wrong proof of its origin")
         return signature.version, content
+
+    def _is_signed(self, subject: str, signature: Signature, content: memoryview) -> bool:
+        """Return True if the trainer whose card is accepted has signed a message."""
+        if self._card is None:
+            return False
+        covered = broadcast_statement(subject, self.run, signature.version, digest(content))
+        return is_signed(self._card.verifying, signature.proof, covered)
+
+    def _has_tag(self, version: Version, content: memoryview) -> bool:
+        """Return True if a letter contains the MAC of a policy, which takes a tenth of the time of its signature."""
+        for own in self._streams.values():
+            proof = own.policy
+            if proof is not None and proof.version == version and self._card is not None:
+                tag = self._keys(own, self._card).policy_tag(proof.nonce, version, content)
+                return hmac.compare_digest(tag, proof.tag)
+        return False
 
     def _forged(self, text: str) -> ForgedError:
         self._count(text)
