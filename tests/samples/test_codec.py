@@ -23,6 +23,7 @@ from tmrl_core.samples.codec import (
     decode_message,
     encode_message,
     encode_message_buffers,
+    most_records,
     split_chunk,
 )
 from tmrl_core.samples.columns import Chunk, leaves
@@ -319,6 +320,14 @@ def test_too_many_values_are_refused_by_their_number() -> None:
     assert len(bomb) < 1000
     with pytest.raises(CodecError, match="more than 1048576 values"):
         decode_message(bomb, max_bytes=1 << 24)
+
+
+@pytest.mark.parametrize("compression", ["auto", "zstd"])
+@pytest.mark.parametrize("number", [64, 1_000, 40_000])
+def test_an_encoder_sends_no_more_records_than_the_size_on_the_wire_allows(compression: Any, number: int) -> None:
+    """A trainer uses no more, because equal records would take almost no bytes."""
+    record = EpisodeRecord("", 1.0, 3, "train", "terminated", worker="w" * 300)
+    assert number <= most_records(len(encode_message(None, [record] * number, compression=compression)))
 
 
 def test_a_frame_without_its_size_is_refused() -> None:

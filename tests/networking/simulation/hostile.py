@@ -16,7 +16,18 @@ from typing import ClassVar, NamedTuple
 from tests.networking.simulation.memory import content
 from tests.networking.simulation.network import End, Network, Route, Violation
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.framing import PING_FRAME, SAMPLES_HEAD, Kind, Wire, cut, message_bytes
+from tmrl_core.networking.protocol.framing import (
+    FIRST,
+    LAST,
+    PING_FRAME,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
+    Frame,
+    Kind,
+    Wire,
+    cut,
+    message_bytes,
+)
 from tmrl_core.networking.protocol.messages import (
     MAX_SIGNATURE_BYTES,
     Ack,
@@ -50,6 +61,8 @@ OF_A_THIEF_BYTES, OF_ALL_BYTES = 2_000_000, 4_000_000
 """Memory of streams beside a thief."""
 ANNOUNCED_BYTES, ANNOUNCED_BYTES_PER_S = 300_000, 30_000
 """Signatures that it may announce."""
+LINKS = 10
+"""Links that one certificate may have beside a thief."""
 STALLED_S = 12.0
 """Longest time, in seconds, in which a link may make no progress beside a thief."""
 CALLS, CALLS_OF_A_BYTE = 400, 5
@@ -66,6 +79,9 @@ class Mood(NamedTuple):
         signatures: bytes of its streams' signatures.
         burst: most messages at a time.
         eager: probability that it dials at a time, while links are missing.
+        small: probability that a policy of the trainer beside it has one frame.
+        confirms: confirm policies, so that others follow.
+        narrow: the trainer's link carries little more than announcements may take of it.
     """
 
     actions: dict[str, int]
@@ -74,15 +90,20 @@ class Mood(NamedTuple):
     signatures: tuple[int, ...] = (0, 100)
     burst: int = 12
     eager: float = 1.0
+    small: float = 0.95
+    confirms: bool = False
+    narrow: bool = False
 
 
 ALL = ("open", "close", "want", "step", "unused", "waits", "hand over", "have", "samples", "part", "ping", "hang up")
 MOODS: dict[str, Mood] = {
     "hoards credit": Mood({"open": 8, "want": 12, "ping": 1}, links=2),
     "asks again and again": Mood({"open": 12, "step": 20, "want": 1}, links=6, burst=60),
-    "reads nothing": Mood({"open": 1, "ping": 20}, links=12, deaf=0.9, eager=0.1),
+    "reads nothing": Mood({"open": 1, "ping": 20}, links=12, deaf=0.9, eager=0.1, small=0.3, confirms=True),
     "fills memory": Mood({"open": 10, "waits": 6, "want": 1, "ping": 1}, links=3, signatures=(0, MAX_SIGNATURE_BYTES)),
-    "comes and goes": Mood({"open": 6, "close": 5, "hang up": 2, "want": 2}, links=5, signatures=(0, 5_000)),
+    "comes and goes": Mood(
+        {"open": 6, "close": 5, "hang up": 2, "want": 2}, links=5, signatures=(5_000, MAX_SIGNATURE_BYTES), narrow=True
+    ),
     "sends": Mood({"open": 1, "samples": 12, "part": 2, "want": 8, "unused": 1}, links=3),
     "anything": Mood(dict.fromkeys(ALL, 1), links=6, deaf=0.2, signatures=(0, 100, MAX_SIGNATURE_BYTES)),
 }
@@ -104,6 +125,7 @@ class StolenLink(Connection):
 
     Args:
         hello: its greeting.
+        confirms: confirm policies.
     """
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
@@ -111,9 +133,12 @@ class StolenLink(Connection):
         "open": frozenset({Resume, Halt, Ack, Stored, Credit, Direct, Report}),
     }
 
-    def __init__(self, hello: Hello, heartbeat_s: float) -> None:
+    def __init__(self, hello: Hello, heartbeat_s: float, confirms: bool) -> None:
         super().__init__(silent_s=1e9, heartbeat_s=heartbeat_s)  # the silence is its own
         self.hello = hello
+        self.confirms = confirms
+        self.arriving = (0, 0)
+        """Version of the policy that arrives."""
         self.welcome: Welcome | None = None
         self.channels: dict[int, Channel] = {}
         self.next_channel = 0
@@ -139,8 +164,12 @@ class StolenLink(Connection):
                 if message.epoch == channel.epoch:
                     channel.limit = max(channel.limit, message.limit)
 
-    def _on_frame(self, frame: object) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         """Weights are dropped."""
+        if frame.flags & FIRST:
+            self.arriving = POLICY_HEAD.unpack_from(frame.payload)[:2]
+        if frame.flags & LAST and self.confirms:
+            self.send(Have(*self.arriving))
 
     def _next_frame(self) -> Wire | None:
         return self.wires.popleft() if self.wires else None
@@ -218,6 +247,8 @@ class Thief:
         now, settings = self.network.now, relay.settings
         links = [link for link in relay.workers.values() if link.principal == PRINCIPAL]
         streams = [stream for stream in relay.streams.values() if stream.share.principal == PRINCIPAL]
+        if len(links) > LINKS:
+            raise Violation(f"a thief has {len(links)} links of {LINKS}")
         held = sum(map(_memory_of, streams))
         if held > OF_A_THIEF_BYTES:
             raise Violation(f"the streams of a thief hold {held} bytes of {OF_A_THIEF_BYTES}")
@@ -259,7 +290,7 @@ class Thief:
         route = Route(0.005, 0.005, 0.1, random.choice((400, 2_000, 131_072)))
         incarnation = random.choice((0, 0, 0, 1, 7, 1 << 40, 1 << 62))
         hello = Hello((1,), "worker", "", "run", random.choice(("robot7", _WIDE)), random.randbytes(16), incarnation)
-        connection = StolenLink(hello, self.network.settings.heartbeat_s)
+        connection = StolenLink(hello, self.network.settings.heartbeat_s, self.mood.confirms)
         dial = _Dial(self, route, connection)
         self.dials.append(dial)
         self.network.dial(dial, connection)

@@ -295,6 +295,34 @@ def no_stream_budget() -> Iterator[None]:
 
 
 @contextmanager
+def old_policies_stay() -> Iterator[None]:
+    """Every version of the policy stays in memory as long as a link still sends it."""
+    with patch.object(Relay, "limit_old_policies", lambda self: None):
+        yield
+
+
+@contextmanager
+def announcements_without_a_rate() -> Iterator[None]:
+    """A principal opens and closes streams with large signatures as fast as it can."""
+
+    acquire = StreamBudget.acquire
+
+    def forget(self: StreamBudget, *arguments: Any) -> str:
+        self._announcements.clear()
+        return acquire(self, *arguments)
+
+    with patch.object(StreamBudget, "acquire", forget):
+        yield
+
+
+@contextmanager
+def links_without_a_limit() -> Iterator[None]:
+    """A certificate may have any number of links."""
+    with patch.object(Relay, "_too_many_links", lambda self, connection: False):
+        yield
+
+
+@contextmanager
 def long_names() -> Iterator[None]:
     """Names and wait reasons are kept as long as they come."""
     with patch.object(core, "plain", lambda text, most=0: text):
@@ -326,9 +354,17 @@ HOSTILE: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "unused-credit-stays": unused_credit_stays,
     "no-stream-budget": no_stream_budget,
     "long-names": long_names,
+    "old-policies-stay": old_policies_stay,
+    "announcements-without-a-rate": announcements_without_a_rate,
+    "links-without-a-limit": links_without_a_limit,
 }
-"""Protections against a member, which the simulation notices only beside a hostile one."""
-SHOWN_BY = {"all-granted-at-once": 741}
+"""Protections against a member, which the simulation notices only beside a hostile one.
+
+Two are out of its reach. It decodes no samples: `tests/samples/test_codec.py` and `tests/networking/test_hostile.py`
+hold the bound of a message's episode records. Its Server is honest and bounds announcements itself:
+`tests/networking/peers/test_peers.py` holds the trainer's own bound of signatures.
+"""
+SHOWN_BY = {"all-granted-at-once": 741, "old-policies-stay": 45}
 """Seed that shows the effect of a mutation which few seeds show."""
 MUTATIONS = REQUIRED | MORE
 HARMLESS: dict[str, Callable[[], AbstractContextManager[None]]] = {"over-asking": over_asking}

@@ -48,7 +48,7 @@ class Dials(Protocol):
 class Route:
     """The way between one client and the Server: how slow it is, and whether it swallows bytes."""
 
-    __slots__ = ("down", "ends", "jitter_s", "latency_s", "slicing", "up", "window_bytes")
+    __slots__ = ("bytes_per_s", "down", "ends", "jitter_s", "latency_s", "slicing", "up", "window_bytes")
 
     def __init__(self, latency_s: float, jitter_s: float, slicing: float, window_bytes: int) -> None:
         self.latency_s = latency_s
@@ -57,6 +57,7 @@ class Route:
         """Probability that a piece arrives in two."""
         self.window_bytes = window_bytes
         """What may be on its way in one direction: the buffers of both sockets."""
+        self.bytes_per_s = float("inf")
         self.up = self.down = True
         """Whether bytes towards the Server, and from it, arrive. What is held back arrives when it heals."""
         self.ends: list[End] = []
@@ -83,6 +84,7 @@ class End:
         "connection",
         "flight",
         "flight_bytes",
+        "free_at",
         "moving",
         "network",
         "owner",
@@ -104,6 +106,8 @@ class End:
         self.flight: deque[tuple[float, bytes]] = deque()
         """When each piece arrives; an empty one is the end of the stream."""
         self.flight_bytes = 0
+        self.free_at = 0.0
+        """When the last piece has left here."""
         self.up = True
         """Whether the process still has this connection."""
         self.waking = self.moving = self.blocked = False
@@ -163,7 +167,8 @@ class End:
         if self.broken:
             return
         route, network = self.route, self.network
-        due = network.now + route.latency_s + route.jitter_s * network.random.random()
+        self.free_at = max(self.free_at, network.now) + len(data) / route.bytes_per_s
+        due = self.free_at + route.latency_s + route.jitter_s * network.random.random()
         if self.flight and due < self.flight[-1][0]:
             due = self.flight[-1][0]  # a stream keeps its order
         self.flight.append((due, data))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
+from unittest.mock import patch
 
 from tests.networking.simulation.actors import Client, Trainer, Worker
 from tests.networking.simulation.checker import Checker
 from tests.networking.simulation.hostile import (
     ANNOUNCED_BYTES,
     ANNOUNCED_BYTES_PER_S,
+    LINKS,
     OF_A_THIEF_BYTES,
     OF_ALL_BYTES,
     STALLED_S,
@@ -127,6 +130,8 @@ class Scenario:
         self.drops = random.choice((0.0, 0.5, 1.0))
         self.queue_bytes = random.choice((2, 5, 30)) * most
         self.inbox_bytes = random.choice((1, 4, 40)) * most
+        self.small = 0.95
+        """Probability that a policy has one frame."""
         self.pace_s = random.choice((0.05, 0.1, 0.2))
         """Between two messages of all workers together."""
         self.authenticated = seed % 2 == 0
@@ -156,6 +161,7 @@ class Scenario:
             self.thief = Thief(self.network, chosen, most)
             self.certified = chosen.random() < 0.7
             self.result.thief = self.thief.name
+            self.small = self.thief.mood.small
 
     # --- processes ---
 
@@ -276,7 +282,7 @@ class Scenario:
     def publish(self, trainer: Trainer, *, large: bool = False) -> None:
         """A policy of its own, most of one frame, others of several."""
         self.published += 1
-        small = not large and self.random.random() < 0.95
+        small = not large and self.random.random() < self.small
         size = self.random.choice((10, 500, 3_000)) if small else 70_000 * self.random.randint(1, 4)
         trainer.publish(b"<%b>%d" % (trainer.state.run.encode(), self.published) + bytes(size))
 
@@ -449,6 +455,8 @@ class Scenario:
         if self.thief is not None:
             stays.route.mend()
             stays.route.window_bytes = max(4_000, self.sizes[-1])  # no faster than announcements can be
+            if self.thief.mood.narrow:
+                stays.route.bytes_per_s = max(150_000, 10 * self.sizes[-1])
         seen: set[bytes] = set()
         for worker in self.living():
             if worker.state.peer in seen:  # two that supersede each other never come to rest
@@ -807,7 +815,8 @@ def simulate(seed: int, core: Core | None = None, *, keep_events: bool = False, 
     if keep_events:
         result.trace = scenario.network.trace = []
     try:
-        scenario.run()
+        with patch("tmrl_core.networking.relay.core.LINKS_OF_ONE", LINKS) if hostile else nullcontext():
+            scenario.run()
     except Violation as exc:
         result.failure = str(exc)
     except Exception as exc:
