@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -315,6 +316,21 @@ def drawn(status: ServerStatus, columns: int, lines: int | None) -> list[str]:
     console.print(cli_status.overview(status, None, "server.example.org port 55555", columns, lines))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
+
+
+def test_lateness_is_shown_for_workers_whose_environments_have_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    status = seen_from(2)
+    assert not any(" late" in line for line in drawn(status, 120, None))
+    robot = msgspec.structs.replace(status.streams[0], steps=1_000, late_steps=34, lateness_p999_s=0.0123)
+    status = msgspec.structs.replace(status, streams=(robot, status.streams[1]))
+    shown = drawn(status, 120, None)
+    (row,) = [line for line in shown if line.startswith("robot00")]
+    assert "34, 12 ms" in row
+    assert "3% of its steps late" in row
+    (row,) = [line for line in shown if line.startswith("robot01")]
+    assert "late" not in row
+    cli_status.Shown(False, as_json=False, watched=False)(status, None, "here")
+    assert "34, 12 ms" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 40), (60, 15)])

@@ -133,6 +133,8 @@ SILENT_S = 5.0
 """Seconds without a message after which a link counts as a problem. An idle link sends a heartbeat every 3 s."""
 FAR_BEHIND = 10
 """Policy lag in versions from which a worker counts as a problem."""
+MANY_LATE = 0.01
+"""Fraction of late steps from which a worker counts as a problem."""
 _WIDEST_NAME = 24
 
 
@@ -160,6 +162,7 @@ def _workers(status: ServerStatus) -> list[_Worker]:
 def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | None) -> list[tuple[int, str]]:
     behind = _behind(status, peer) or 0
     forged = (peer is not None and peer.forged) or 0
+    late, steps = stream.late_steps or 0, stream.steps or 0
     return [
         (rank, text)
         for rank, holds, text in (
@@ -168,6 +171,7 @@ def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | Non
             (4, peer is not None and peer.heard_s >= SILENT_S, f"silent for {duration(peer.heard_s if peer else 0)}"),
             (3, stream.dropped_messages, f"dropped {stream.dropped_messages:,} messages"),
             (2, behind >= FAR_BEHIND, f"{behind:,} policies behind"),
+            (2, late > MANY_LATE * steps, f"{late / max(1, steps):.0%} of its steps late"),
             (1, stream.waits, f"waits: {plain(stream.waits)}"),
         )
         if holds
@@ -180,6 +184,13 @@ def _behind(status: ServerStatus, peer: PeerStatus | None) -> int | None:
     if policy is None or peer is None or peer.run != policy.run or peer.policy[0] != policy.incarnation:
         return None
     return max(0, policy.counter - peer.policy[1])
+
+
+def _lateness(stream: StreamStatus) -> str:
+    """Return the number of late steps and the 99.9th percentile of lateness."""
+    if not isinstance(stream.lateness_p999_s, float):
+        return "-"
+    return f"{stream.late_steps:,}, {stream.lateness_p999_s * 1e3:.2g} ms"
 
 
 def _forged(status: ServerStatus) -> int:
@@ -261,11 +272,13 @@ def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates 
         return "-" if count is None else f"{count:,}"
 
     per_s = {} if rate is None else rate.samples_of
+    timed = any(worker.stream.steps is not msgspec.UNSET for worker in workers)
     columns = [
         ("worker", cells(lambda stream, _: plain(stream.worker)[:_WIDEST_NAME])),
         ("samples/s", cells(lambda stream, _: f"{per_s.get(stream.stream, 0.0):,.0f}")),
         ("behind", cells(behind)),
         ("queued", cells(lambda stream, _: f"{stream.queued_messages:,}")),
+        *([("late", cells(lambda stream, _: _lateness(stream)))] if timed else []),
         ("heard", cells(lambda _, peer: f"{peer.heard_s:.1f} s" if peer else "-")),
         ("dropped", cells(lambda stream, _: f"{stream.dropped_messages:,}")),
         ("samples", cells(lambda stream, _: f"{stream.relayed_samples:,}")),
@@ -412,6 +425,7 @@ def _streams(streams: Sequence[StreamStatus], rate: Rates | None) -> Table:
             ("bytes", lambda stream: size(stream.relayed_bytes)),
             ("samples/s", lambda stream: "" if rate is None else f"{per_s.get(stream.stream, 0.0):,.0f}"),
             ("dropped", lambda stream: f"{stream.dropped_messages:,}"),
+            ("late", _lateness),
             ("position", lambda stream: f"{stream.position:,}"),
         ],
         texts=3,

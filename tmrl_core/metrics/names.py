@@ -19,10 +19,11 @@ VOCABULARY: Final[dict[str, str]] = {}
 """Every name with its meaning.
 
 Further names: `train/<name>` for other metrics of an agent, `train/grad_norm_<optimizer>` (of the last update of the
-round), `worker/<worker>/steps_per_s`; with many agents `train/<policy>/<name>` and `rollout/experiences/<agent>`, the
-number of an agent's experiences in the round. The infos of the latest training episodes give the means
-`rollout/success_rate` and `rollout/info/<key>`, those of evaluations the same names under `eval/`, and those of one
-episode `rollout/ep_info/<key>`."""
+round), `worker/<worker>/steps_per_s`; for environments with a rate `worker/<worker>/late_steps` (since the worker's
+start) and `worker/<worker>/lateness_p999` (99.9th percentile of recent steps, in seconds); with many agents
+`train/<policy>/<name>` and `rollout/experiences/<agent>`, the number of an agent's experiences in the round. The infos
+of the latest training episodes give the means `rollout/success_rate` and `rollout/info/<key>`, those of evaluations the
+same names under `eval/`, and those of one episode `rollout/ep_info/<key>`."""
 
 OF_ROWS: Final[dict[str, str]] = {"success_rate": "rollout/success_rate"}
 """Map from names in rows, on the console and in records of earlier versions to names in records. Further metrics of a

@@ -182,6 +182,7 @@ class RolloutWorker(Worker):
                     queue_bytes=given(queue_bytes, settings.queue_bytes),
                     when_full=cast(Literal["block", "drop_oldest"], full),
                     drain_timeout_s=drain_s,
+                    lateness=loop.lateness.report if loop.lateness is not None else None,
                 )
             record_into = given(record, settings.record)
             recording = None

@@ -52,6 +52,7 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     Incarnation,
+    Lateness,
     Notice,
     OpenStream,
     Probe,
@@ -409,6 +410,7 @@ MESSAGES: dict[type, Control] = {
     Announce: Announce(4, b"card"),
     Forged: Forged(1),
     Waits: Waits(0, "40 updates"),
+    Lateness: Lateness(0, 1000, 3, 1200),
     HandOver: HandOver(0),
     Stored: Stored(0, 0),
     Unused: Unused(0, 0, 10),
@@ -460,7 +462,7 @@ STATES = [
         "relay",
         (HELLO_WORKER, OpenStream(0, b"s" * 16, "w")),
         "worker",
-        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have, Forged},
+        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have, Forged, Lateness},
     ),
     ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Announce, Credit, Direct, Report, Forged}),
     ("relay", (HELLO_OBSERVER,), "observer", {StatusRequest}),
@@ -469,7 +471,7 @@ STATES = [
     ("worker", (), "greeting", {Welcome}),
     ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Announce, Credit, Direct, Report}),
     ("trainer", (), "greeting", {Welcome}),
-    ("trainer", (WELCOME,), "open", {StreamOpened, StreamClosed, Incarnation, Have, Waits, Notice}),
+    ("trainer", (WELCOME,), "open", {StreamOpened, StreamClosed, Incarnation, Have, Waits, Lateness, Notice}),
 ]
 
 

@@ -14,10 +14,15 @@ from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import encode_arrays
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
-from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, decode_body
+from tmrl_core.networking.protocol.messages import Blob, Lateness, PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training.loops.evaluation import Evaluator
-from tmrl_core.training.remote.interface import RemoteInterface, episode_label
+from tmrl_core.training.remote.interface import (
+    WORKERS_CHARTED,
+    RemoteInterface,
+    episode_label,
+    lateness_metrics,
+)
 
 
 class Noisy(ActorModule):
@@ -102,6 +107,17 @@ def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() ->
     assert last.number("rollout/ep_rew_mean") == 99.5  # of the latest hundred
     assert last.number("rollout/ep_len_mean") == 10.0
     assert last.number("rollout/ep_rew") == 149.0
+
+
+def test_the_lateness_of_workers_is_recorded_for_those_that_report_it() -> None:
+    workers = {b"a": "robot/7", b"b": "simulator"}
+    lateness = {b"a": Lateness(3, 1_000, 12, 2_500), b"gone": Lateness(4, 1, 1, 1)}
+    assert lateness_metrics(workers, lateness) == {
+        "worker/robot_7/late_steps": 12,
+        "worker/robot_7/lateness_p999": 0.0025,
+    }
+    many = {number.to_bytes(2, "big"): str(number) for number in range(1_000)}
+    assert len(lateness_metrics(many, dict.fromkeys(many, Lateness(0, 1, 1, 1)))) == 2 * WORKERS_CHARTED
 
 
 def test_a_target_is_not_confirmed_by_the_evaluation_that_reached_it() -> None:

@@ -80,6 +80,11 @@ class Lateness:
         if self.steps % RECENT_STEPS == 0:
             self._bins, self._older_bins = [0] * _BINS, self._bins
 
+    def report(self) -> tuple[int, int, int]:
+        """Return steps, late steps and the percentile in microseconds, for a link."""
+        steps, late_steps, p999_s = self.figures
+        return steps, late_steps, round(p999_s * 1e6)
+
     @property
     def figures(self) -> LatenessFigures:
         """Return the figures of the steps so far."""

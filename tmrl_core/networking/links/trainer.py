@@ -22,6 +22,7 @@ from tmrl_core.networking.protocol.messages import (
     MAX_COUNT,
     Blob,
     Directive,
+    Lateness,
     PolicyUpdate,
     Progress,
     Version,
@@ -231,6 +232,12 @@ class TrainerLink(Link):
         """Return the wait reason of the worker of one stream; empty text: the worker collects, or is not linked."""
         with self._trainer.lock:
             return self._trainer.waits.get(stream, "")
+
+    @property
+    def lateness(self) -> dict[bytes, Lateness]:
+        """Return the lateness of the steps of linked workers whose environments have a rate, by stream."""
+        with self._trainer.lock:
+            return dict(self._trainer.lateness)
 
     @property
     def counts(self) -> TrainerCounts:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -96,6 +96,8 @@ class WorkerLink(Link):
         model_path: file of the worker's copy of the policy, beside which it keeps the highest version that it has
             accepted; None: a worker that starts again accepts any version.
         seal: authenticates the samples and what comes from the trainer; None: as `settings.end_to_end` says.
+        lateness: returns steps, late steps and the 99.9th percentile of lateness in microseconds, in any thread; None:
+            the environment has no rate.
 
     Raises:
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
@@ -113,11 +115,13 @@ class WorkerLink(Link):
         drain_timeout_s: float = 10.0,
         model_path: str | os.PathLike[str] | None = None,
         seal: WorkerSeal | None = None,
+        lateness: Callable[[], tuple[int, int, int]] | None = None,
     ) -> None:
         identity: Identity | None = None
         if seal is None:
             identity, seal = seal_worker(settings, run, model_path)
         self._worker = WorkerState(run=run, name=name, peer=os.urandom(16), seal=seal)
+        self.lateness = self._worker.lateness = lateness
         super().__init__(settings, self._worker, identity)
         self.drain_timeout_s = drain_timeout_s
         self._queue_bytes = queue_bytes

@@ -45,6 +45,7 @@ from tmrl_core.networking.protocol.messages import (
     Forged,
     Have,
     Incarnation,
+    Lateness,
     Notice,
     PolicyUpdate,
     Progress,
@@ -162,6 +163,8 @@ class TrainerState(ClientState):
         self.names: dict[bytes, str] = {}
         self.waits: dict[bytes, str] = {}
         """Wait reason of each member; empty text: the worker collects."""
+        self.lateness: dict[bytes, Lateness] = {}
+        """Lateness of the steps of members whose environments have a rate."""
         self.to_acknowledge: dict[bytes, None] = {}
         """Streams with unsent acknowledgements, in order of their commits."""
         self.samples_received = 0
@@ -318,7 +321,7 @@ class TrainerConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({StreamOpened, StreamClosed, Waits, Incarnation, Have, Notice}),
+        "open": frozenset({StreamOpened, StreamClosed, Waits, Lateness, Incarnation, Have, Notice}),
     }
     MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
@@ -385,6 +388,11 @@ class TrainerConnection(Connection):
                 if receiver is not None:
                     state.waits[receiver.stream] = plain(message.text, MAX_WAITS_CHARACTERS)
                     state.on_change()
+            case Lateness():
+                receiver = self._channels.get(message.channel)
+                if receiver is not None:
+                    with state.lock:
+                        state.lateness[receiver.stream] = message
             case Incarnation():
                 self._raised(message.incarnation)
                 state.on_change()
@@ -506,6 +514,7 @@ class TrainerConnection(Connection):
             with self.trainer.lock:
                 self._forget_member(receiver.stream)
                 self.trainer.waits.pop(receiver.stream, None)
+                self.trainer.lateness.pop(receiver.stream, None)
                 if message.ended and receiver.stream in self.trainer.receivers:
                     # This stream does not return, so it is forgotten before streams that may return.
                     self.trainer.receivers.move_to_end(receiver.stream, last=False)
@@ -669,4 +678,5 @@ class TrainerConnection(Connection):
         with self.trainer.lock:
             self.trainer.members.clear()
             self.trainer.waits.clear()
+            self.trainer.lateness.clear()
         self.trainer.on_change()

@@ -40,6 +40,7 @@ from tmrl_core.networking.protocol.messages import (
     Halt,
     HandOver,
     Have,
+    Lateness,
     OpenStream,
     Progress,
     Report,
@@ -161,6 +162,8 @@ class WorkerState(ClientState):
         self.progress = Progress()
         self.waits = ""
         """Wait reason of this worker, with its numbers; empty while the worker collects."""
+        self.lateness: Callable[[], tuple[int, int, int]] | None = None
+        """Returns the fields of `Lateness`; None: the environment has no rate. Called by the I/O thread."""
         self.halted = False
         """True: according to the Server's last notice, no trainer accepts samples."""
         self.halt_reason = ""
@@ -269,6 +272,8 @@ class WorkerConnection(Connection):
         self._policy = PolicyReceiver(max_policy_bytes, state.bodies)
         self._turn = 0
         self._told_forged = 0
+        self._told_lateness = (0, 0, 0)
+        self._lateness_due = 0.0
 
     def _on_connected(self) -> None:
         state = self.worker
@@ -407,6 +412,12 @@ class WorkerConnection(Connection):
         if state.seal is not None and state.seal.forged != self._told_forged:
             self._told_forged = state.seal.forged
             self._slots["forged"] = Forged(self._told_forged)
+        if state.lateness is not None and state.protocol_version >= 2 and self._now >= self._lateness_due:
+            self._lateness_due = self._now + self.heartbeat_s
+            lateness = state.lateness()
+            if lateness != self._told_lateness:
+                self._told_lateness = lateness
+                self._slots["lateness"] = Lateness(0, *lateness)
         for channel, (sender, _) in enumerate(state.senders):
             want = sender.want(self.window_bytes)
             if want is not None:
@@ -445,6 +456,7 @@ class WorkerConnection(Connection):
         for channel in range(len(self.worker.senders)):
             for name in ("want", "waits"):
                 self._slots.pop((name, channel), None)
+        self._slots.pop("lateness", None)
         for channel in range(len(self.worker.senders)):
             self.send(CloseStream(channel))
 

@@ -451,6 +451,23 @@ class Forged(_Control, frozen=True, tag="forged"):
     count: Number
 
 
+class Lateness(_Control, frozen=True, tag="lateness"):
+    """Worker -> relay -> trainer: lateness of this worker's steps, for metrics and the status.
+
+    A last value. In protocol 2 only.
+
+    Args:
+        steps: number of steps.
+        late_steps: number of late steps among them.
+        p999_us: 99.9th percentile of the lateness of recent steps, in microseconds.
+    """
+
+    channel: Channel
+    steps: Number
+    late_steps: Number
+    p999_us: Number
+
+
 class Incarnation(_Control, frozen=True, tag="incarnation"):
     """Relay -> trainer: the trainer's new incarnation, assigned because a peer reported a higher one.
 
@@ -545,6 +562,7 @@ Control: TypeAlias = (
     | Waits
     | Announce
     | Forged
+    | Lateness
     | Incarnation
     | Direct
     | Report

@@ -67,6 +67,9 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
         dropped_messages: messages that the worker dropped before sending them.
         position: samples of the stream up to the end of the last forwarded message, dropped ones included.
         waits: wait reason of the worker; empty: it collects.
+        steps, late_steps: numbers of steps and of late steps, as the worker reports them; left out if its environment
+            has no rate, as by earlier releases.
+        lateness_p999_s: 99.9th percentile of the lateness of recent steps.
     """
 
     worker: str
@@ -85,6 +88,9 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     dropped_messages: int
     position: int
     waits: str = ""
+    steps: int | msgspec.UnsetType = msgspec.UNSET
+    late_steps: int | msgspec.UnsetType = msgspec.UNSET
+    lateness_p999_s: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class SpooledStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from tmrl_core.networking.protocol.messages import (
     HandOver,
     Have,
     Hello,
+    Lateness,
     OpenStream,
     Probe,
     Report,
@@ -57,7 +58,7 @@ class RelayConnection(Connection):
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
-        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged}),
+        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged, Lateness}),
         "trainer": frozenset({Resume, Ack, Announce, Credit, Direct, Report, Forged}),
         "observer": frozenset({StatusRequest}),
     }
@@ -163,6 +164,8 @@ class RelayConnection(Connection):
                 relay.spool_handoff.begin(self, message.channel)
             case Waits():
                 relay.waits(self, message)
+            case Lateness():
+                relay.lateness(self, message)
             case Have():
                 version = (message.incarnation, message.counter)
                 if version == self._sent:

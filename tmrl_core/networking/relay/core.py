@@ -32,6 +32,7 @@ from tmrl_core.networking.protocol.messages import (
     Halt,
     Hello,
     Incarnation,
+    Lateness,
     Notice,
     OpenStream,
     Report,
@@ -352,6 +353,7 @@ class Relay:
         )
         if stream.waits:
             self._send_wait_reason(stream)
+        self._send_lateness(stream)
 
     def _halt(self, worker: RelayConnection, stream: RelayStream) -> None:
         trainer = self.trainer
@@ -512,6 +514,17 @@ class Relay:
     def _send_wait_reason(self, stream: RelayStream) -> None:
         if self.trainer is not None and stream.trainer_channel:
             self.trainer.put(("waits", stream.trainer_channel), Waits(stream.trainer_channel, stream.waits))
+
+    def lateness(self, connection: RelayConnection, message: Lateness) -> None:
+        """Record the lateness of a worker's steps, a last value for the trainer."""
+        stream = connection.stream(message.channel)
+        stream.lateness = message
+        self._send_lateness(stream)
+
+    def _send_lateness(self, stream: RelayStream) -> None:
+        trainer, message, channel = self.trainer, stream.lateness, stream.trainer_channel
+        if trainer is not None and trainer.version >= 2 and message is not None and channel:
+            trainer.put(("lateness", channel), msgspec.structs.replace(message, channel=channel))
 
     # --- messages of the trainer ---
 

@@ -168,6 +168,7 @@ def _peer(connection: RelayConnection, now: float) -> PeerStatus:
 
 
 def _stream(stream: RelayStream) -> StreamStatus:
+    late = stream.lateness
     return StreamStatus(
         worker=stream.name[:_LABEL_CHARACTERS],
         stream=stream.id.hex(),
@@ -185,4 +186,7 @@ def _stream(stream: RelayStream) -> StreamStatus:
         dropped_messages=min(stream.dropped_messages, MAX_COUNT),
         position=stream.position,
         waits=stream.waits[:_WAITS_CHARACTERS],
+        steps=late.steps if late is not None else msgspec.UNSET,
+        late_steps=late.late_steps if late is not None else msgspec.UNSET,
+        lateness_p999_s=late.p999_us / 1e6 if late is not None else msgspec.UNSET,
     )

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tmrl_core.networking.protocol.messages import Lateness
     from tmrl_core.networking.relay.connection import RelayConnection
 
 
@@ -39,7 +40,7 @@ class RelayStream:
     # There may be thousands, whose memory counts.
     __slots__ = (
         "active", "asking", "channel", "dropped_messages", "ended", "epoch",
-        "forwarded", "handed", "handing", "id", "in_turn", "limit",
+        "forwarded", "handed", "handing", "id", "in_turn", "lateness", "limit",
         "name", "next_number", "over_window", "partial", "partial_bytes", "partial_length",
         "position", "queue", "received", "relayed_bytes", "relayed_messages", "relayed_samples",
         "replay", "run", "sent_limit", "share", "signature", "standing",
@@ -71,6 +72,7 @@ class RelayStream:
         """True: it wants more than its window, and asks again once a message of it was forwarded."""
         self.ended = False
         self.waits = ""
+        self.lateness: Lateness | None = None
         self.relayed_messages = 0
         self.relayed_samples = 0
         self.relayed_bytes = 0

@@ -34,6 +34,7 @@ from tmrl_core.networking.protocol.messages import (
     Collect,
     Directive,
     Evaluation,
+    Lateness,
     Progress,
     Version,
     encode_body,
@@ -658,6 +659,7 @@ class RemoteInterface(TrainingInterface):
                 names.LACK: self.progress.lack,
                 names.WAITING: self._waiting(),
                 **self._worker_rates(),
+                **lateness_metrics(self._workers, self.link.lateness),
             },
         )
 
@@ -671,7 +673,7 @@ class RemoteInterface(TrainingInterface):
         now = self._clock()
         span_s = max(now - self._collected_since, 1e-9)
         rates = {
-            f"worker/{plain(name).replace('/', '_')}/steps_per_s": self._collected.get(stream, 0) / span_s
+            f"{_group(name)}/steps_per_s": self._collected.get(stream, 0) / span_s
             for stream, name in itertools.islice(self._workers.items(), WORKERS_CHARTED)
         }
         self._collected, self._collected_since = {}, now
@@ -681,6 +683,26 @@ class RemoteInterface(TrainingInterface):
 def _bundle_of(actor: Policy) -> PolicyBundle:
     tag, data = actor.to_blob()
     return PolicyBundle({POLICY: Blob(tag, data)}, actor.exploration() if isinstance(actor, ActorModule) else {})
+
+
+def _group(name: str) -> str:
+    return f"worker/{plain(name).replace('/', '_')}"
+
+
+def lateness_metrics(workers: Mapping[bytes, str], lateness: Mapping[bytes, Lateness]) -> dict[str, float]:
+    """Return the lateness of the workers whose environments have a rate, for as many as a chart can show.
+
+    Args:
+        workers: labels by stream.
+        lateness: the workers' reports by stream.
+    """
+    found: dict[str, float] = {}
+    for stream, name in itertools.islice(workers.items(), WORKERS_CHARTED):
+        late = lateness.get(stream)
+        if late is not None:
+            found[f"{_group(name)}/late_steps"] = late.late_steps
+            found[f"{_group(name)}/lateness_p999"] = late.p999_us / 1e6
+    return found
 
 
 def _means(episodes: Collection[EpisodeRecord]) -> dict[str, float]:
