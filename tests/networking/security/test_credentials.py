@@ -463,8 +463,18 @@ def test_a_certificate_is_chosen_by_name(folder: Path, caplog: pytest.LogCapture
     context = server_context(folder)[0]
     assert identity_of(Outcome(client_context(there, "worker", "robot8"), context).peer) == ("worker", "robot8")
     assert caplog.records == []
-    assert identity_of(Outcome(client_context(there, "worker", "robot9"), context).peer) is None
+    with_token = client_context(there, "worker", "robot9", has_token=True)
+    assert identity_of(Outcome(with_token, context).peer) is None
     assert "robot9" in caplog.text
+
+
+def test_several_certificates_without_a_token_are_an_error_before_any_server_is_believed(folder: Path) -> None:
+    """A fake Server would admit the client without a certificate, and thus without proofs of origin."""
+    there = folder.parent / "there"
+    for name in ("robot7", "robot8"):
+        credentials.install(bundle(folder, "worker", name, folder.parent), there)
+    with pytest.raises(CredentialsError, match=r"several workers \(worker-robot7, worker-robot8\), and one is needed"):
+        client_context(there, "worker")
 
 
 def test_install_refuses_to_mix_authorities(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -562,8 +572,8 @@ def test_the_parts_of_a_bundle_belong_together(folder: Path, tmp_path: Path) -> 
     refused(worker(), "its certificate is for the worker robot7", role="server")
     refused(worker(), "its certificate is for the worker robot8", certificate=other["certificate"], key=other["key"])
     refused(bundle(folder, "server", "host", tmp_path), "is for a server", role="worker")
-    refused(worker(), "only a server's has", token_hashes={"trainer": "0" * 64})
-    refused(worker(), "only a server's has", revoked=[msgspec.to_builtins(read_list(folder / "issued.json")[0])])
+    refused(worker(), "must not have", token_hashes={"trainer": "0" * 64})
+    refused(worker(), "must not have", revoked=[msgspec.to_builtins(read_list(folder / "issued.json")[0])])
 
 
 def test_tokens_of_the_ca_are_not_replaced_by_a_bundle(folder: Path, tmp_path: Path) -> None:

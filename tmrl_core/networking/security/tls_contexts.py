@@ -73,7 +73,7 @@ class TlspyoPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 @decodable
 class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Content of a bundle file. A server's bundle has the hashes of both tokens and the revoked certificates.
+    """Content of a bundle file. A server's bundle has the hashes of both tokens; a worker's has no `revoked`.
 
     A client's bundle has its own certificate and no token, because a thief of the bundle could use the token instead.
     """
@@ -182,6 +182,13 @@ def client_context(
         _check_role(folder, role)
     if len(own) == 1:
         _load_file_chain(context, own[0], own[0].with_suffix(".key"))
+    elif own and not has_token and token_for(folder, role) is None:
+        # Otherwise a fake Server could admit this client without a certificate, and thus without proofs of origin.
+        raise CredentialsError(
+            f"{folder} has the certificates of several {role}s ({', '.join(file.stem for file in own)}), and one is "
+            "needed. Move the .pem and .key files of the others away, or give each a folder of its own "
+            "(network.credentials_dir)."
+        )
     elif own:
         logger.warning(
             "%s has the certificates of several %ss and none of %r: only the token is shown", folder, role, name
