@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.command_line import Start, announced, starting
 from tests.hostile.fleet import Fleet
-from tmrl_core.networking.security.revocations import REVOKED_FILE
+from tmrl_core.networking.security.revocations import REVOKED_FILE, SIGNED_FILE
 
 FORGED = "without a valid proof"
 """Part of the log line about data that its alleged origin has not sent."""
@@ -57,10 +57,10 @@ class Machines:
             self.command(machine, "--credentials", "install", f"new/{bundle}.bundle")
 
     def revoke(self, name: str) -> None:
-        """Revoke a machine's certificates, and copy the list to the trainer and the Server."""
+        """Revoke a machine's certificates, and copy the lists to the Server, which sends one of them to the trainer."""
         self.command("authority", "--credentials", "revoke", name)
-        for machine in ("hpc", "server"):
-            shutil.copy(self.folder / "authority" / REVOKED_FILE, self.folder / machine)
+        for file in (REVOKED_FILE, SIGNED_FILE):
+            shutil.copy(self.folder / "authority" / file, self.folder / "server")
 
     def end(self, process: subprocess.Popen[str]) -> str:
         """End a role in order, and return its log."""

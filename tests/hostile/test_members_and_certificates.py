@@ -15,7 +15,7 @@ from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.renewal import renew, revoke
-from tmrl_core.networking.security.revocations import REVOKED_FILE
+from tmrl_core.networking.security.revocations import REVOKED_FILE, SIGNED_FILE
 
 WEIGHTS = {"policy": Blob("file", b"weights")}
 
@@ -141,6 +141,66 @@ def test_a_revoked_worker_is_refused_by_a_trainer_that_has_the_list(fleet: Fleet
     fleet.goes_on(fleet.worker("honest"), trainer)
     assert before == 20
     assert worker.counts.samples_acked == 10
+
+
+def hand_out_list(fleet: Fleet) -> None:
+    """Copy the lists of revoked certificates to the Server, as a person does."""
+    for name in (REVOKED_FILE, SIGNED_FILE):
+        (fleet.folder / "server" / name).write_bytes((fleet.authority / name).read_bytes())
+
+
+def test_the_server_sends_the_list_to_ends_that_keep_it(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """Later, a Server that was taken over lets the revoked worker in again: the trainer still knows it."""
+    server = fleet.server()
+    trainer, worker = fleet.trainer(), fleet.worker()
+    fleet.goes_on(worker, trainer)
+    fleet.install("worker", "honest")
+    honest = fleet.worker("honest")
+    revoke(fleet.authority, "robot")
+    hand_out_list(fleet)
+    until(lambda: (fleet.folder / "hpc" / SIGNED_FILE).exists() and (fleet.folder / "honest" / SIGNED_FILE).exists())
+    assert not (fleet.folder / "honest" / REVOKED_FILE).exists(), "workers do not learn the names of other machines"
+    until(lambda: not worker.connected)
+    assert honest.counts.reconnects == 0, "only ends that know the revoked machine connect again"
+    worker.close(drain=False)
+    server.close()
+    for name in (REVOKED_FILE, SIGNED_FILE):
+        (fleet.folder / "server" / name).unlink()
+    fleet.server()
+    trainer.close()
+    trainer = fleet.trainer(offsets=trainer.offsets)
+    thief = fleet.worker()
+    until(lambda: trainer.counts.forged > 0)
+    fleet.send(thief)
+    before, fleet.arrived, fleet.sent = fleet.sent, [], 0
+    fleet.goes_on(honest, trainer)
+    assert before == 20
+    assert thief.counts.samples_acked == 0
+
+
+def test_a_worker_follows_no_trainer_that_was_revoked_whatever_the_server_does(fleet: Fleet) -> None:
+    server = fleet.server()
+    trainer, worker = fleet.trainer(), fleet.worker()
+    fleet.goes_on(worker, trainer)
+    revoke(fleet.authority, "hpc")
+    # The Server sends the list, and does not close the links of the trainer.
+    (fleet.folder / "server" / SIGNED_FILE).write_bytes((fleet.authority / SIGNED_FILE).read_bytes())
+    until(lambda: worker.counts.reconnects > 0)
+    trainer.publish(WEIGHTS)
+    fleet.send(worker)
+    assert not worker.wait_policy(0.5)
+    assert worker.counts.queued_samples == 10
+    assert server.relay.trainer is not None
+
+
+def test_a_trainers_bundle_has_the_list_of_that_time(fleet: Fleet) -> None:
+    revoke(fleet.authority, "robot")
+    fleet.server()
+    fleet.install("trainer", "hpc2")
+    trainer, worker = fleet.trainer("hpc2"), fleet.worker()
+    fleet.send(worker)
+    until(lambda: trainer.counts.forged > 0)
+    assert not trainer.receive()
 
 
 def test_a_worker_with_the_list_ignores_a_revoked_trainer(fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ from tmrl_core.config import Config
 from tmrl_core.errors import ConfigError, CredentialsError
 from tmrl_core.networking.security import api_keys, credentials, renewal
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
-from tmrl_core.networking.security.revocations import REVOKED_FILE
+from tmrl_core.networking.security.revocations import REVOKED_FILE, SIGNED_FILE
 from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES
 
 MOST_DAYS = 36_500
@@ -230,8 +230,9 @@ def revoke(options: argparse.Namespace, folder: Path) -> int:
     if not taken:
         print(f"nothing changed: all certificates of {options.name} were revoked before")
     print(
-        f"A Server that reads {folder} follows at once; copy {folder / REVOKED_FILE} beside the keys of one elsewhere. "
-        "Copy it to the trainer and the workers too if the Server may have been taken over."
+        f"A Server that reads {folder} follows at once; copy {folder / REVOKED_FILE} and {SIGNED_FILE} beside the keys "
+        f"of one elsewhere. It sends {SIGNED_FILE} to the trainer and the workers. Copy that there by hand if the "
+        "Server may have been taken over."
     )
     print("Bundles hold no token. If that machine also had a token, run: --credentials rotate-token ROLE")
     return 0

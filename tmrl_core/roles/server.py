@@ -109,6 +109,7 @@ class Server:
         )
         self._started = time.monotonic()
         self.relay.process = self._process
+        self.relay.signed_revocations = transport.signed_revocations
         self._transport = transport
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -9,11 +9,13 @@ from typing import Any, Literal
 import pytest
 
 from tmrl_core.errors import ConfigError, CredentialsError, ForgedError
+from tmrl_core.networking.end_to_end.run_key import RunKey
+from tmrl_core.networking.end_to_end.trainer import TrainerSeal
 from tmrl_core.networking.links.sealing import ForgeryLog, Identity, mode_of
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.certificates import read_facts
 from tmrl_core.networking.security.renewal import renew, revoke
-from tmrl_core.networking.security.revocations import REVOKED_FILE
+from tmrl_core.networking.security.revocations import ISSUED_FILE, REVOKED_FILE, SIGNED_FILE, read_list
 from tmrl_core.networking.security.tls_contexts import client_certificate
 from tmrl_core.networking.transports.selection import LinkSettings
 
@@ -115,6 +117,75 @@ def test_a_list_of_revoked_certificates_in_the_folder_is_read_again(
     identity.refresh()
     with pytest.raises(ForgedError, match="robot7 is revoked"):
         identity.verifier.check(shown, ["worker"])
+
+
+@pytest.fixture
+def lists(authority: Path, tmp_path: Path) -> list[bytes]:
+    """Two lists of the CA, the newer one last."""
+    made = []
+    for name in ("first", "second"):
+        credentials.bundle(authority, "worker", name, tmp_path)
+        revoke(authority, name)
+        made.append((authority / SIGNED_FILE).read_bytes())
+    return made
+
+
+def trainer_seal(identity: Identity) -> TrainerSeal:
+    seal = TrainerSeal("run", identity.signer, identity.verifier, RunKey(bytes(32)))
+    identity.seal = seal
+    return seal
+
+
+def test_a_signed_list_is_kept_for_later_processes_and_never_replaced_by_an_older_one(
+    authority: Path, lists: list[bytes], tmp_path: Path
+) -> None:
+    hpc = tmp_path / "hpc"
+    credentials.install(credentials.bundle(authority, "trainer", "hpc", tmp_path), hpc)
+    (hpc / REVOKED_FILE).unlink()
+    identity = Identity(hpc, "trainer")
+    seal = trainer_seal(identity)
+    for body in (lists[1], lists[0], lists[1]):
+        identity.take_revocations(body)
+        assert not identity.refresh(), "no machine that this one has met is on it"
+        assert (hpc / SIGNED_FILE).read_bytes() == lists[1]
+    issued = {one.name: one.serial for one in read_list(authority / ISSUED_FILE)}
+    assert {issued["first"], issued["second"]} <= set(identity.verifier.revoked)  # type: ignore[call-overload]
+    assert set(Identity(hpc, "trainer").verifier.revoked) == set(identity.verifier.revoked)  # type: ignore[call-overload]
+    assert seal.forged == 0
+
+
+def test_a_list_that_the_ca_did_not_sign_is_counted_and_not_kept(
+    robot: Path, lists: list[bytes], tmp_path: Path
+) -> None:
+    credentials.create(tmp_path / "foreign")
+    credentials.bundle(tmp_path / "foreign", "worker", "x", tmp_path)
+    revoke(tmp_path / "foreign", "x")
+    identity = Identity(robot, "worker")
+    seal = trainer_seal(identity)
+    forged = [(tmp_path / "foreign" / SIGNED_FILE).read_bytes(), b"", b"\xff", lists[0][:-40]]
+    lines = lists[0].split(b"\n")
+    for line in range(len(lines)):
+        if lines[line]:
+            other = bytes([b"AB"[lines[line][:1] == b"A"]]) + lines[line][1:]
+            forged.append(b"\n".join([*lines[:line], other, *lines[line + 1 :]]))
+    for number, body in enumerate(forged, 1):
+        identity.take_revocations(body)
+        assert seal.forged == number
+    identity.refresh()
+    assert not set(identity.verifier.revoked)  # type: ignore[call-overload]
+    assert not (robot / SIGNED_FILE).exists()
+
+
+def test_a_signed_list_is_used_although_the_folder_cannot_be_written(
+    authority: Path, robot: Path, lists: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = Identity(robot, "worker")
+    (robot / ".lock").unlink()
+    (robot / ".lock").symlink_to(robot / "elsewhere")
+    identity.take_revocations(lists[1])
+    assert "kept until this process ends" in caplog.text
+    identity.refresh()
+    assert len(set(identity.verifier.revoked)) >= 2  # type: ignore[call-overload]
 
 
 def test_attempts_are_logged_at_a_rate_and_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -60,6 +60,7 @@ from tmrl_core.networking.protocol.messages import (
     Refused,
     Report,
     Resume,
+    Revoked,
     StatusPage,
     StatusRequest,
     Stored,
@@ -409,6 +410,7 @@ MESSAGES: dict[type, Control] = {
     Ack: Ack(0, 0),
     Announce: Announce(4, b"card"),
     Forged: Forged(1),
+    Revoked: Revoked(b"list"),
     Waits: Waits(0, "40 updates"),
     Lateness: Lateness(0, 1000, 3, 1200),
     HandOver: HandOver(0),
@@ -469,9 +471,9 @@ STATES = [
     ("observer", (), "greeting", {Welcome}),
     ("observer", (WELCOME,), "open", {StatusPage}),
     ("worker", (), "greeting", {Welcome}),
-    ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Announce, Credit, Direct, Report}),
+    ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Announce, Credit, Direct, Report, Revoked}),
     ("trainer", (), "greeting", {Welcome}),
-    ("trainer", (WELCOME,), "open", {StreamOpened, StreamClosed, Incarnation, Have, Waits, Lateness, Notice}),
+    ("trainer", (WELCOME,), "open", {StreamOpened, StreamClosed, Incarnation, Have, Waits, Lateness, Notice, Revoked}),
 ]
 
 

@@ -12,7 +12,8 @@ import pytest
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security import credentials, renewal
 from tmrl_core.networking.security.certificates import make_authority, make_client_certificate, read_end, read_facts
-from tmrl_core.networking.security.tls_contexts import read_bundle, read_revoked, server_context
+from tmrl_core.networking.security.revocations import NO_LIST, SIGNED_FILE, read_signed
+from tmrl_core.networking.security.tls_contexts import BundleRole, read_bundle, read_revoked, server_context
 
 
 @pytest.fixture
@@ -77,14 +78,37 @@ def test_the_error_for_an_unknown_name_lists_the_known_ones(folder: Path, tmp_pa
         renewal.revoke(folder, str(folder / "server.pem"))
 
 
-def test_a_servers_bundle_carries_the_list(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["server", "trainer"])
+def test_bundles_of_the_server_and_the_trainer_carry_the_list(folder: Path, tmp_path: Path, role: BundleRole) -> None:
     taken = serial(credentials.bundle(folder, "worker", "robot7", tmp_path))
     renewal.revoke(folder, "robot7")
-    bundle = credentials.bundle(folder, "server", out=tmp_path / "elsewhere.bundle")
+    assert read_bundle(credentials.bundle(folder, "worker", "other", tmp_path)).revoked == (), "it names machines"
+    bundle = credentials.bundle(folder, role, "elsewhere", tmp_path / "elsewhere.bundle")
     assert read_revoked(bundle) == {taken}
     credentials.install(bundle, tmp_path / "there")
     assert read_revoked(tmp_path / "there") == {taken}
     assert not (tmp_path / "there" / "issued.json").exists()
+
+
+def test_the_signed_list_has_the_same_serial_numbers_and_a_number_that_grows(folder: Path, tmp_path: Path) -> None:
+    authority = (folder / "ca.pem").read_text()
+    assert read_signed(folder, authority) == NO_LIST
+    numbers = []
+    for name in ("robot7", "robot8", "robot8"):
+        credentials.bundle(folder, "worker", name, tmp_path)
+        renewal.revoke(folder, name)
+        signed = read_signed(folder, authority)
+        assert signed.serials == read_revoked(folder)
+        numbers.append(signed.number)
+    assert numbers == sorted(set(numbers))
+    before = (folder / SIGNED_FILE).read_bytes()
+    renewal.revoke(folder, "robot8")
+    assert (folder / SIGNED_FILE).read_bytes() == before, "nothing was revoked"
+    (folder / SIGNED_FILE).unlink()
+    renewal.revoke(folder, "robot8")
+    assert read_signed(folder, authority).number >= numbers[0]
+    credentials.create(folder, overwrite=True)
+    assert not (folder / SIGNED_FILE).exists()
 
 
 def test_a_list_in_the_folder_of_a_bundle_counts(folder: Path, tmp_path: Path) -> None:

@@ -151,6 +151,12 @@ class Verifier:
             raise CredentialsError("the certificate of the CA is not in PEM form") from None
         self._checked.clear()
 
+    def may_have_checked(self, serials: Container[str]) -> bool:
+        """Return True unless none of these certificates can be among those checked so far."""
+        return len(self._checked) >= _CHECKED_CERTIFICATES or any(
+            peer.serial in serials for peer, _, _ in self._checked.values()
+        )
+
     def check(self, certificate: bytes, roles: Collection[str]) -> Peer:
         """Return the holder of a certificate (DER).
 

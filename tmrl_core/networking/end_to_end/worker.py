@@ -160,7 +160,7 @@ class WorkerSeal:
         except ForgedError as exc:
             if self._card is not None and self._card.body == body:  # its certificate has expired or is revoked
                 self._card = None
-            self._count(str(exc))
+            self.count(str(exc))
             return False
         current = self._card.content if self._card is not None else None
         same_keys = current is not None and card.run_key == current.run_key
@@ -221,7 +221,7 @@ class WorkerSeal:
         else:
             valid = hmac.compare_digest(self._keys(own, card).ack_tag(next_number, refused), tag)
         if not valid:
-            self._count("an acknowledgement has no valid proof of its origin")
+            self.count("an acknowledgement has no valid proof of its origin")
         return valid
 
     def open_policy(self, version: Version, body: memoryview) -> memoryview | None:
@@ -316,9 +316,10 @@ class WorkerSeal:
         return False
 
     def _forged(self, text: str) -> ForgedError:
-        self._count(text)
+        self.count(text)
         return ForgedError(text)
 
-    def _count(self, text: str) -> None:
+    def count(self, text: str) -> None:
+        """Count an attempt."""
         self.forged += 1
         self._on_forged(text)

@@ -68,6 +68,8 @@ class Link:
         self._notified = 0.0
         self._waiting: list[Callable[[], bool]] = []
         state.on_change = self._on_change
+        if identity is not None:
+            state.on_revocations = identity.take_revocations
 
     # --- for the application ---
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from tmrl_core.errors import ConfigError, CredentialsError
 from tmrl_core.networking.security.accepted_versions import AcceptedVersions
 from tmrl_core.networking.security.authentication import WatchedFiles
-from tmrl_core.networking.security.certificates import Signed, make_client_certificate
+from tmrl_core.networking.security.certificates import Signed, make_client_certificate, read_signed_list
 from tmrl_core.networking.security.credentials import DAYS, find
 from tmrl_core.networking.security.handshakes import BUNDLE
-from tmrl_core.networking.security.revocations import ISSUED_FILE, read_list
+from tmrl_core.networking.security.revocations import ISSUED_FILE, NO_LIST, SIGNED_FILE, read_list, read_signed
 from tmrl_core.networking.security.run_keys import RunKeyFiles
-from tmrl_core.networking.security.secret_files import need
+from tmrl_core.networking.security.secret_files import folder_of, need, write_file, writing
 from tmrl_core.networking.security.tls_contexts import ClientRole, client_certificate, read_bundle, read_revoked
 from tmrl_core.networking.transports.selection import LinkSettings, uses_plaintext
 from tmrl_core.token_bucket import TokenBucket
@@ -85,11 +85,15 @@ class Seal(Protocol):
 
     signer: Signer
 
+    def count(self, text: str) -> None:
+        """Count an attempt."""
+
 
 class Identity:
     """Certificate of this role, and the CA and revocations that it checks others against; reloaded when files change.
 
-    Where the CA's key is, a role without a certificate issues one to itself, in memory only.
+    A newer list of revoked certificates from the Server is stored in the folder. Where the CA's key is, a role without
+    a certificate issues one to itself, in memory only.
 
     Args:
         directory: the credentials folder or bundle file.
@@ -112,6 +116,9 @@ class Identity:
         self._role = role
         self._files = WatchedFiles(directory)
         self._issued: tuple[str, Signed] | None = None
+        self._listed = NO_LIST
+        self._has_news = False
+        """True: a list that the Server has sent is not used yet."""
         self._known = self._read()
         authority, own, revoked = self._known
         self.signer = Signer(*own)
@@ -123,7 +130,30 @@ class Identity:
         place = self._directory
         authority = read_bundle(place).ca if place.is_file() else need(place / "ca.pem")
         own = client_certificate(place, self._role) or self._issue(authority)
-        return authority, own, read_revoked(place)
+        self._listed = max(self._listed, read_signed(folder_of(place), authority), key=lambda listed: listed.number)
+        return authority, own, read_revoked(place) | self._listed.serials
+
+    def take_revocations(self, body: bytes) -> None:
+        """Handle the list of revoked certificates that the Server has sent. `refresh` says what follows from it."""
+        try:
+            text = body.decode("ascii")
+            listed = read_signed_list(text, self._known[0])
+        except (CredentialsError, UnicodeDecodeError) as exc:
+            if self.seal is not None:
+                self.seal.count(f"a list of revoked certificates was refused: {exc}")
+            return
+        if listed.number <= self._listed.number:
+            return
+        self._listed, self._has_news = listed, True
+        self.verifier.revoked = self._known[2] | listed.serials  # at once: spooled streams are announced next
+        self.recheck()
+        folder = folder_of(self._directory)
+        try:
+            with writing(folder):
+                if read_signed(folder, self._known[0]).number < listed.number:  # several roles may share the folder
+                    write_file(folder / SIGNED_FILE, text)
+        except CredentialsError as exc:
+            logger.warning("the list of revoked certificates is kept until this process ends: %s", exc)
 
     def _issue(self, authority: str) -> Signed:
         if self._issued is None or self._issued[0] != authority:
@@ -137,8 +167,9 @@ class Identity:
         """Reload changed files. Return True if the other end must see or check a certificate again."""
         from tmrl_core.networking.end_to_end.identity import Signer
 
-        if not self._files.changed():
+        if not self._files.changed() and not self._has_news:
             return False
+        self._has_news = False
         try:
             read = authority, own, revoked = self._read()
             signer = Signer(*own)
@@ -147,6 +178,8 @@ class Identity:
                     f"the new certificate is of {signer.identity}, and this process is {self.signer.identity}. Start "
                     "it again to use the new one."
                 )
+            news = revoked ^ self._known[2]
+            changed = (authority, own) != self._known[:2] or self.verifier.may_have_checked(news)
             self.verifier.trust(authority)
         except (CredentialsError, OSError) as exc:
             if self._files.failed():
@@ -158,7 +191,6 @@ class Identity:
         if self.seal is not None:
             self.seal.signer = signer
         self.recheck()
-        changed = read != self._known
         self._known = read
         return changed
 

@@ -37,6 +37,8 @@ class ClientState:
         """Highest incarnation of a trainer that this process knows."""
         self.connections = 0
         """Number of times that a Server has accepted this process."""
+        self.on_revocations: Callable[[bytes], None] = lambda body: None
+        """Called with a list of revoked certificates that the Server has sent; its signature is not checked yet."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after something that the application may wait for has changed."""
 

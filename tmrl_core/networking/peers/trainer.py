@@ -52,6 +52,7 @@ from tmrl_core.networking.protocol.messages import (
     Refusal,
     Report,
     Resume,
+    Revoked,
     StreamClosed,
     StreamOpened,
     Waits,
@@ -321,7 +322,7 @@ class TrainerConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({StreamOpened, StreamClosed, Waits, Lateness, Incarnation, Have, Notice}),
+        "open": frozenset({StreamOpened, StreamClosed, Waits, Lateness, Incarnation, Have, Notice, Revoked}),
     }
     MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
@@ -402,6 +403,9 @@ class TrainerConnection(Connection):
                 state.on_change()
             case Notice():
                 state.notice = message
+            case Revoked():
+                state.on_revocations(message.body)
+                state.on_change()
             case _:
                 super()._on_control(message)
 

@@ -45,6 +45,7 @@ from tmrl_core.networking.protocol.messages import (
     Progress,
     Report,
     Resume,
+    Revoked,
     Stored,
     Version,
     Waits,
@@ -249,7 +250,7 @@ class WorkerConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report}),
+        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report, Revoked}),
     }
     MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
@@ -348,6 +349,9 @@ class WorkerConnection(Connection):
                 if report is not None:
                     progress = decode_body(report, Progress)
                     state.progress = msgspec.structs.replace(progress, lack=plain(progress.lack))
+                state.on_change()
+            case Revoked():
+                state.on_revocations(message.body)
                 state.on_change()
             case _:
                 super()._on_control(message)

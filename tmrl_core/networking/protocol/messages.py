@@ -15,7 +15,7 @@ from tmrl_core.decodable import decodable
 from tmrl_core.errors import RemoteProtocolError
 
 PROTOCOL_VERSION = 2
-"""Newest supported version of the protocol. Version 2 adds `Announce` and `Ack.tag`."""
+"""Newest supported version of the protocol. Version 2 adds `Announce`, `Forged`, `Revoked` and `Ack.tag`."""
 SUPPORTED_VERSIONS: tuple[int, ...] = (1, 2)
 """All supported versions of the protocol."""
 
@@ -468,6 +468,15 @@ class Lateness(_Control, frozen=True, tag="lateness"):
     p999_us: Number
 
 
+class Revoked(_Control, frozen=True, tag="revoked"):
+    """Relay -> worker or trainer: the list of revoked certificates with the CA's signature, as PEM.
+
+    A last value. In protocol 2 only.
+    """
+
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+
+
 class Incarnation(_Control, frozen=True, tag="incarnation"):
     """Relay -> trainer: the trainer's new incarnation, assigned because a peer reported a higher one.
 
@@ -561,6 +570,7 @@ Control: TypeAlias = (
     | Have
     | Waits
     | Announce
+    | Revoked
     | Forged
     | Lateness
     | Incarnation

@@ -26,6 +26,7 @@ from tmrl_core.networking.protocol.messages import (
     Probe,
     Report,
     Resume,
+    Revoked,
     StatusPage,
     StatusRequest,
     Unused,
@@ -103,6 +104,7 @@ class RelayConnection(Connection):
         self._credit_used_at = 0.0
         """Time of the last samples, or of the last check without unused credit."""
         self._checked_at = 0.0
+        self._told_revocations = b""
         self._left = False
         self._parting = ""
         self._noticed = 0.0
@@ -316,6 +318,8 @@ class RelayConnection(Connection):
             self._check_progress(now)
         if self._held is not None and not self.closing and now >= self._held[0]:
             self.refuse(*self._held[1:])
+        if self.state in _REGISTERED and not self.closing:
+            self.tell_revocations()
         if now >= self._policy_due:
             self._policy_due = float("inf")
             self.wake()
@@ -324,6 +328,13 @@ class RelayConnection(Connection):
         if self.state == "trainer" and not self.closing and now - self._noticed >= self.heartbeat_s:
             self._noticed = now
             self.relay.notice()
+
+    def tell_revocations(self) -> None:
+        """Send the list of revoked certificates if the peer has not received it."""
+        body = self.relay.signed_revocations() if self.version >= 2 else b""
+        if body and body is not self._told_revocations:
+            self._told_revocations = body
+            self.put("revoked", Revoked(body))
 
     def _check_progress(self, now: float) -> None:
         """Close a link that makes no progress and occupies memory that others need. Its peer may connect again."""

@@ -116,6 +116,8 @@ class Relay:
         self.snapshots = Snapshots(self)
         self.process: Callable[[], Mapping[str, Any]] = dict
         """Return facts about the process for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
+        self.signed_revocations: Callable[[], bytes] = bytes
+        """Return the list of revoked certificates with the CA's signature, for workers and the trainer; empty: none."""
         self.streams: dict[bytes, RelayStream] = {}
         self._stream_ids = IdRegistry()
         self._peer_ids = IdRegistry()
@@ -231,6 +233,9 @@ class Relay:
                 connection.anew,
             )
         )
+        if connection.state != "observer":
+            connection.tell_revocations()
+            connection.flush("revoked")  # before any stream
 
     def no_place_for(self, role: str) -> str:
         """Return the reason why one more peer of that role would be refused now; empty: it would be admitted."""

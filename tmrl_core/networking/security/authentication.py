@@ -20,13 +20,13 @@ from weakref import WeakKeyDictionary
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.connection import Authenticate, Connection, Identity
-from tmrl_core.networking.protocol.messages import Hello
+from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES, Hello
 from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.security.certificates import read_end
 from tmrl_core.networking.security.handshakes import BUNDLE, RENEW
 from tmrl_core.networking.security.logins import check_login
-from tmrl_core.networking.security.revocations import revoked_file
-from tmrl_core.networking.security.secret_files import read_file
+from tmrl_core.networking.security.revocations import SIGNED_FILE, revoked_file
+from tmrl_core.networking.security.secret_files import folder_of, read_file
 from tmrl_core.networking.security.tls_contexts import (
     ContextRole,
     client_context,
@@ -69,7 +69,8 @@ class WatchedFiles:
     def _stamp(self) -> Stamp:
         place = self.directory
         try:
-            files = [place, revoked_file(place)] if place.is_file() else sorted(place.glob("*.*"))
+            beside = [place, revoked_file(place), place.parent / SIGNED_FILE]
+            files = beside if place.is_file() else sorted(place.glob("*.*"))
         except OSError:
             return ()  # reading the folder will raise the error
         stamps: list[tuple[str, int, int, int]] = []
@@ -150,6 +151,8 @@ class ServerAccess:
         self._authorities = _authorities(self.context)
         self._had_list = revoked_file(self._directory).exists()
         self._revoked = read_revoked(self._directory)
+        self.signed_revocations = self._read_signed()
+        """List of revoked certificates with the CA's signature, to be sent to the peers; empty: there is none."""
         self._tokens: WeakKeyDictionary[Connection, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
         self._expiry = _Expiry(now)
         self._expiry.check(self._certificates)
@@ -180,6 +183,13 @@ class ServerAccess:
         else:
             changed |= revoked != self._revoked
             self._had_list, self._revoked = has_list, revoked
+        try:
+            signed = self._read_signed()
+        except CredentialsError as exc:
+            unread.append(f"the previous signed list of revoked certificates stays in use: {exc}")
+        else:
+            if signed != self.signed_revocations:  # peers compare by object, so an equal list must not replace it
+                self.signed_revocations = signed
         if not unread:
             self._files.accept()
             self._expiry.repeat()
@@ -188,6 +198,19 @@ class ServerAccess:
             for line in unread:
                 logger.error("%s", line)
         return changed
+
+    def _read_signed(self) -> bytes:
+        file = folder_of(self._directory) / SIGNED_FILE
+        body = read_file(file).encode() if file.exists() else b""
+        if len(body) > MAX_BODY_BYTES:
+            logger.warning(
+                "%s has %d bytes, and peers are sent at most %d. Copy it to the trainer's machine.",
+                file,
+                len(body),
+                MAX_BODY_BYTES,
+            )
+            return b""
+        return body
 
     def rejection_of(self, connection: Connection) -> tuple[str, str] | None:
         """Return (refusal code, reason) if an admitted peer would be rejected now, else None."""

@@ -50,6 +50,14 @@ class Signed(NamedTuple):
         return "Signed(certificate=..., key=<hidden>)"
 
 
+class SignedList(NamedTuple):
+    """Revoked certificates as their CA has signed them. Of two lists, the one with the higher number is newer."""
+
+    number: int
+    serials: frozenset[str]
+    """Serial numbers, as `clean_serial` returns them."""
+
+
 class CertificateFacts(NamedTuple):
     """Subject, names, fingerprint, validity and serial number of a certificate.
 
@@ -184,6 +192,42 @@ def is_issued(certificate: str, authority: str) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
+
+
+def sign_list(authority: Signed, listed: SignedList) -> str:
+    """Sign a list of revoked certificates. Return it as PEM (an X.509 CRL)."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    parsed = _parse(authority.certificate)
+    now = min(datetime.now(timezone.utc), _validity(parsed)[1]) - _CLOCK_SLACK
+    builder = x509.CertificateRevocationListBuilder(parsed.subject, now, _validity(parsed)[1])
+    builder = builder.add_extension(x509.CRLNumber(listed.number), critical=False)
+    for serial in sorted(listed.serials):
+        entry = x509.RevokedCertificateBuilder(int(serial, 16), now)
+        builder = builder.add_revoked_certificate(entry.build())
+    made = builder.sign(_parse_key(authority.key), hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM).decode("ascii")
+
+
+def read_signed_list(text: str, authority: str) -> SignedList:
+    """Return the content of `sign_list`'s result.
+
+    Raises:
+        CredentialsError: the CA with this certificate did not sign it, or it is damaged.
+    """
+    from cryptography import exceptions, x509
+
+    signer = _parse(authority)
+    try:
+        parsed = x509.load_pem_x509_crl(text.encode())
+        signed = parsed.issuer == signer.subject and parsed.is_signature_valid(signer.public_key())  # type: ignore[arg-type]
+        if not signed:
+            raise CredentialsError("the CA of this machine did not sign the list of revoked certificates")
+        number = parsed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+        return SignedList(number, frozenset(clean_serial(f"{one.serial_number:x}") for one in parsed))
+    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm, x509.ExtensionNotFound) as exc:
+        raise CredentialsError("the list of revoked certificates is damaged") from exc
 
 
 def check_issued(signed: Signed, authority: str) -> None:

@@ -10,7 +10,8 @@ A credentials folder holds
     worker-NAME.pem, .key       a client certificate (also trainer-NAME), from a bundle
     certificate.pem, key.pem    certificate for tlspyo, with its password in tlspyo.password: see `tlspyo_files.py`
     issued.json                 list of issued certificates: beside the CA's key only
-    revoked.json                list of revoked certificates, for the Server, and for the ends if they do not trust it
+    revoked.json                list of revoked certificates, for the Server and the trainer
+    revoked.crl                 the same with the CA's signature, which the Server sends to the other machines
     run_keys/                   keys of a trainer's runs: see `run_keys.py`
     gateway_keys.json           API keys of the gateway's clients, as hashes: see `api_keys.py`
     gateway_owner.token         the token of the gateway's owner
@@ -52,6 +53,7 @@ from tmrl_core.networking.security.handshakes import BUNDLE, CREATE, INSTALL, ex
 from tmrl_core.networking.security.revocations import (
     ISSUED_FILE,
     REVOKED_FILE,
+    SIGNED_FILE,
     Listed,
     add_revoked,
     forget_lists,
@@ -262,9 +264,9 @@ def bundle(
     """Write one file with exactly the credentials that another machine needs. Return its path.
 
     The bundle of a worker or trainer has its own client certificate and no token, because a token cannot be revoked for
-    one machine alone. The bundle of a server has the server certificate, the hashes of both tokens and the revoked
-    certificates. Each has the files of the transport `tlspyo`, with its one password, which is valid on that transport
-    only. None has the CA's key.
+    one machine alone. The bundle of a server has the server certificate and the hashes of both tokens. The bundles of a
+    server and a trainer have the revoked certificates. Each has the files of the transport `tlspyo`, with its one
+    password, which is valid on that transport only. None has the CA's key.
 
     Args:
         directory: the folder where `create` ran.
@@ -306,7 +308,9 @@ def bundle(
         facts = read_facts(made.certificate)
         with writing(folder):  # recorded before the bundle is written, so that every certificate can be revoked
             note_issued(folder, facts.serial, role, name, facts.not_after, weight)
-        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, tlspyo=tlspyo)
+        # A worker's bundle has none, since the list contains names of other machines.
+        revoked = read_list(folder / REVOKED_FILE) if role == "trainer" else ()
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, revoked=revoked, tlspyo=tlspyo)
     target = Path(out).expanduser() if out is not None else Path()
     if target.is_dir():
         target = target / f"{name}.{role}.bundle"
@@ -373,9 +377,9 @@ def _check_bundle(content: Bundle, file: Path) -> None:
             f"{file} says that it is for the {content.role} {content.name}, and its certificate is for {found}. "
             f"Nothing was installed. {made}"
         )
-    if content.role != "server" and (content.token_hashes or content.revoked):
+    if (content.role != "server" and content.token_hashes) or (content.role == "worker" and content.revoked):
         raise CredentialsError(
-            f"{file} is a {content.role}'s bundle and holds token hashes or revocations, which only a server's has. "
+            f"{file} is a {content.role}'s bundle and holds token hashes or revocations, which it must not have. "
             f"Nothing was installed. {made}"
         )
 
@@ -420,7 +424,8 @@ def _move_aside(folder: Path) -> None:
     """Move the credentials of another CA into a folder next to this one. The caller holds the folder's lock."""
     aside = folder.with_name(f"{folder.name}.old-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
     found = [file for pattern in ("*.pem", "*.key", "*.token") for file in folder.glob(pattern)]
-    found += [folder / name for name in (TOKENS_FILE, tlspyo_files.PASSWORD, ISSUED_FILE) if (folder / name).exists()]
+    others = (TOKENS_FILE, tlspyo_files.PASSWORD, ISSUED_FILE, SIGNED_FILE)
+    found += [folder / name for name in others if (folder / name).exists()]
     try:
         aside.mkdir(mode=0o700)
         if (folder / REVOKED_FILE).exists():  # copied, not moved: a running Server treats a missing list as an error

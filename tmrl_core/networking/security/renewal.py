@@ -14,10 +14,18 @@ from pathlib import Path
 import msgspec
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security.certificates import read_facts
+from tmrl_core.networking.security.certificates import Signed, read_facts
 from tmrl_core.networking.security.credentials import DAYS, bundle, create, new_token
 from tmrl_core.networking.security.handshakes import BUNDLE, CREATE, identity_of
-from tmrl_core.networking.security.revocations import ISSUED_FILE, REVOKED_FILE, Listed, add_revoked, issued, read_list
+from tmrl_core.networking.security.revocations import (
+    ISSUED_FILE,
+    REVOKED_FILE,
+    Listed,
+    add_revoked,
+    issued,
+    read_list,
+    sign_revoked,
+)
 from tmrl_core.networking.security.secret_files import need, read_file, write_file, writing
 from tmrl_core.networking.security.tls_contexts import (
     CLIENT_ROLES,
@@ -32,8 +40,8 @@ from tmrl_core.networking.security.tls_contexts import (
 def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None = None) -> list[Listed]:
     """Revoke the certificates issued to `name` so far. A new bundle for that name is valid again.
 
-    A running Server that reads this folder disconnects their holders within two seconds. If the Server reads another
-    folder, copy `revoked.json` there.
+    A running Server that reads this folder disconnects their holders within two seconds, and sends the signed list to
+    workers and the trainer. If the Server reads another folder, copy `revoked.json` and `revoked.crl` there.
 
     Args:
         directory: the folder where `create` ran.
@@ -60,7 +68,10 @@ def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None
                 + (f", but to {', '.join(names)}" if names else "")
                 + ". Run this where the bundle was made, or name the bundle or certificate file itself."
             )
-        return add_revoked(folder, found)
+        new = add_revoked(folder, found)
+        if (folder / "ca.key").exists():
+            sign_revoked(folder, Signed(need(folder / "ca.pem"), need(folder / "ca.key", private=True)))
+        return new
 
 
 def _listed(file: Path) -> Listed:

@@ -1,14 +1,18 @@
-"""List of revoked certificates, and record of issued ones.
+"""Lists of revoked certificates, and record of issued ones.
 
 `issued.json` is beside the CA's key, so that a stolen machine's certificates can be found by its name. A Server reads
 `revoked.json` from its credentials folder (or beside its bundle file), also while it runs. Certificates are identified
 by their serial numbers, which a CA never repeats, so that a new bundle for the same name is valid. Both files are
 replaced in one step, without certificates that expired more than a month ago.
+
+`revoked.crl` has the serial numbers of `revoked.json` with the CA's signature. The Server sends it to workers and the
+trainer, which check the signature, so that it reaches them also through a Server that they do not trust.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -18,11 +22,15 @@ import msgspec
 from msgspec import Meta
 
 from tmrl_core.decodable import decodable
-from tmrl_core.networking.security.certificates import MAX_WEIGHT
-from tmrl_core.networking.security.secret_files import folder_of, read_record, write_record
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security.certificates import MAX_WEIGHT, Signed, SignedList, read_signed_list, sign_list
+from tmrl_core.networking.security.secret_files import folder_of, read_file, read_record, write_file, write_record
 
 REVOKED_FILE = "revoked.json"
 ISSUED_FILE = "issued.json"
+SIGNED_FILE = "revoked.crl"
+
+NO_LIST = SignedList(-1, frozenset())
 
 _KEEP = timedelta(days=30)
 
@@ -85,6 +93,7 @@ def forget_lists(folder: Path) -> None:
     The list of revoked certificates is emptied, not deleted: a running Server treats a missing list as an error.
     """
     (folder / ISSUED_FILE).unlink(missing_ok=True)
+    (folder / SIGNED_FILE).unlink(missing_ok=True)
     if (folder / REVOKED_FILE).exists():
         write_list(folder / REVOKED_FILE, (), datetime.now(timezone.utc))
 
@@ -102,3 +111,30 @@ def add_revoked(folder: Path, certificates: Iterable[Listed]) -> list[Listed]:
     if new or not file.exists():
         write_list(file, [*before, *new], now)
     return new
+
+
+def sign_revoked(folder: Path, authority: Signed) -> None:
+    """Sign the list of revoked certificates. The caller holds the folder's lock."""
+    before = read_signed(folder, authority.certificate)
+    serials = frozenset(one.serial for one in read_list(folder / REVOKED_FILE))
+    if serials != before.serials or before == NO_LIST:
+        # The time keeps the number above those of a file that was lost.
+        listed = SignedList(max(before.number + 1, int(time.time())), serials)
+        write_file(folder / SIGNED_FILE, sign_list(authority, listed))
+
+
+def read_signed(folder: Path, authority: str) -> SignedList:
+    """Return the signed list in a credentials folder; `NO_LIST` without one.
+
+    Raises:
+        CredentialsError: the file cannot be read, or the CA with this certificate did not sign it.
+    """
+    file = folder / SIGNED_FILE
+    if not file.exists():
+        return NO_LIST
+    try:
+        return read_signed_list(read_file(file), authority)
+    except CredentialsError as exc:
+        raise CredentialsError(
+            f"{file}: {exc}. Copy it from the machine of the CA, or delete it: the Server sends the current one."
+        ) from exc

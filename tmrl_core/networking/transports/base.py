@@ -31,6 +31,10 @@ class Transport(ABC):
         """Check a client's credentials for changes before it dials. Return the new token; None: unchanged."""
         return None
 
+    def signed_revocations(self) -> bytes:
+        """Return the list of revoked certificates that a Server sends, with the CA's signature; empty: none."""
+        return b""
+
     @abstractmethod
     async def serve(self, host: str, port: int, accept: Callable[[], Connection]) -> Listener:
         """Listen, and drive a connection from `accept` for each peer.

@@ -137,6 +137,10 @@ class TlsTransport(Transport):
                 self.on_refused(identity.address, f"{identity.name or 'it'} was refused: {rejection[1]}")
                 connection.refuse(*rejection, now=driver.loop.time())
 
+    def signed_revocations(self) -> bytes:
+        """Return the list of revoked certificates with the CA's signature; empty: there is none."""
+        return self.access.signed_revocations if isinstance(self.access, ServerAccess) else b""
+
     def renewed_token(self) -> str | None:
         """Reload a client's changed credentials before it connects. Return its new token; None: unchanged."""
         access = self.access
