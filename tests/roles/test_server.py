@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +55,24 @@ def test_a_port_in_use_is_raised_and_leaves_no_thread() -> None:
         with pytest.raises(NetworkError, match=f"{server.port}.*in use.*another server.port"):
             Server(port=server.port, config=config())
         assert len([thread for thread in threading.enumerate() if thread.name == "tmrl-server"]) == 1
+
+
+SCRIPT = """
+from tmrl_core.config import from_values
+from tmrl_core.networking import Server
+
+server = Server(config=from_values({"server": {"port": 0}, "network": {"security": None}}))
+print(server.port, flush=True)
+"""
+
+
+def test_nothing_survives_a_process_that_did_not_close_it(tmp_path: Path) -> None:
+    environ = os.environ | {"TMRL_CORE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, timeout=100, check=True
+    )
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(done.stdout)), 5)
 
 
 def test_an_address_of_another_machine_is_refused_with_the_key_to_change() -> None:

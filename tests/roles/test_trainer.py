@@ -170,6 +170,23 @@ def spaces() -> tuple[Any, Any]:
     return env.observation_space, env.action_space
 
 
+def test_a_failing_wandb_does_not_stop_training(
+    server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        asked.set()
+        raise OSError("no space for the files of wandb")
+
+    monkeypatch.setattr(pytest.importorskip("wandb"), "setup", fail)
+    with Trainer(server_port=server.port, config=make_config(tmp_path)) as trainer:
+        trainer.run_with_wandb(project="tests", entity=None, run_id="a1b2c3")
+    assert asked.is_set()
+    assert (trainer.training.epoch, trainer.training.total_updates) == (2, 80)
+    assert len(values(tmp_path, "round")) == 4
+
+
 def test_a_finished_checkpoint_returns_immediately(
     server: Server, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
