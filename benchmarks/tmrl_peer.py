@@ -2,12 +2,15 @@
 
     PYTHON benchmarks/tmrl_peer.py updates --threads N [--batch N]
     PYTHON benchmarks/tmrl_peer.py learn --seed N [--every N]
+    PYTHON benchmarks/tmrl_peer.py collect --seconds S
 
-PYTHON is that of an environment with tmrl, which needs nothing of ours; `sac_updates.py` and `pendulum_steps.py` start
-this. `updates` makes as many updates as each line of its input says, with their sampling, and answers with a line:
-seconds, and seconds of processor time. `learn` trains with the settings of `learning/pendulum.yaml`, beside a worker
-that steps as fast as it can, as tmrl's do, until the mean return of ten deterministic episodes passes a target; it
-answers with environment steps, updates and the time of day. Its links are not encrypted, which is tmrl's default.
+PYTHON is that of an environment with tmrl, which needs nothing of ours; `sac_updates.py`, `pendulum_steps.py` and
+`collection.py` start this. `updates` makes as many updates as each line of its input says, with their sampling, and
+answers with a line: seconds, and seconds of processor time. `learn` trains with the settings of
+`learning/pendulum.yaml`, beside a worker that steps as fast as it can, as tmrl's do, until the mean return of ten
+deterministic episodes passes a target; it answers with environment steps, updates and the time of day. `collect`
+answers with the environment steps per second that its trainer appends to its memory; it trains hardly ever. Links are
+not encrypted, which is tmrl's default.
 
 tmrl reads a configuration in the user's home when it is imported; this makes one in a temporary folder.
 """
@@ -25,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +38,8 @@ ROWS = 20_000
 TARGET = -250.0
 EPISODES = 10
 FIRST_SEED = 1000
+WARM_UP = 2000
+"""Environment steps before the clock of `collect` starts."""
 
 
 @contextlib.contextmanager
@@ -230,68 +235,16 @@ def worker(port: int) -> None:
     rollout.run(test_episode_interval=0, verbose=False)
 
 
-def learn(seed: int, every: int) -> None:
-    """Server and trainer of tmrl here, its worker in another process, until the target is passed."""
-    import gymnasium
-    import numpy as np
-    import torch
+class Passed(Exception):
+    """Ends tmrl's training loop."""
 
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
+
+def run_roles(trainer: Callable[[], Any]) -> None:
+    """Run tmrl's Server and trainer here, and its worker in another process, until `Passed` is raised."""
     port = free_port()
     server = of_tmrl("networking", "Server")(port=port, local_port=free_port())
     command = [sys.executable, __file__, "worker", "--port", str(port)]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    base = of_tmrl("custom.custom_algorithms", "SpinupSacAgent")
-    env = gymnasium.make("Pendulum-v1")
-    training: list[Any] = []
-
-    def play(actor: Any, start: int) -> float:
-        obs, _ = env.reset(seed=start)
-        total, over = 0.0, False
-        while not over:
-            obs, reward, terminated, truncated, _ = env.step(actor.act_(np.asarray(obs, np.float32), test=True))
-            total += float(reward)
-            over = terminated or truncated
-        return total
-
-    class Passed(Exception):
-        pass
-
-    class Evaluated(base):  # type: ignore[misc, valid-type]
-        made = 0
-
-        def train(self, batch: Any) -> Any:
-            stats = super().train(batch)
-            self.made += 1
-            if self.made % every == 0:
-                actor = self.get_actor()
-                if np.mean([play(actor, FIRST_SEED + n) for n in range(EPISODES)]) >= TARGET:
-                    answer([training[0].total_samples, self.made, time.time()])
-                    raise Passed
-            return stats
-
-    def trainer() -> Any:
-        training[:] = [
-            of_tmrl("training_offline", "TorchTrainingOffline")(
-                env_cls=pendulum(),
-                memory_cls=partial(
-                    of_tmrl("custom.custom_memories", "GenericTorchMemory"), memory_size=1_000_000, batch_size=256
-                ),
-                training_agent_cls=partial(Evaluated, alpha=1.0),
-                epochs=1,
-                rounds=1,
-                steps=6000,
-                update_model_interval=10,
-                update_buffer_interval=10,
-                max_training_steps_per_env_step=1.0,
-                sleep_between_buffer_retrieval_attempts=0.01,
-                start_training=1000,
-                device="cpu",
-            )
-        ]
-        return training[0]
-
     try:
         of_tmrl("networking", "Trainer")(
             training_cls=trainer,
@@ -315,13 +268,106 @@ def learn(seed: int, every: int) -> None:
             link.join()
 
 
+def training(loop: Any, agent: Any, **kwargs: Any) -> Any:
+    """A training object of tmrl."""
+    memory = of_tmrl("custom.custom_memories", "GenericTorchMemory")
+    return loop(
+        env_cls=pendulum(),
+        memory_cls=partial(memory, memory_size=1_000_000, batch_size=256),
+        training_agent_cls=partial(agent, alpha=1.0),
+        epochs=1,
+        rounds=1,
+        steps=6000,
+        sleep_between_buffer_retrieval_attempts=0.01,
+        start_training=1000,
+        device="cpu",
+        **kwargs,
+    )
+
+
+def collect(seconds: float) -> None:
+    """Count the environment steps that arrive in tmrl's memory within some seconds."""
+    import torch
+
+    torch.set_num_threads(1)
+    base = of_tmrl("training_offline", "TorchTrainingOffline")
+
+    class Counting(base):  # type: ignore[misc, valid-type]
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            self.first: tuple[float, int] | None = None
+
+        def update_buffer(self, interface: Any) -> None:
+            super().update_buffer(interface)
+            now = time.monotonic()
+            if self.first is None:
+                if self.total_samples >= WARM_UP:
+                    self.first = now, self.total_samples
+            elif now - self.first[0] >= seconds:
+                answer((self.total_samples - self.first[1]) / (now - self.first[0]))
+                raise Passed
+
+    few = {"update_model_interval": 1, "update_buffer_interval": 1, "max_training_steps_per_env_step": 1e-5}
+    run_roles(lambda: training(Counting, of_tmrl("custom.custom_algorithms", "SpinupSacAgent"), **few))
+
+
+def learn(seed: int, every: int) -> None:
+    """Train until the target is passed."""
+    import gymnasium
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    base = of_tmrl("custom.custom_algorithms", "SpinupSacAgent")
+    env = gymnasium.make("Pendulum-v1")
+    made: list[Any] = []
+
+    def play(actor: Any, start: int) -> float:
+        obs, _ = env.reset(seed=start)
+        total, over = 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(actor.act_(np.asarray(obs, np.float32), test=True))
+            total += float(reward)
+            over = terminated or truncated
+        return total
+
+    class Evaluated(base):  # type: ignore[misc, valid-type]
+        updates = 0
+
+        def train(self, batch: Any) -> Any:
+            stats = super().train(batch)
+            self.updates += 1
+            if self.updates % every == 0:
+                actor = self.get_actor()
+                if np.mean([play(actor, FIRST_SEED + n) for n in range(EPISODES)]) >= TARGET:
+                    answer([made[0].total_samples, self.updates, time.time()])
+                    raise Passed
+            return stats
+
+    def trainer() -> Any:
+        made[:] = [
+            training(
+                of_tmrl("training_offline", "TorchTrainingOffline"),
+                Evaluated,
+                update_model_interval=10,
+                update_buffer_interval=10,
+                max_training_steps_per_env_step=1.0,
+            )
+        ]
+        return made[0]
+
+    run_roles(trainer)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("updates", "learn", "worker"))
+    parser.add_argument("what", choices=("updates", "learn", "collect", "worker"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=200, help="updates between two evaluations")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of collect")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.what == "worker":  # in the home that its starter has made
@@ -330,6 +376,8 @@ def main() -> None:
     with home():
         if arguments.what == "updates":
             updates(arguments.threads, arguments.batch)
+        elif arguments.what == "collect":
+            collect(arguments.seconds)
         else:
             learn(arguments.seed, arguments.every)
     sys.stdout.flush()
