@@ -58,6 +58,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/networking/relay/test_relay.py::test_delivery_needs_neither_asyncio_nor_ssl",
         "tests/networking/simulation/test_simulation.py::test_a_seed_repeats_the_simulation_in_any_process",
         "tests/networking/simulation/test_simulation.py::test_the_script_prints_a_table_and_the_command_for_a_failing_seed",
+        "tests/hostile/test_blind_server.py",
         "tests/networking/spools/test_spool_processes.py",
         "tests/networking/spools/test_spools.py::test_confirmed_messages_survive_a_kill",
         "tests/networking/test_load.py",

@@ -52,6 +52,18 @@ class UnknownRunKeyError(NetworkError):
         self.key_id = key_id
 
 
+class UnknownGroupKeyError(NetworkError):
+    """A trainer encrypted a message for its workers under a key that this worker has not received yet.
+
+    Args:
+        key_id: id of that key.
+    """
+
+    def __init__(self, key_id: bytes) -> None:
+        super().__init__(f"a message is encrypted under group key {key_id.hex()}, which this worker does not have")
+        self.key_id = key_id
+
+
 class HandshakeError(NetworkError):
     """A link cannot be established because of credentials, so that another attempt is useless.
 

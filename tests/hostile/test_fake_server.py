@@ -190,7 +190,8 @@ class HonestWorker:
 class World:
     """A fleet whose Server was taken over."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, mode: Mode) -> None:
+        self.mode = mode
         self.random = Random(seed)
         self.now = 100.0
         self.relay = Relay(RelaySettings(), wall_clock=lambda: 0.0)
@@ -212,7 +213,7 @@ class World:
 
     def new_trainer(self, incarnation: int, counter: int, offsets: dict[bytes, CommittedOffset]) -> TrainerState:
         """Start a process of the trainer."""
-        self.seal = TrainerSeal("run", signer("trainer", "node"), verifier(), RunKey(bytes(32)))
+        self.seal = TrainerSeal("run", signer("trainer", "node"), verifier(), RunKey(bytes(32)), mode=self.mode)
         peer = self.random.randbytes(16)
         return TrainerState(
             run="run",
@@ -740,9 +741,9 @@ def honest_work(world: World) -> None:
     world.settle()
 
 
-def attack(attempts: int) -> None:
+def attack(attempts: int, mode: Mode = "encrypt") -> None:
     """Attack a fleet, and check after every attempt that it harmed nobody and was counted."""
-    world = World(17)
+    world = World(17, mode)
     tried: Counter[str] = Counter()
     for _ in range(5):
         honest_work(world)
@@ -773,8 +774,9 @@ def attack(attempts: int) -> None:
 
 
 @pytest.mark.timeout(1_200)
-def test_a_server_that_was_taken_over_gets_nothing_accepted(full: bool) -> None:
-    attack(ATTEMPTS_FULL if full else ATTEMPTS)
+@pytest.mark.parametrize("mode", ["authenticate", "encrypt"])
+def test_a_server_that_was_taken_over_gets_nothing_accepted(full: bool, mode: Mode) -> None:
+    attack(ATTEMPTS_FULL if full else ATTEMPTS, mode)
 
 
 # --- proof that the attack would notice ---

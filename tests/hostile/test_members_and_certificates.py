@@ -203,6 +203,57 @@ def test_a_trainers_bundle_has_the_list_of_that_time(fleet: Fleet) -> None:
     assert not trainer.receive()
 
 
+def keys_of(worker: WorkerLink) -> set[bytes]:
+    seal = worker._worker.seal
+    assert seal is not None
+    return set(seal.group_keys)
+
+
+def weights_of(worker: WorkerLink) -> bytes:
+    assert worker.wait_policy(DEADLINE_S)
+    update = worker.take_policy()
+    assert update is not None
+    return bytes(update.policies["policy"].data)
+
+
+def test_a_revoked_worker_receives_no_later_key(fleet: Fleet) -> None:
+    fleet.server()  # it has not been told: it may be hostile
+    settings = {"end_to_end": "encrypt"}
+    fleet.install("worker", "honest")
+    trainer, honest = fleet.trainer(settings=settings), fleet.worker("honest", settings=settings)
+    thief = fleet.worker(settings=settings)
+    trainer.publish(WEIGHTS)
+    assert weights_of(honest) == weights_of(thief) == b"weights"
+    before = keys_of(thief)
+    revoke(fleet.authority, "robot")
+    (fleet.folder / "hpc" / REVOKED_FILE).write_bytes((fleet.authority / REVOKED_FILE).read_bytes())
+    until(lambda: keys_of(honest) > before)  # and the key of the last policy
+    trainer.publish({"policy": Blob("file", b"secret")})
+    assert weights_of(honest) == b"secret"
+    late = fleet.worker("honest", settings=settings)
+    assert weights_of(late) == b"secret"
+    assert keys_of(thief) == before
+    assert not keys_of(late) & before
+    assert not thief.wait_policy(0.2)
+    assert thief.counts.forged == honest.counts.forged == 0
+
+
+def test_encrypted_policies_pass_a_restart_and_wait_for_a_trainer(fleet: Fleet) -> None:
+    fleet.server()
+    settings = {"end_to_end": "encrypt"}
+    trainer, worker = fleet.trainer(settings=settings), fleet.worker(settings=settings)
+    trainer.publish({"policy": Blob("file", b"weights" * 500_000)})
+    assert weights_of(worker) == b"weights" * 500_000
+    trainer.close()
+    late = fleet.worker(settings=settings)
+    assert not late.wait_policy(0.5), "nobody can give it the key"
+    trainer = fleet.trainer(settings=settings, counter=1)
+    trainer.publish({"policy": Blob("file", b"newer" * 500_000)})
+    for link in (worker, late):
+        assert weights_of(link) == b"newer" * 500_000
+    assert worker.counts.forged == late.counts.forged == 0
+
+
 def test_a_worker_with_the_list_ignores_a_revoked_trainer(fleet: Fleet) -> None:
     fleet.server()
     revoke(fleet.authority, "hpc")

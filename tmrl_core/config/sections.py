@@ -346,7 +346,7 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         Literal["off", "authenticate", "encrypt"] | None,
         doc(
             "Protection of samples, acknowledgements, weights and directives against the Server. authenticate: their "
-            "origin signs them, and the other end checks that. encrypt: besides, the Server cannot read samples. off: "
+            "origin signs them, and the other end checks that. encrypt: besides, the Server cannot read them. off: "
             "the Server is trusted. null: authenticate if this machine has a client certificate (a bundle), or the "
             "CA's key with which bundles were made; otherwise off. Use the same value on all machines of a run."
         ),

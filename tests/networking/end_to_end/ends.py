@@ -49,7 +49,7 @@ class Ends:
 
     def __init__(self, mode: Mode = "authenticate", *, run: str = "run", key: bytes = bytes(32)) -> None:
         self.worker = WorkerSeal(run, signer(), verifier(), mode=mode)
-        self.trainer = TrainerSeal(run, signer("trainer", "node"), verifier(), RunKey(key))
+        self.trainer = TrainerSeal(run, signer("trainer", "node"), verifier(), RunKey(key), mode=mode)
         self.stream = self.worker.new_stream()
         assert self.worker.announced(self.trainer.card(3))
 

@@ -333,7 +333,8 @@ def test_a_policy_is_hashed_once_for_all_incarnations() -> None:
     first, second = ends.trainer.seal_policy((3, 1), body), ends.trainer.seal_policy((4, 1), body)
     assert first[0] is body
     assert first[1] != second[1]
-    assert ends.trainer._hashed[0] is body
+    assert ends.trainer._policy is not None
+    assert ends.trainer._policy[0] is body
 
 
 def test_attempts_are_told() -> None:

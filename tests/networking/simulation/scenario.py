@@ -135,6 +135,7 @@ class Scenario:
         self.pace_s = random.choice((0.05, 0.1, 0.2))
         """Between two messages of all workers together."""
         self.authenticated = seed % 2 == 0
+        self.mode: Mode = "encrypt" if seed % 4 == 0 else "authenticate"
         """True: workers and trainers authenticate each other; half of those encrypt samples."""
         self.bundles: dict[str, WorkerMachine] = {}
         """By worker's name, which is that of a machine."""
@@ -203,8 +204,7 @@ class Scenario:
         name = name or f"worker{uid}"
         machine = None
         if self.authenticated:
-            mode: Mode = "encrypt" if self.result.seed % 4 == 0 else "authenticate"
-            machine = self.bundles.setdefault(name, WorkerMachine(uid, mode))
+            machine = self.bundles.setdefault(name, WorkerMachine(uid, self.mode))
         worker = Worker(
             self.network,
             self.route(),
@@ -227,7 +227,7 @@ class Scenario:
             self.memories.append(memory)
             if self.authenticated:
                 same = self.machines and self.random.random() < 0.5
-                self.machines.append(self.machines[0] if same else TrainerMachine(len(self.machines)))
+                self.machines.append(self.machines[0] if same else TrainerMachine(len(self.machines), self.mode))
         trainer = Trainer(
             self.network,
             self.route(),

@@ -37,10 +37,12 @@ class TrainerMachine:
 
     Args:
         number: tells machines apart.
+        mode: of authentication.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, mode: Mode) -> None:
         self.name = f"node{number}"
+        self.mode: Mode = mode
         self.key = RunKey(bytes((number,)) * 32)
         self.highest = 0
 
@@ -51,7 +53,7 @@ class TrainerMachine:
     def seal(self, run: str, others: Sequence[TrainerMachine]) -> TrainerSeal:
         """A new process's; with the keys of other machines, which somebody has copied."""
         older = [machine.key for machine in others if machine is not self]
-        return TrainerSeal(run, signer("trainer", self.name), verifier(), self.key, older=older)
+        return TrainerSeal(run, signer("trainer", self.name), verifier(), self.key, older=older, mode=self.mode)
 
 
 class WorkerMachine:

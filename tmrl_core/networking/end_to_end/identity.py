@@ -52,9 +52,12 @@ def statement(subject: str, *fields: str | bytes | int | tuple[Any, ...]) -> byt
     return _encode((_DOMAIN + subject, *fields))
 
 
-def digest(body: bytes | memoryview) -> bytes:
+def digest(*parts: bytes | memoryview) -> bytes:
     """Return the SHA-256 of bytes."""
-    return hashlib.sha256(body).digest()
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(part)
+    return hashed.digest()
 
 
 def sign(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:

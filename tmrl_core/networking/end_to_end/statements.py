@@ -93,11 +93,13 @@ class Letter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         version: incarnation of the trainer and a number that grows.
         directive: the encoded directive for this stream; empty: there is none.
         policy: MAC of the latest large policy.
+        keys: secrets of the group keys in use.
     """
 
     version: Version
     directive: bytes
     policy: PolicyTag | None
+    keys: tuple[bytes, ...] = ()
 
 
 Statement = TypeVar("Statement", StreamRecord, RunCard)

@@ -42,9 +42,9 @@ KEY_BYTES = 32
 """Size of an X25519 public key."""
 KEY_ID_BYTES = 8
 
-_TAG_BYTES = 16
-_PADDING = bytes(PROOF_BYTES - KEY_ID_BYTES - 8 - _TAG_BYTES)
-_MAC_PROOF = struct.Struct(f"<{len(_PADDING)}s{KEY_ID_BYTES}sQ{_TAG_BYTES}s")
+TAG_BYTES = 16
+_PADDING = bytes(PROOF_BYTES - KEY_ID_BYTES - 8 - TAG_BYTES)
+_MAC_PROOF = struct.Struct(f"<{len(_PADDING)}s{KEY_ID_BYTES}sQ{TAG_BYTES}s")
 SEAL_BYTES = PROOF_BYTES + 1
 """Size of the trailer of a message of samples."""
 _NONCE = struct.Struct("<IQ")
@@ -123,7 +123,7 @@ class StreamKeys:
                 sealed = list(body)
             else:
                 encrypted = memoryview(cipher.encrypt(nonce, b"".join(body), covered))
-                sealed, tag = [encrypted[:-_TAG_BYTES]], bytes(encrypted[-_TAG_BYTES:])
+                sealed, tag = [encrypted[:-TAG_BYTES]], bytes(encrypted[-TAG_BYTES:])
         else:
             encryptor = Cipher(AES(self._ciphers[mode]), GCM(nonce)).encryptor()
             encryptor.authenticate_additional_data(covered)
@@ -163,7 +163,7 @@ class StreamKeys:
     def ack_tag(self, next_number: int, refused: Sequence[tuple[int, str]]) -> bytes:
         """Return the proof of an acknowledgement."""
         covered = statement("acknowledgement", self._stream, next_number, tuple(refused))
-        return hmac.digest(self._ack_key, covered, "sha256")[:_TAG_BYTES]
+        return hmac.digest(self._ack_key, covered, "sha256")[:TAG_BYTES]
 
     def seal_letter(self, content: bytes) -> bytes:
         """Return a letter of the trainer to the stream."""
@@ -177,11 +177,12 @@ class StreamKeys:
         except (InvalidTag, ValueError):  # ValueError: it is too short
             return None
 
-    def policy_tag(self, nonce: bytes, version: Version, content: memoryview) -> bytes:
+    def policy_tag(self, nonce: bytes, version: Version, *content: bytes | memoryview) -> bytes:
         """Return the MAC of a policy for this stream. The trainer draws a random nonce for each."""
         encryptor = Cipher(AES(self._policy_key), GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(statement("policy of a stream", self._stream, *version))
-        encryptor.authenticate_additional_data(content)
+        for part in content:
+            encryptor.authenticate_additional_data(part)
         encryptor.finalize()
         return encryptor.tag
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import msgspec
 
 from tmrl_core.errors import ForgedError, UnknownRunKeyError
+from tmrl_core.networking.end_to_end.group_key import GroupKey
 from tmrl_core.networking.end_to_end.identity import Peer, Signer, Verifier, digest, is_signed, sign
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import (
@@ -28,6 +30,8 @@ from tmrl_core.networking.protocol.delivery import Body
 from tmrl_core.networking.protocol.framing import MessageHead
 from tmrl_core.networking.protocol.messages import Version
 
+Mode = Literal["authenticate", "encrypt"]
+
 
 class TrainerSeal:
     """A trainer's end of authentication and encryption, for the life of the process.
@@ -38,6 +42,7 @@ class TrainerSeal:
         verifier: check of the workers' certificates.
         run_key: the key that workers use from now on.
         older: earlier keys of this run, for stored messages.
+        mode: `encrypt`: the relay cannot read what this trainer sends.
         on_forged: called with a text for each attempt. The callee limits the rate of its log.
 
     Thread-safe as far as a policy may be sealed by another thread than the link's; the owner serialises other calls.
@@ -51,6 +56,7 @@ class TrainerSeal:
         run_key: RunKey,
         *,
         older: Iterable[RunKey] = (),
+        mode: Mode = "authenticate",
         on_forged: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.run = run
@@ -65,8 +71,11 @@ class TrainerSeal:
         self._verifier = verifier
         self._on_forged = on_forged
         self._sealed = 0
-        self._hashed: tuple[bytes, bytes] = (b"", b"")
-        """The last policy's body and its digest."""
+        self._group = GroupKey() if mode == "encrypt" else None
+        self._policy_key = self._group
+        """Key of the last policy."""
+        self._policy: tuple[bytes, tuple[bytes, ...], bytes] | None = None
+        """The last policy's body, its buffers as they are sent, and their digest."""
 
     def card(self, incarnation: int) -> bytes:
         """Return the card to announce to workers."""
@@ -93,17 +102,38 @@ class TrainerSeal:
 
     def seal_policy(self, version: Version, body: bytes) -> Body:
         """Return a policy with its proof."""
-        if self._hashed[0] is not body:  # hashed once, also if its incarnation is raised
-            self._hashed = (body, digest(body))
-        return [body, self._trailer("policy", version, self._hashed[1])]
+        if (
+            self._policy is None or self._policy[0] is not body
+        ):  # encrypted and hashed once, also if its incarnation is raised
+            parts = (body,) if self._group is None else self._group.encrypt(self.run, "policy", body)
+            self._policy = body, parts, digest(*parts)
+            self._policy_key = self._group
+        return [*self._policy[1], self._trailer("policy", version, self._policy[2])]
 
-    def seal_directive(self, incarnation: int, body: bytes) -> bytes:
-        """Return a directive for all workers, with its proof."""
-        return self._numbered("directive", incarnation, body)
+    def seal_directive(self, incarnation: int, body: bytes, *, readable: bool = False) -> bytes:
+        """Return a directive for all workers, with its proof.
+
+        Args:
+            readable: do not encrypt it: workers without the group key need it too.
+        """
+        return self._numbered("directive", incarnation, body if readable else self._secret("directive", body))
 
     def seal_report(self, incarnation: int, body: bytes) -> bytes:
         """Return a report with its proof."""
-        return self._numbered("report", incarnation, body)
+        return self._numbered("report", incarnation, self._secret("report", body))
+
+    def renew_group_key(self) -> None:
+        """Encrypt under another key from now on. Streams must be opened again: their letters contain it."""
+        if self._group is not None:
+            self._group = GroupKey()
+
+    @property
+    def group_keys(self) -> tuple[bytes, ...]:
+        """Return the secrets of the group key, and of the last policy's if it is another one."""
+        return tuple({key.secret: None for key in (self._policy_key, self._group) if key is not None})
+
+    def _secret(self, subject: str, body: bytes) -> bytes:
+        return body if self._group is None else b"".join(self._group.encrypt(self.run, subject, body))
 
     def next_version(self, incarnation: int) -> Version:
         """Return the place of the next directive or report in their order."""
@@ -165,19 +195,20 @@ class OpenedStream:
         """Return the proof of an acknowledgement."""
         return self._today.ack_tag(next_number, refused)
 
-    def prove_policy(self, version: Version, content: memoryview) -> None:
-        """Compute the MAC of a policy for this stream, which the next letters contain."""
+    def prove_policy(self, version: Version, *content: bytes | memoryview) -> None:
+        """Compute the MAC of a policy without its trailer for this stream, which the next letters contain."""
         nonce = os.urandom(NONCE_BYTES)
-        self._policy = PolicyTag(version, nonce, self._today.policy_tag(nonce, version, content))
+        self._policy = PolicyTag(version, nonce, self._today.policy_tag(nonce, version, *content))
 
     def letter(self, incarnation: int, directive: bytes) -> bytes:
         """Return a directive for this stream (empty: there is none) with what else this stream alone receives.
 
         It is empty if there is nothing for it.
         """
-        if not directive and self._policy is None:
+        keys = self._seal.group_keys
+        if not directive and self._policy is None and not keys:
             return b""
-        return encode_letter(Letter(self._seal.next_version(incarnation), directive, self._policy), self._today)
+        return encode_letter(Letter(self._seal.next_version(incarnation), directive, self._policy, keys), self._today)
 
     @property
     def _today(self) -> StreamKeys:

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tmrl_core.errors import ForgedError
+from tmrl_core.networking.end_to_end.group_key import GroupKey, decrypted
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
 from tmrl_core.networking.end_to_end.run_key import key_id_of
 from tmrl_core.networking.end_to_end.statements import (
@@ -121,6 +122,8 @@ class WorkerSeal:
         self._clock = clock
         self._streams: dict[bytes, _Stream] = {}
         self._card: _Card | None = None
+        self.group_keys: dict[bytes, GroupKey] = {}
+        """Keys of what the trainer has encrypted for all workers, by their ids."""
         self._newest: dict[tuple[str, bytes], Version] = {}
         """Version of the newest directive and report for each stream, and for all (an empty id)."""
 
@@ -231,6 +234,7 @@ class WorkerSeal:
 
         Raises:
             ForgedError: no trainer of this run published these bytes as this version.
+            UnknownGroupKeyError: its key has not arrived yet.
         """
         signed, content = self._checked("policy", body)
         if content is None:
@@ -240,6 +244,7 @@ class WorkerSeal:
         if version < self.accepted or version == self._opened:
             self.outdated += 1
             return None
+        content = self._decrypted("policy", content)
         self.accepted = self._opened = version
         self._on_accepted(version)
         return content
@@ -249,6 +254,7 @@ class WorkerSeal:
 
         Raises:
             ForgedError: no trainer of this run made it for that stream.
+            UnknownGroupKeyError: it is for all, and its key has not arrived yet.
         """
         if stream is None:
             return self._newer("directive", body)
@@ -262,6 +268,8 @@ class WorkerSeal:
         if not self._is_newest("directive", stream, letter.version):
             return None
         own.policy = letter.policy
+        if {key.secret for key in self.group_keys.values()} != {*letter.keys}:
+            self.group_keys = {key.id: key for key in map(GroupKey, letter.keys)}
         return letter.directive or None
 
     def open_report(self, body: bytes) -> bytes | None:
@@ -269,12 +277,21 @@ class WorkerSeal:
 
         Raises:
             ForgedError: no trainer of this run made it.
+            UnknownGroupKeyError: its key has not arrived yet.
         """
         return self._newer("report", body)
 
     def _newer(self, subject: str, body: bytes) -> bytes | None:
         version, content = self._checked(subject, memoryview(body))
-        return bytes(content) if content is not None and self._is_newest(subject, b"", version) else None
+        if content is None or not self._is_newest(subject, b"", version):
+            return None
+        return bytes(self._decrypted(subject, content))
+
+    def _decrypted(self, subject: str, content: memoryview) -> memoryview:
+        try:
+            return decrypted(self.group_keys, self.run, subject, content)
+        except ForgedError as exc:
+            raise self._forged(f"a {subject} was refused: {exc}") from exc
 
     def _is_newest(self, subject: str, stream: bytes, version: Version) -> bool:
         """Return True if a directive or report is not older than another one for that stream, or for all."""

@@ -107,6 +107,7 @@ class Identity:
         verifier: check of other members' certificates.
         seal: the seal that uses this certificate.
         recheck: called after certificates or revocations have changed.
+        reconnecting: called before the link connects again because of such a change.
     """
 
     def __init__(self, directory: Path, role: ClientRole) -> None:
@@ -125,6 +126,7 @@ class Identity:
         self.verifier = Verifier(authority, revoked=revoked)
         self.seal: Seal | None = None
         self.recheck: Callable[[], None] = lambda: None
+        self.reconnecting: Callable[[], None] = lambda: None
 
     def _read(self) -> tuple[str, Signed, frozenset[str]]:
         place = self._directory
@@ -191,6 +193,8 @@ class Identity:
         if self.seal is not None:
             self.seal.signer = signer
         self.recheck()
+        if changed:
+            self.reconnecting()
         self._known = read
         return changed
 
@@ -254,7 +258,8 @@ def seal_trainer(
     folder = find(settings.credentials_dir)
     identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run)
     key = RunKey(files.private)
-    identity.seal = seal = TrainerSeal(run, identity.signer, identity.verifier, key, on_forged=ForgeryLog())
+    identity.seal = seal = TrainerSeal(run, identity.signer, identity.verifier, key, mode=mode, on_forged=ForgeryLog())
+    identity.reconnecting = seal.renew_group_key
     return identity, seal, files
 
 

@@ -424,7 +424,7 @@ class TrainerConnection(Connection):
         if self.trainer.seal is not None:
             # What was sealed for the earlier incarnation and is not sent yet would come too late.
             self.report()
-            for stream in list(self.trainer.directives):
+            for stream in dict.fromkeys((*self.trainer.directives, *self._openers)):
                 self.direct(stream)
 
     def announce(self) -> None:
@@ -600,16 +600,16 @@ class TrainerConnection(Connection):
         state = self.trainer
         directive = state.directives.get(stream)
         body = encode_body(directive) if directive is not None else b""
+        # A finish is also for workers that connect after this trainer has left.
+        lasting = stream is None and directive is not None and directive.finish
         if stream in self._openers:
             body = self._openers[stream].letter(state.holding, body)
         elif state.seal is not None and body:
-            body = state.seal.seal_directive(state.holding, body) if stream is None else b""
+            readable = lasting  # the Server knows it anyway, and no later worker would have the key
+            body = state.seal.seal_directive(state.holding, body, readable=readable) if stream is None else b""
         if not body:
             return
-        revision, lasting = 0, False
-        if directive is not None:
-            # a finish is also for workers that connect after this trainer has left
-            revision, lasting = directive.revision, stream is None and directive.finish
+        revision = directive.revision if directive is not None else 0
         self.put(("direct", channel), Direct(channel, revision, body, lasting))
 
     def report(self) -> None:
@@ -658,7 +658,7 @@ class TrainerConnection(Connection):
         self._cutter = cut(Kind.WEIGHTS, head, parts, epoch=0, channel=0)
         if len(body) >= PROVEN_POLICY_BYTES:
             for stream, opener in itertools.islice(self._openers.items(), MAX_PROVEN):
-                opener.prove_policy(version, memoryview(parts[0]))
+                opener.prove_policy(version, *parts[:-1])
                 self.direct(stream)  # control messages arrive before the policy's last frame
 
     def _next_frame(self) -> Wire | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
 
-from tmrl_core.errors import ForgedError, NetworkError, RemoteProtocolError
+from tmrl_core.errors import ForgedError, NetworkError, RemoteProtocolError, UnknownGroupKeyError
 from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
@@ -275,6 +275,8 @@ class WorkerConnection(Connection):
         self._told_forged = 0
         self._told_lateness = (0, 0, 0)
         self._lateness_due = 0.0
+        self._unopened: dict[str, Callable[[], None]] = {}
+        """Handlers of the latest messages of each kind whose key has not arrived yet."""
 
     def _on_connected(self) -> None:
         state = self.worker
@@ -339,22 +341,53 @@ class WorkerConnection(Connection):
                     self._announced(state.seal, message)
                 state.on_change()
             case Direct():
-                stream = None if message.channel == ALL_CHANNELS else self._sender(message.channel).stream
-                order = self._opened(message.body, lambda seal: seal.open_directive(stream, message.body))
-                if order is not None:
-                    state.directives["all" if stream is None else "own"] = decode_body(order, Directive)
-                state.on_change()
+                self._directed(message)
             case Report():
-                report = self._opened(message.body, lambda seal: seal.open_report(message.body))
-                if report is not None:
-                    progress = decode_body(report, Progress)
-                    state.progress = msgspec.structs.replace(progress, lack=plain(progress.lack))
-                state.on_change()
+                self._reported(message)
             case Revoked():
                 state.on_revocations(message.body)
                 state.on_change()
             case _:
                 super()._on_control(message)
+
+    def _directed(self, message: Direct) -> None:
+        state = self.worker
+        stream = None if message.channel == ALL_CHANNELS else self._sender(message.channel).stream
+        keys = state.seal.group_keys if state.seal is not None else None
+        order = self._opened(
+            "directive" if stream is None else "letter",
+            message.body,
+            lambda seal: seal.open_directive(stream, message.body),
+            partial(self._directed, message),
+        )
+        if order is not None:
+            state.directives["all" if stream is None else "own"] = decode_body(order, Directive)
+        state.on_change()
+        if state.seal is not None and state.seal.group_keys is not keys:
+            unopened, self._unopened = self._unopened, {}
+            for handle in unopened.values():
+                handle()
+
+    def _reported(self, message: Report) -> None:
+        state = self.worker
+        report = self._opened(
+            "report", message.body, lambda seal: seal.open_report(message.body), partial(self._reported, message)
+        )
+        if report is not None:
+            progress = decode_body(report, Progress)
+            state.progress = msgspec.structs.replace(progress, lack=plain(progress.lack))
+        state.on_change()
+
+    def _published(self, version: Version, body: memoryview) -> None:
+        state = self.worker
+        content = self._opened(
+            "policy", body, lambda seal: seal.open_policy(version, body), partial(self._published, version, body)
+        )
+        if content is not None:
+            state.policy_arrived(version, content)
+        elif state.policy_version == (0, 0) and state.incarnation > 0 and "policy" not in self._unopened:
+            self._contest(version[0])  # older than what an earlier process of this worker has accepted
+        state.on_change()
 
     def _announced(self, seal: WorkerSeal, message: Announce) -> None:
         state = self.worker
@@ -379,14 +412,23 @@ class WorkerConnection(Connection):
                 NetworkError(f"two trainers have used the incarnation {incarnation}; one must take a higher one")
             )
 
-    def _opened(self, body: _Content, check: Callable[[WorkerSeal], _Content | None]) -> _Content | None:
-        """Return the content of a message of the trainer; None: it is ignored."""
+    def _opened(
+        self, kind: str, body: _Content, check: Callable[[WorkerSeal], _Content | None], handle: Callable[[], None]
+    ) -> _Content | None:
+        """Return the content of a message of the trainer; None: it is ignored, or handled once its key arrives."""
         state = self.worker
         if state.seal is None:
             state.trainer_authenticates = body[-len(PROOF_ENDS) :] == PROOF_ENDS
             return None if state.trainer_authenticates else body
-        with contextlib.suppress(ForgedError):
-            return None if state.contested else check(state.seal)
+        if state.contested:
+            return None
+        self._unopened.pop(kind, None)
+        try:
+            return check(state.seal)
+        except ForgedError:
+            pass
+        except UnknownGroupKeyError:
+            self._unopened[kind] = handle
         return None
 
     def _sender(self, channel: int) -> StreamSender:
@@ -402,12 +444,7 @@ class WorkerConnection(Connection):
         if update is not None:
             version, body = update
             self.put("have", Have(*version))
-            content = self._opened(body, lambda seal: seal.open_policy(version, body))
-            if content is not None:
-                self.worker.policy_arrived(version, content)
-            elif self.worker.policy_version == (0, 0) and self.worker.incarnation > 0:
-                self._contest(version[0])  # older than what an earlier process of this worker has accepted
-            self.worker.on_change()
+            self._published(version, body)
 
     def _before_send(self) -> None:
         if self.state != "open" or self._ended:
