@@ -132,3 +132,31 @@ def test_a_forgotten_stream_is_refused_also_after_a_restart(monkeypatch: pytest.
         again.open_and_close(new, one)
         assert one in again.state.receivers
     assert all(isinstance(offset, CommittedOffset) for offset in restarted.state.offsets.values())
+
+
+@pytest.mark.parametrize("authenticated", [True, False])
+def test_streams_that_stay_are_not_searched_for_each_new_one(
+    monkeypatch: pytest.MonkeyPatch, authenticated: bool
+) -> None:
+    monkeypatch.setattr(trainer_peer, "_FORGOTTEN_STREAMS", 64)
+    searches: list[bytes] = []
+    search = TrainerState._forget_streams
+
+    def counted(self: TrainerState, newest: bytes) -> None:
+        searches.append(newest)
+        search(self, newest)
+
+    monkeypatch.setattr(TrainerState, "_forget_streams", counted)
+    seal = Ends().trainer if authenticated else None
+    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, seal=seal)
+    for number in range(400):
+        one = stream(b"wolf", START + number)
+        state.members[one] = trainer_peer.Member(one, "wolf", b"", 0.0)
+        state.receiver(one)
+    assert len(state.receivers) == 400
+    assert len(searches) <= 400 / 4
+    state.members.clear()
+    state.receiver(stream(b"last", START))
+    for number in range(5):
+        state.receiver(stream(b"more", START + number))
+    assert len(state.receivers) <= 65

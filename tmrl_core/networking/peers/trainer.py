@@ -154,6 +154,8 @@ class TrainerState(ClientState):
         self._bodies = BodyPool()
         self.receivers: OrderedDict[bytes, StreamReceiver] = OrderedDict()
         self._forgotten = ForgottenStreams()
+        self._search_above = _FORGOTTEN_STREAMS
+        """Number of streams above which absent ones are forgotten."""
         for stream, offset in (offsets or {}).items():
             if not self._forgotten.restore(stream, offset[0]):
                 self.receivers[stream] = StreamReceiver(stream, CommittedOffset(*offset), self._bodies)
@@ -232,7 +234,7 @@ class TrainerState(ClientState):
         receiver = self.receivers.get(stream)
         if receiver is None:
             receiver = self.receivers[stream] = StreamReceiver(stream, bodies=self._bodies)
-            if len(self.receivers) > _FORGOTTEN_STREAMS:
+            if len(self.receivers) > self._search_above:
                 self._forget_streams(stream)
         else:
             self.receivers.move_to_end(stream)
@@ -244,18 +246,21 @@ class TrainerState(ClientState):
             for other in self.receivers
             if other != newest and other not in self.members and not self._waits(other)
         )
+        # Several at a time, and not again at once if few are absent, because each search looks at all streams.
+        room = max(1, _FORGOTTEN_STREAMS // 16)
+        most = len(self.receivers) - _FORGOTTEN_STREAMS + room
         if self.seal is None:
             # A stream without a committed message has no offset to lose. A flood of them replaces itself first.
-            oldest = list(itertools.islice(absent, _SEARCHED_STREAMS))
-            empty = (one for one in oldest if not self.receivers[one].offset.next_number)
-            chosen = list(itertools.islice(itertools.chain(empty, oldest), 1))
-        else:  # several, because all streams are compared
-            chosen = self._forgotten.choose(self.receivers, absent, max(1, _FORGOTTEN_STREAMS // 16))
+            oldest = list(itertools.islice(absent, max(most, _SEARCHED_STREAMS)))
+            chosen = sorted(oldest, key=lambda one: self.receivers[one].offset.next_number > 0)[:most]
+        else:
+            chosen = self._forgotten.choose(self.receivers, absent, most)
         for other in chosen:
             del self.receivers[other]
             self.names.pop(other, None)
             if self.seal is not None:
                 self._forgotten.add(other)
+        self._search_above = max(_FORGOTTEN_STREAMS, len(self.receivers) + room)
 
     def check_stream(self, stream: bytes) -> None:
         """Check that an authenticated stream is not one that this trainer has forgotten.

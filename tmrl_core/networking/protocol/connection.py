@@ -13,6 +13,7 @@ A transport drives a `Connection` with these calls and nothing else:
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -75,7 +76,7 @@ class Connection:
         self.on_admitted: Callable[[], None] = lambda: None
         """Called once, when the other side is authenticated."""
         self.pause: Callable[[float], None] = lambda seconds: None
-        """Ask the transport to read nothing for some seconds."""
+        """Ask the transport to read nothing for some seconds; 0: until other links were read."""
         self.frames_in = 0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -134,6 +135,11 @@ class Connection:
 
     def charge(self, seconds: float, n: int, now: float) -> None:
         """Handle the processor time that the last `n` received bytes took, with decryption."""
+
+    @property
+    def read_bytes(self) -> int:
+        """Return the maximum bytes to read at a time."""
+        return sys.maxsize
 
     @property
     def overspent(self) -> bool:

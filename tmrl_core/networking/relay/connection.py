@@ -38,6 +38,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay.policies import Policy
 from tmrl_core.networking.relay.probes import PROBE_S, Echoes
+from tmrl_core.networking.relay.processor_time import ReadSize
 from tmrl_core.networking.relay.streams import RelayStream
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class RelayConnection(Connection):
         """Time at which it may begin with another version, if its principal has received too many of them."""
         self._sent: Version | None = None
         """Version that was sent completely and is not confirmed yet."""
+        self._read_size = ReadSize()
         self._sample_frames = 0
         """Frames of samples since the last charge."""
         self._charged = (0, 0)
@@ -209,6 +211,8 @@ class RelayConnection(Connection):
 
     def charge(self, seconds: float, n: int, now: float) -> None:
         """Charge the processor time of received bytes to the principal, except the part of samples."""
+        if self._read_size.spent(seconds, n):
+            self.pause(0.0)
         used, wire = self._uncharged[0] + seconds, self._uncharged[1] + n
         if self.state == "greeting" and self.identity.role is None:
             used = 0.0  # members of a fleet with one token connect again together
@@ -225,6 +229,11 @@ class RelayConnection(Connection):
             for link in (*relay.workers.values(), *relay.observers):
                 if link.principal == principal:
                     link.pause(pause_s)
+
+    @property
+    def read_bytes(self) -> int:
+        """Return the maximum bytes to read at a time, which shrinks if reads cost much time."""
+        return self._read_size.bytes
 
     @property
     def overspent(self) -> bool:

@@ -287,10 +287,10 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._tls is None and not self._finishing:
-            self._view = self.connection.get_buffer()
+            self._view = self.connection.get_buffer()[: self.connection.read_bytes]
             return self._view
         assert self._raw is not None
-        return self._raw
+        return self._raw[: self.connection.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._finishing:
@@ -352,7 +352,9 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             self.ready.set_result(None)
 
     def _pause(self, seconds: float) -> None:
-        """Read nothing for some seconds."""
+        """Read nothing for some seconds. libuv would read the same socket up to 32 times before others."""
+        if self._resume is not None and not seconds:
+            return
         if self._socket is not None and not self._finishing:
             if self._resume is not None:
                 self._resume.cancel()
