@@ -29,6 +29,7 @@ from tmrl_core.networking.protocol.messages import (
     Want,
     Welcome,
 )
+from tmrl_core.networking.relay import processor_time
 from tmrl_core.networking.security import credentials
 from tmrl_core.samples import Buffer, Chunk
 
@@ -112,12 +113,25 @@ def test_a_flood_of_wants_from_thousands_of_streams_blocks_nobody(place: Place, 
     fleet_goes_on(place)
 
 
-def test_one_bundle_gets_a_share_of_the_processor(place: Place, stolen: Path) -> None:
+def overspend(place: Place, stolen: Path, principal: str) -> None:
+    """Use up the share of a principal's processor time."""
     link, resumes = thief(place, stolen, streams=4)
     step = 0
-    while not place.relay.processor_time.overspent("certificate worker robot7", time.monotonic()):
+    while not place.relay.processor_time.overspent(principal, time.monotonic()):
         step += 1
         link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + step) for i in range(4) for _ in range(250)))
+
+
+@pytest.fixture
+def small_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share that a test can use up however busy the machine is."""
+    monkeypatch.setattr(processor_time, "SHARE", 0.001)
+    monkeypatch.setattr(processor_time, "BURST_S", 0.1)
+
+
+@pytest.mark.usefixtures("small_share")
+def test_one_bundle_gets_a_share_of_the_processor(place: Place, stolen: Path) -> None:
+    overspend(place, stolen, "certificate worker robot7")
     fleet_goes_on(place)
 
 

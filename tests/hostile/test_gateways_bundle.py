@@ -1,0 +1,136 @@
+"""A stolen bundle of a gateway: its weight gives it more turns, and no more memory, time or anything else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.test_one_bundle import MB, fleet_goes_on, large, overspend, thief
+from tests.networking.test_hostile import DEADLINE_S, Place, until
+from tmrl_core.errors import NetworkError
+from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
+from tmrl_core.networking.protocol.messages import Hello, Role, Want
+from tmrl_core.networking.relay import processor_time
+from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security.certificates import MAX_WEIGHT
+
+WEIGHT = 8
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("credentials")
+    credentials.create(folder, ["localhost"])
+    return folder
+
+
+def steal(keys: Path, folder: Path, weight: int) -> Path:
+    there = folder / f"site{weight}"
+    credentials.install(credentials.bundle(keys, "worker", f"site{weight}", folder, weight=weight), there)
+    return there
+
+
+@pytest.fixture
+def stolen(keys: Path, tmp_path: Path) -> Path:
+    return steal(keys, tmp_path, WEIGHT)
+
+
+@pytest.fixture
+def place(keys: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        place = Place(keys, stack)
+        place.start_trainer()
+        yield place
+
+
+class Flood:
+    """Links with the stolen bundle that send samples as fast as the Server takes them."""
+
+    def __init__(self, place: Place, stolen: Path, links: int) -> None:
+        settings = LinkSettings(
+            port=place.server.port, hostname="localhost", credentials_dir=str(stolen), end_to_end="off"
+        )
+        self.links = [
+            WorkerLink(settings, name="site", run="run", when_full="block", queue_bytes=4 * MB) for _ in range(links)
+        ]
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._send, args=(link,)) for link in self.links]
+        place.stack.callback(self.close)
+        for link in self.links:
+            link.start()
+            assert link.wait_connected(DEADLINE_S)
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self, link: WorkerLink) -> None:
+        while not self._ended.is_set():
+            try:
+                link.send(large(2_000), [], timeout_s=1.0)
+            except NetworkError:
+                continue
+
+    def close(self) -> None:
+        self._ended.set()
+        for link in self.links:
+            link.close(drain=False)
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+
+    @property
+    def streams(self) -> set[bytes]:
+        return {link.stream for link in self.links}
+
+
+def relayed_bytes(place: Place, streams: set[bytes]) -> int:
+    return sum(stream.relayed_bytes for stream in list(place.relay.streams.values()) if stream.id in streams)
+
+
+def test_honest_samples_get_their_turns_beside_a_flood_of_a_weighted_bundle(place: Place, stolen: Path) -> None:
+    flood = Flood(place, stolen, 4)
+    until(lambda: place.relay.flow.queued_bytes > MB)
+    honest = {place.worker.stream}
+    before = relayed_bytes(place, flood.streams), relayed_bytes(place, honest)
+    fleet_goes_on(place, 8_000)
+    taken, own = relayed_bytes(place, flood.streams) - before[0], relayed_bytes(place, honest) - before[1]
+    # Beyond its turns, what is on its way when the honest worker begins, and when its last samples are acknowledged.
+    assert taken <= WEIGHT * own + place.relay.settings.budget_bytes // 4
+    flow = place.relay.flow
+    assert flow.queued_bytes + flow.reserved_bytes <= place.relay.settings.budget_bytes
+
+
+@pytest.fixture
+def heaviest(keys: Path, tmp_path: Path) -> Path:
+    return steal(keys, tmp_path, MAX_WEIGHT)
+
+
+def test_a_weight_reserves_no_more_credit(place: Place, heaviest: Path) -> None:
+    link, resumes = thief(place, heaviest, streams=40)
+    link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + 7 * MB) for i in range(40)))
+    until(lambda: place.relay.flow.reserved_bytes > 32 * MB)
+    fleet_goes_on(place)
+    assert place.relay.flow.reserved_bytes > 32 * MB, "the thief's credit is still reserved"
+    assert place.relay.flow.reserved_bytes < place.relay.settings.budget_bytes
+
+
+def test_a_weight_takes_no_more_of_the_processor(place: Place, heaviest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_time, "SHARE", 0.001)
+    monkeypatch.setattr(processor_time, "BURST_S", 0.1)
+    overspend(place, heaviest, f"certificate worker site{MAX_WEIGHT}")
+    fleet_goes_on(place)
+
+
+def test_it_can_act_as_a_worker_only(place: Place, stolen: Path) -> None:
+    link, _ = thief(place, stolen)
+    link.frame(Kind.WEIGHTS, FIRST | LAST, POLICY_HEAD.pack(1 << 40, 1, 1) + b"x")
+    link.refused("misuse", "sends no frames of kind WEIGHTS")
+    roles: list[tuple[Role, str]] = [("trainer", "it cannot act as trainer"), ("observer", "only the trainer's")]
+    for role, words in roles:
+        other = place.stranger(stolen)
+        other.tell(Hello((1,), role, "", "run", "site", b"y" * 16))
+        other.refused("role", words)
+    fleet_goes_on(place, 1_000)
