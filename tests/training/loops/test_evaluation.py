@@ -35,7 +35,7 @@ def test_an_evaluation_is_due_after_each_interval_of_updates(asked: Asked) -> No
     evaluator.poll(250, (1, 3), [A])
     ((evaluation, stream),) = asked
     assert (evaluation.seeds, evaluation.version, stream) == ((1000, 1001), (1, 3), A)
-    evaluator.take(played(evaluation, {1000: 0, 1001: 0}))
+    evaluator.take(played(evaluation, {1000: 0, 1001: 0}), A)
     evaluator.poll(299, (1, 4), [A])
     assert len(asked) == 1
     evaluator.poll(300, (1, 4), [A])
@@ -51,8 +51,8 @@ def test_the_result_is_the_mean_over_all_seeds(asked: Asked) -> None:
     evaluator = Evaluator(3, 10, 0, asked)
     evaluator.start(7, (2, 5), [A])
     evaluation = asked[0][0]
-    assert evaluator.take(played(evaluation, {12: -3.0})) is None
-    result = evaluator.take(played(evaluation, {10: -1.0, 11: -2.0}))
+    assert evaluator.take(played(evaluation, {12: -3.0}), A) is None
+    result = evaluator.take(played(evaluation, {10: -1.0, 11: -2.0}), A)
     assert result is not None
     assert (result.returns, result.mean, result.updates, result.version) == ((-1.0, -2.0, -3.0), -2.0, 7, (2, 5))
     assert result.spread == pytest.approx((2 / 3) ** 0.5)
@@ -64,11 +64,26 @@ def test_other_episodes_do_not_count(asked: Asked) -> None:
     evaluator = Evaluator(1, 10, 0, asked)
     evaluator.start(0, (1, 1), [A])
     evaluation = asked[0][0]
-    assert evaluator.take([EpisodeRecord("", 5.0, 3, "test", "truncated", seed=10)]) is None
-    assert evaluator.take(played(Evaluation(evaluation.id + 1, (10,)), {10: 5.0})) is None
-    assert evaluator.take(played(evaluation, {10: 5.0}, end="aborted")) is None
-    assert evaluator.take(played(evaluation, {11: 5.0})) is None
+    assert evaluator.take([EpisodeRecord("", 5.0, 3, "test", "truncated", seed=10)], A) is None
+    assert evaluator.take(played(Evaluation(evaluation.id + 1, (10,)), {10: 5.0}), A) is None
+    assert evaluator.take(played(evaluation, {10: 5.0}, end="aborted"), A) is None
+    assert evaluator.take(played(evaluation, {11: 5.0}), A) is None
     assert evaluator.is_open
+
+
+def test_episodes_of_a_worker_that_was_not_asked_do_not_count(asked: Asked) -> None:
+    now = [0.0]
+    evaluator = Evaluator(1, 10, 0, asked, patience_s=60.0, clock=lambda: now[0])
+    evaluator.start(0, (1, 1), [A, B])
+    now[0] = 59.0
+    assert evaluator.take(played(asked[0][0], {10: 1e9}), B) is None
+    now[0] = 60.0
+    evaluator.poll(0, (1, 1), [A, B])
+    assert [stream for _, stream in asked] == [A, B], "nor do they show that the evaluation is played"
+    assert evaluator.take(played(asked[1][0], {10: 1e9}), A) is None
+    result = evaluator.take(played(asked[1][0], {10: -1.0}), B)
+    assert result is not None
+    assert result.returns == (-1.0,)
 
 
 def test_the_same_worker_is_requested_while_connected(asked: Asked) -> None:
@@ -82,15 +97,15 @@ def test_another_worker_runs_the_complete_evaluation_when_the_first_leaves(asked
     evaluator = Evaluator(2, 10, 0, asked)
     evaluator.start(0, (1, 1), [A, B])
     first = asked[0][0]
-    evaluator.take(played(first, {10: -1.0}))
+    evaluator.take(played(first, {10: -1.0}), A)
     evaluator.poll(0, (1, 2), [B])
     second, stream = asked[1]
     assert stream == B
     assert second.id != first.id
     assert second.version == first.version
-    assert evaluator.take(played(first, {11: -1.0})) is None
-    assert evaluator.take(played(second, {10: -5.0})) is None
-    result = evaluator.take(played(second, {11: -5.0}))
+    assert evaluator.take(played(first, {11: -1.0}), A) is None
+    assert evaluator.take(played(second, {10: -5.0}), B) is None
+    result = evaluator.take(played(second, {11: -5.0}), B)
     assert result is not None
     assert result.returns == (-5.0, -5.0)
 
@@ -115,7 +130,7 @@ def test_an_idle_worker_is_replaced_and_patience_grows(asked: Asked) -> None:
         assert [stream for _, stream in asked] == expected
     # Episodes show that it plays.
     now[0] = 400
-    evaluator.take(played(asked[-1][0], {10: -1.0}))
+    evaluator.take(played(asked[-1][0], {10: -1.0}), A)
     now[0] = 600
     evaluator.poll(0, (1, 1), [A, B])
     assert len(asked) == 3

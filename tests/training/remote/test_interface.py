@@ -97,7 +97,7 @@ def test_a_round_is_recorded_with_the_means_of_the_latest_training_episodes() ->
     played.extend(
         [], [*(episode(float(n)) for n in range(150)), episode(1e9, mode="test"), episode(1e9, end="aborted")]
     )
-    interface._note_episodes(played.episodes)
+    interface._note_episodes(played.episodes, b"robot")
     interface.record_round({"return_train": 149.0, "samples_received": 1500, "updates": 2})
     recorder.close()
     first, *_, last = [record for record in sink.records if record.kind == "round"]
@@ -131,7 +131,7 @@ def test_a_target_is_not_confirmed_by_the_evaluation_that_reached_it() -> None:
         evaluator.start(1, (1, 1), [b"robot"])
         played = Buffer(maxlen=None)
         played.extend([], [episode(value, mode="test", seed=7, evaluation=evaluator.next_id - 1)])
-        interface._note_episodes(played.episodes)
+        interface._note_episodes(played.episodes, b"robot")
 
     play(-100.0)
     assert not interface.confirm_target()  # the workers left: no second one was finished
@@ -152,7 +152,7 @@ def test_an_episode_is_recorded_with_the_numbers_of_its_infos() -> None:
     played = Buffer(maxlen=None)
     metrics = {"is_success": 1.0, "arm/angle": 0.5, "line\nbreak": 2.0}
     played.extend([], [episode(1.0, metrics=metrics), episode(1.0, mode="test", evaluation=3, metrics=metrics)])
-    interface._note_episodes(played.episodes)
+    interface._note_episodes(played.episodes, b"robot")
     recorder.close()
     training, evaluated = [record for record in sink.records if record.kind == "episode"]
     assert training.number("rollout/ep_info/is_success") == 1.0

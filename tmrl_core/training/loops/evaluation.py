@@ -166,13 +166,14 @@ class Evaluator:
         self._heard_s = self._clock()
         self._ask(current.evaluation, self._worker)
 
-    def take(self, records: Iterable[EpisodeRecord]) -> EvaluationResult | None:
-        """Process episode records. Return the evaluation that they complete, if any.
+    def take(self, records: Iterable[EpisodeRecord], stream: bytes) -> EvaluationResult | None:
+        """Process episode records of a stream. Return the evaluation that they complete, if any.
 
-        An interrupted episode does not count; the worker runs it again.
+        An interrupted episode does not count; the worker runs it again. Neither do episodes of workers that were not
+        asked: any worker could end the training with invented returns.
         """
         current = self._open
-        if current is None:
+        if current is None or stream != current.stream:
             return None
         for record in records:
             if record.evaluation != current.evaluation.id or record.seed is None or record.end == "aborted":

@@ -189,7 +189,7 @@ class RemoteInterface(TrainingInterface):
             self._outstanding.append((one, delivery))
             if not delivery.refusal:
                 deliveries.append(delivery)
-        self._note_episodes([record for delivery in deliveries for record in delivery.buffer.episodes])
+                self._note_episodes(delivery.buffer.episodes, one.stream)
         self._tick()
         return deliveries
 
@@ -502,7 +502,7 @@ class RemoteInterface(TrainingInterface):
             self._phase = phase
             self.event(names.EVENT_PHASE, phase=phase)
 
-    def _note_episodes(self, episodes: Sequence[EpisodeRecord]) -> None:
+    def _note_episodes(self, episodes: Sequence[EpisodeRecord], stream: bytes) -> None:
         for record in episodes:
             if self.on_episode is not None:
                 self.on_episode(record)
@@ -525,7 +525,7 @@ class RemoteInterface(TrainingInterface):
                 ),
             )
         if self.evaluator is not None and episodes:
-            result = self.evaluator.take(episodes)
+            result = self.evaluator.take(episodes, stream)
             if result is not None:
                 self._note_evaluation(result)
 
