@@ -535,7 +535,12 @@ class TrainerConnection(Connection):
             raise RemoteProtocolError("a trainer takes no policies")
         state = self.trainer
         # The relay sends one message at a time, so the bytes of an incomplete message are free again.
+        interrupted = self._channels.get(self._partial_channel)
+        if frame.flags & FIRST and interrupted is not None and self._partial_channel != frame.channel:
+            interrupted.abandon()  # otherwise a fake Server could fill the memory with a beginning on each channel
         self._data_bytes += len(frame.buffer)
+        if self._data_bytes > self._granted + self._inbox_bytes:
+            raise RemoteProtocolError("more samples were sent than this trainer has granted credit for")
         self._partial_bytes = len(frame.buffer) + (0 if frame.flags & FIRST else self._partial_bytes)
         self._partial_channel = frame.channel
         if frame.flags & LAST:

@@ -499,11 +499,15 @@ class StreamReceiver:
 
     def attach(self) -> int:
         """Attach the stream to a link and discard its incomplete message. Return the number to resume from."""
-        self._body = None
-        self._in_message = False
+        self.abandon()
         self._ignored_epoch = None
         self._tell_again()
         return self.next_number
+
+    def abandon(self) -> None:
+        """Discard the incomplete message, and release its memory."""
+        self._body = None
+        self._in_message = False
 
     def _tell_again(self) -> None:
         """Repeat the last acknowledgement: the worker may not have received it, and ignores a duplicate."""
@@ -527,8 +531,7 @@ class StreamReceiver:
                 raise RemoteProtocolError(f"a message of {length} bytes; at most {max_message_bytes} are allowed")
             if number > self.next_number and floor > self.next_number:
                 self._ignored_epoch = frame.epoch
-                self._body = None
-                self._in_message = False
+                self.abandon()
                 return None, True
             self._in_message = True
             self._skip_body = number < self.next_number

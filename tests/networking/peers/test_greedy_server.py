@@ -1,0 +1,61 @@
+"""A Server that ignores the order of messages and the trainer's credit does not fill the trainer's memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.networking.peers.test_unread_answers import give
+from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tmrl_core.networking.protocol.connection import Connection, Identity
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, SAMPLES_HEAD, Kind
+from tmrl_core.networking.protocol.messages import StreamOpened, Welcome
+
+INBOX_BYTES = 1 << 20
+MESSAGE_BYTES = 1 << 18
+
+
+def give_frame(connection: Connection, channel: int, flags: int, payload: bytes) -> None:
+    data = HEADER.pack(len(payload), Kind.DATA, flags, 0, channel) + payload
+    while data and not connection.closing:
+        view = connection.get_buffer()
+        n = min(len(view), len(data))
+        view[:n] = data[:n]
+        connection.received(n, 0.0)
+        data = data[n:]
+
+
+@pytest.fixture
+def link() -> TrainerConnection:
+    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=INBOX_BYTES)
+    made = TrainerConnection(state, silent_s=10, heartbeat_s=3)
+    made.connected(Identity("Server"), 0.0)
+    give(made, Welcome(1, 1, 1 << 20, MESSAGE_BYTES, 1 << 20, 3.0))
+    for channel in range(100):
+        give(made, StreamOpened(channel, b"%16d" % channel, "robot"))
+    made.to_send(0.0)
+    return made
+
+
+def begin(link: TrainerConnection, channel: int) -> None:
+    give_frame(link, channel, FIRST, SAMPLES_HEAD.pack(0, 0, 0, 1, MESSAGE_BYTES) + b"x")
+
+
+def test_of_messages_that_begin_on_many_channels_one_is_held(link: TrainerConnection) -> None:
+    for channel in range(100):
+        begin(link, channel)
+    assert not link.closing
+    held = [receiver for receiver in link.trainer.receivers.values() if receiver._body is not None]
+    assert [receiver.stream for receiver in held] == [b"%16d" % 99]
+    give_frame(link, 0, 0, b"x")
+    assert "continued without a beginning" in str(link.reason)
+
+
+def test_samples_beyond_the_credit_end_the_link(link: TrainerConnection) -> None:
+    body = bytes(50_000)
+    for number in range(1_000):
+        give_frame(link, 0, FIRST | LAST, SAMPLES_HEAD.pack(number, 0, number, 1, len(body)) + body)
+        if link.closing:
+            break
+    assert "granted credit" in str(link.reason)
+    assert link.trainer.inbox_held <= 2 * INBOX_BYTES
+    assert link.trainer.inbox_held > INBOX_BYTES - len(body)
