@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,79 @@ def test_without_rtgym_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "rtgym", None)
     with pytest.raises(MissingExtraError, match="realtime"):
         real_time_env(Counter)
+
+
+class Failing(Counter):
+    """Fail in one method, at its second call (or the first one of those that are called once)."""
+
+    def __init__(self, method: str, closed: list[bool]) -> None:
+        super().__init__()
+        self.method, self.closed, self.calls = method, closed, 0
+        self.fail("__init__", 1)
+
+    def fail(self, method: str, at: int = 2) -> None:
+        if method == self.method:
+            self.calls += 1
+            if self.calls == at:
+                raise OSError(f"no contact in {method}")
+
+    def get_observation_space(self) -> Any:
+        self.fail("get_observation_space", 1)
+        return super().get_observation_space()
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.fail("reset")
+        return super().reset(seed, options)
+
+    def send_control(self, control: Any) -> None:
+        self.fail("send_control")
+
+    def get_obs_rew_terminated_info(self) -> Any:
+        self.fail("get_obs_rew_terminated_info")
+        return super().get_obs_rew_terminated_info()
+
+    def wait(self) -> None:
+        self.fail("wait", 1)
+
+    def close(self) -> None:
+        self.closed.append(True)
+
+
+@pytest.mark.parametrize("method", ["__init__", "get_observation_space"])
+def test_an_interface_that_cannot_be_made_raises_its_exception(method: str) -> None:
+    with pytest.raises(OSError, match=f"no contact in {method}"):
+        real_time_env(Failing, {"method": method, "closed": []}, FAST)
+
+
+@pytest.mark.parametrize("method", ["reset", "send_control", "get_obs_rew_terminated_info"])
+def test_an_exception_of_the_interface_is_raised_and_a_reset_goes_on(method: str) -> None:
+    env = real_time_env(Failing, {"method": method, "closed": []}, FAST)
+
+    def go_on() -> None:
+        for _ in range(2):
+            env.reset()
+            env.step(env.action_space.sample())
+
+    with pytest.raises(OSError, match=f"no contact in {method}"):
+        go_on()
+    env.reset()
+    assert env.step(env.action_space.sample())[0][0].tolist() == [1.0]
+    env.close()
+
+
+def test_a_wait_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    env = real_time_env(Failing, {"method": "wait", "closed": []}, FAST)
+    env.reset()
+    env.unwrapped.wait()  # type: ignore[attr-defined]
+    assert "wait of Failing failed" in caplog.text
+    env.close()
+
+
+def test_closing_ends_the_thread_and_closes_the_interface() -> None:
+    before = threading.active_count()
+    closed: list[bool] = []
+    env = real_time_env(Failing, {"method": "", "closed": closed}, FAST)
+    env.reset()
+    env.close()
+    assert closed == [True]
+    assert threading.active_count() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import platform
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,8 @@ import gymnasium
 
 from tmrl_core.config import resolve
 from tmrl_core.errors import ConfigError, MissingExtraError
+
+logger = logging.getLogger(__name__)
 
 RTGYM_ID = "real-time-gym-v1" if platform.system() == "Windows" else "real-time-gym-ts-v1"
 """Gymnasium id of rtgym's environment. The one of other systems keeps one thread for all steps."""
@@ -22,6 +25,9 @@ def real_time_env(
     config: Mapping[str, Any] | None = None,
 ) -> gymnasium.Env[Any, Any]:
     """Return rtgym's environment of a robot or game.
+
+    An exception of the interface is raised by `reset` or `step`. `close` ends rtgym's thread, and calls the interface's
+    `close` if it has one.
 
     Args:
         interface: class of a `rtgym.RealTimeGymInterface`, or its reference "package.module:Name".
@@ -41,9 +47,105 @@ def real_time_env(
     unknown = sorted((config or {}).keys() - known.keys())
     if unknown:
         raise ConfigError(f"environment.kwargs.config: found {', '.join(unknown)}, allowed: {', '.join(sorted(known))}")
-    made = resolve(interface, "environment.kwargs.interface") if isinstance(interface, str) else interface
-    return gymnasium.make(
+    make = resolve(interface, "environment.kwargs.interface") if isinstance(interface, str) else interface
+    guards: list[_Guard] = []
+
+    def guarded(**kwargs: Any) -> _Guard:
+        guards.append(_Guard(make, kwargs))
+        return guards[-1]
+
+    env = gymnasium.make(
         RTGYM_ID,
-        config={**known, **(config or {}), "interface": made, "interface_kwargs": dict(interface_kwargs or {})},
+        config={**known, **(config or {}), "interface": guarded, "interface_kwargs": dict(interface_kwargs or {})},
         disable_env_checker=True,
     )
+    (guard,) = guards
+    made = _Guarded(env, guard)
+    try:
+        guard.raise_failure()
+    except Exception:
+        made.close()
+        raise
+    return made
+
+
+class _Guard:
+    """An interface whose exceptions are kept.
+
+    In rtgym, they would end the thread of the time steps, and the next `step` would wait for it forever.
+    """
+
+    def __init__(self, make: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self._interface: Any = None
+        self._failure: Exception | None = None
+        self._interface = self._try(lambda: make(**kwargs), None)
+
+    def _try(self, call: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return call()
+        except Exception as exc:
+            self._failure = self._failure or exc
+            return otherwise
+
+    def raise_failure(self) -> None:
+        """Raise the exception that has occurred, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def get_default_action(self) -> Any:
+        return self._try(lambda: self._interface.get_default_action(), None)
+
+    def get_action_space(self) -> Any:
+        return self._try(lambda: self._interface.get_action_space(), gymnasium.spaces.Discrete(1))
+
+    def get_observation_space(self) -> Any:
+        return self._try(lambda: self._interface.get_observation_space(), gymnasium.spaces.Tuple(()))
+
+    def send_control(self, control: Any) -> None:
+        self._try(lambda: self._interface.send_control(control), None)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return self._try(lambda: self._interface.reset(seed=seed, options=options), ([], {}))
+
+    def get_obs_rew_terminated_info(self) -> Any:
+        return self._try(lambda: self._interface.get_obs_rew_terminated_info(), ([], 0.0, False, {}))
+
+    def wait(self) -> None:
+        try:
+            self._interface.wait()
+        except Exception:
+            logger.exception("wait of %s failed", type(self._interface).__name__)
+
+    def render(self) -> Any:
+        return self._interface.render()
+
+    def close(self) -> None:
+        close = getattr(self._interface, "close", None)  # optional, and unknown to rtgym
+        if close is not None:
+            close()
+
+
+class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """rtgym's environment, which raises the exceptions of its interface."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], guard: _Guard) -> None:
+        super().__init__(env)
+        self._guard = guard
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        self._guard.raise_failure()
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self._guard.raise_failure()
+        return result
+
+    def close(self) -> None:
+        super().close()
+        end = getattr(self.unwrapped, "__del__", None)  # ends the thread, which keeps the environment referenced
+        if end is not None:
+            end()
+        self._guard.close()

@@ -14,6 +14,7 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.real_time import benchmark_rows
 from tmrl_core.compat.custom.custom_memories import MemoryTMLidar, get_local_buffer_sample_lidar
 from tmrl_core.envs import real_time_env
+from tmrl_core.errors import EnvironmentFailedError
 from tmrl_core.samples import Buffer
 from tmrl_core.training.memories.generic import GenericTorchMemory
 
@@ -188,6 +189,22 @@ def test_motors_stop_at_the_end(config: dict[str, Any], safe_action: Any) -> Non
     end = ["wait"] if safe_action is None else [0.5, "wait"]
     assert notes[-len(end) :] == end
     assert notes.count("wait") == 1
+
+
+def test_motors_stop_after_a_failure_of_the_interface() -> None:
+    notes: list[Any] = []
+
+    class Broken(Noting):
+        def get_obs_rew_terminated_info(self) -> Any:
+            if self.seen == 2:
+                raise OSError("no contact")
+            return super().get_obs_rew_terminated_info()
+
+    made = compose(lambda: real_time_env(Broken, {"notes": notes}, STEP), Counting, safe_action=[0.5], max_failures=0)
+    with pytest.raises(EnvironmentFailedError, match="no contact"):
+        made.run(nb_episodes=1, verbose=False)
+    assert notes[-2:] == [0.5, "wait"]
+    made.close()
 
 
 def test_a_worker_that_goes_on_after_a_run_resets_first() -> None:

@@ -37,6 +37,7 @@ class CheckedEnvironment:
     Attributes:
         env: the environment.
         fault: the latest exception that the environment raised, or that an invalid result caused.
+        real_time: the environment of rtgym inside of all wrappers; None: it is another one.
     """
 
     def __init__(self, make: Callable[[], Any], *, strict_spaces: bool = False, safe_action: Any = None) -> None:
@@ -44,6 +45,8 @@ class CheckedEnvironment:
         self._make = make
         self.env = as_environment(make(), f"env_cls: {make!r:.100}")
         self.fault: Exception | None = None
+        self.real_time: RealTimeEnv | None
+        self._find_real_time()
         self._check = StepCheck(self.env.observation_space, strict_spaces)
         self._broken = False
         self._moving = False
@@ -53,12 +56,6 @@ class CheckedEnvironment:
         except ConfigError:
             self.env.close()
             raise
-
-    @property
-    def real_time(self) -> RealTimeEnv | None:
-        """The environment of rtgym inside of all wrappers; None: it is another one."""
-        inner = self._inner
-        return inner if isinstance(inner, RealTimeEnv) else None
 
     @property
     def default_action(self) -> Any:
@@ -78,6 +75,11 @@ class CheckedEnvironment:
     @property
     def _inner(self) -> Any:
         return getattr(self.env, "unwrapped", self.env)
+
+    def _find_real_time(self) -> None:
+        # Once for each environment, because a check of a protocol takes as long as a step of a simple simulator.
+        inner = self._inner
+        self.real_time = inner if isinstance(inner, RealTimeEnv) else None
 
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment. Recreate it first if its last reset failed.
@@ -149,12 +151,14 @@ class CheckedEnvironment:
         self._moving = False
         real_time = self.real_time
         try:
-            if self._safe_action is not None:
+            try:
+                if self._safe_action is not None:
+                    if real_time is not None:
+                        accept_action(real_time)
+                    self.env.step(copy_action(self._safe_action))
+            finally:
                 if real_time is not None:
-                    accept_action(real_time)
-                self.env.step(copy_action(self._safe_action))
-            if real_time is not None:
-                real_time.wait()
+                    real_time.wait()
         except Exception:
             logger.exception("worker.safe_action failed; the environment is closed without it")
 
@@ -178,6 +182,7 @@ class CheckedEnvironment:
             logger.warning("the environment that failed could not be closed either", exc_info=True)
         try:
             self.env = self._make()
+            self._find_real_time()
         except Exception as exc:
             self.fault = exc
             raise
