@@ -54,7 +54,10 @@ def _bad_rows(column: Any, as_float32: bool) -> int:
     if column.dtype.kind not in "fc" or not column.size:
         return 0
     narrowed = as_float32 and column.dtype.itemsize > 4
-    if not narrowed:
+    if narrowed:
+        if np.abs(column).max() <= _FLOAT32_MAX:  # false for NaN
+            return 0
+    else:
         # Compare one sum instead of each number: it is finite only if all terms are. If a sum overflows, compare each
         # number.
         with np.errstate(all="ignore"):

