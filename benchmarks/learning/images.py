@@ -77,8 +77,8 @@ def random_return() -> float:
     return statistics.fmean(returns)
 
 
-def learn(seed: int, compiled: str) -> tuple[list[float], float]:
-    """Return the means of a run's evaluations, and its seconds."""
+def learn(seed: int, compiled: str) -> tuple[list[float], float, bool]:
+    """Return the means of a run's evaluations, its seconds, and True if its updates were compiled."""
     from tmrl_core.metrics import names, read_records
 
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +95,8 @@ def learn(seed: int, compiled: str) -> tuple[list[float], float]:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
         (log,) = Path(folder, "runs").glob("*/metrics.jsonl")
         found = [record.number(names.RETURN_EVALUATION) for record in read_records(log) if record.kind == "evaluation"]
-    return [mean for mean in found if mean is not None], seconds
+        said = [done.stdout, done.stderr, *(log.read_text() for log in Path(folder).rglob("*.log"))]
+    return [mean for mean in found if mean is not None], seconds, any("compiled in" in text for text in said)
 
 
 def main() -> int:
@@ -106,15 +107,15 @@ def main() -> int:
     arguments = parser.parse_args()
     bar = random_return()
     print(f"random actions: {bar:.2f}, mean of {RANDOM_EPISODES} episodes; to reach: {REACH:g} with each seed")
-    print("| seed | evaluations | best | seconds |")
-    print("| --- | --- | --- | --- |")
+    print("| seed | evaluations | best | compiled | seconds |")
+    print("| --- | --- | --- | --- | --- |")
     reached = True
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-        means, seconds = learn(seed, arguments.compile)
+        means, seconds, was_compiled = learn(seed, arguments.compile)
         best = max(means, default=-1.0)
         reached &= best >= REACH
         shown = ", ".join(f"{mean:.2f}" for mean in means)
-        print(f"| {seed} | {shown} | {best:.2f} | {seconds:.0f} |", flush=True)
+        print(f"| {seed} | {shown} | {best:.2f} | {'yes' if was_compiled else 'no'} | {seconds:.0f} |", flush=True)
     return 0 if reached else 1
 
 
