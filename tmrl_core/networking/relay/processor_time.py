@@ -16,7 +16,7 @@ BURST_S = 1.0
 """Processor seconds at once, enough for a fleet that connects again."""
 SHARE_AT_ONCE, AT_ONCE_S = 0.5, 0.05
 """Part of a core that one principal may use while it has a burst left, and processor seconds without a pause."""
-MIN_PAUSE_S = 0.05
+MIN_PAUSE_S = 0.25
 """Minimum pause, because each one costs time for every link of the principal."""
 MAX_PAUSE_S = 4.0
 """Maximum pause, less than the time after which a silent link is closed."""
