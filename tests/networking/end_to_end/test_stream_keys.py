@@ -65,6 +65,18 @@ def test_a_mac_does_not_copy_a_large_body() -> None:
     assert ends.opened().open(HEAD, sealed).obj is sealed.obj
 
 
+def test_a_large_body_is_decrypted_in_its_own_memory() -> None:
+    ends = Ends("encrypt")
+    body = bytes(100_000)
+    sealed = ends.sealed(body)
+    assert body[:1_000] not in bytes(sealed)
+    unchanging = memoryview(bytes(sealed))
+    opened = ends.opened().open(HEAD, sealed)
+    assert opened == body
+    assert opened.obj is sealed.obj
+    assert ends.opened().open(HEAD, unchanging) == body
+
+
 def test_an_encrypted_body_is_unreadable() -> None:
     ends = Ends("encrypt")
     assert BODY not in bytes(ends.sealed())

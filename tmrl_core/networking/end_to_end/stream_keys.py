@@ -138,7 +138,7 @@ class StreamKeys:
         return [*sealed, _MAC_PROOF.pack(_PADDING, self.key_id, counter, tag) + bytes((mode,))]
 
     def open(self, mode: int, counter: int, tag: bytes, head: MessageHead, body: memoryview) -> memoryview | None:
-        """Return the content of a body without its trailer; None: the proof is wrong."""
+        """Return the content of a body without its trailer; None: the proof is wrong. The body may be overwritten."""
         nonce = _NONCE.pack(0, counter)
         covered = header(self._stream, mode, head)
         try:
@@ -153,8 +153,10 @@ class StreamKeys:
             content = body
             if mode == MAC:
                 decryptor.authenticate_additional_data(body)
-            else:
+            elif body.readonly:
                 content = memoryview(decryptor.update(body))
+            else:
+                decryptor.update_into(body, body)  # in place, because fresh memory costs as much as decrypting
             decryptor.finalize()
         except InvalidTag:
             return None
