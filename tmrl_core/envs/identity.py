@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
+
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Part of the text of a custom space without `__repr__`. It differs in each process."""
 _MOST_CHARACTERS = 70
@@ -17,10 +19,15 @@ def identity_of(env: Any) -> dict[str, str]:
 
     An environment that was created by its class has no id.
     """
-    spec = getattr(getattr(env, "unwrapped", env), "spec", None)
-    name = getattr(spec, "id", None)
+    inner = unwrapped(env)
+    spec = inner.spec if isinstance(inner, gymnasium.Env) else None
     spaces = identity_of_spaces(env.observation_space, env.action_space)
-    return {"environment_id": name, **spaces} if isinstance(name, str) else spaces
+    return spaces if spec is None else {"environment_id": spec.id, **spaces}
+
+
+def unwrapped(env: Any) -> Any:
+    """Return the environment inside of all wrappers. One that does not derive from Gymnasium's has none."""
+    return env.unwrapped if isinstance(env, gymnasium.Env) else env
 
 
 def identity_of_spaces(observation_space: Any, action_space: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ from tmrl_core.actor.rollout.lateness import Timed
 from tmrl_core.actor.rollout.real_time import RealTimeEnv, accept_action, keep_sent_action
 from tmrl_core.actor.rollout.step_checks import StepCheck, copy_action, reset_problem
 from tmrl_core.config.references import as_environment
+from tmrl_core.envs.identity import unwrapped
 from tmrl_core.envs.json_spaces import observation_reader
 from tmrl_core.errors import ConfigError, EnvironmentFailedError, ObservationError
 
@@ -74,7 +75,7 @@ class CheckedEnvironment:
 
     @property
     def _inner(self) -> Any:
-        return getattr(self.env, "unwrapped", self.env)
+        return unwrapped(self.env)
 
     def _find_real_time(self) -> None:
         # Once for each environment, because a check of a protocol takes as long as a step of a simple simulator.
