@@ -8,12 +8,13 @@ import math
 import socket
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
 import numpy as np
+from gymnasium import spaces
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.backends import choose_actor
@@ -276,13 +277,11 @@ def env_signature(env: Any) -> dict[str, Any]:
 
 
 def _arrays(space: Any, path: str) -> list[dict[str, Any]]:
-    entries = getattr(space, "spaces", None)
-    if isinstance(entries, Mapping):
-        return [leaf for key, entry in entries.items() for leaf in _arrays(entry, f"{path}/{key}")]
-    if isinstance(entries, (tuple, list)):
-        return [leaf for index, entry in enumerate(entries) for leaf in _arrays(entry, f"{path}/{index}")]
-    shape = getattr(space, "shape", None)
-    dtype = getattr(space, "dtype", None)
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, entry in space.spaces.items() for leaf in _arrays(entry, f"{path}/{key}")]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for index, entry in enumerate(space.spaces) for leaf in _arrays(entry, f"{path}/{index}")]
+    shape, dtype = (space.shape, space.dtype) if isinstance(space, spaces.Space) else (None, None)
     return [
         {
             "path": path,
