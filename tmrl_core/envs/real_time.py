@@ -6,7 +6,7 @@ import importlib
 import logging
 import platform
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import gymnasium
 
@@ -15,7 +15,8 @@ from tmrl_core.errors import ConfigError, MissingExtraError
 
 logger = logging.getLogger(__name__)
 
-RTGYM_ID = "real-time-gym-v1" if platform.system() == "Windows" else "real-time-gym-ts-v1"
+_ONE_THREAD = "real-time-gym-ts-v1"
+RTGYM_ID = "real-time-gym-v1" if platform.system() == "Windows" else _ONE_THREAD
 """Gymnasium id of rtgym's environment. The one of other systems keeps one thread for all steps."""
 
 
@@ -67,6 +68,13 @@ def real_time_env(
         made.close()
         raise
     return made
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    """An interface with a `close`, which rtgym does not know."""
+
+    def close(self) -> None: ...
 
 
 class _Guard:
@@ -121,9 +129,8 @@ class _Guard:
         return self._interface.render()
 
     def close(self) -> None:
-        close = getattr(self._interface, "close", None)  # optional, and unknown to rtgym
-        if close is not None:
-            close()
+        if isinstance(self._interface, _Closable):
+            self._interface.close()
 
 
 class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -145,7 +152,7 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def close(self) -> None:
         super().close()
-        end = getattr(self.unwrapped, "__del__", None)  # ends the thread, which keeps the environment referenced
-        if end is not None:
-            end()
+        if RTGYM_ID == _ONE_THREAD:
+            inner: Any = self.unwrapped
+            inner.__del__()  # ends the thread, which keeps the environment referenced
         self._guard.close()

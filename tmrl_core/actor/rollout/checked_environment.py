@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.lateness import Timed
-from tmrl_core.actor.rollout.real_time import RealTimeEnv, accept_action, keep_sent_action
+from tmrl_core.actor.rollout.real_time import ActsAtReset, RealTimeEnv, accept_action, keep_sent_action
 from tmrl_core.actor.rollout.step_checks import StepCheck, copy_action, reset_problem
 from tmrl_core.config.references import as_environment
 from tmrl_core.envs.identity import unwrapped
@@ -61,8 +61,10 @@ class CheckedEnvironment:
     @property
     def default_action(self) -> Any:
         """Action that the environment executed at its latest reset, as rtgym's do; None: it executed none."""
-        real_time = self.real_time
-        return getattr(self._inner, "default_action", None) if real_time is None else real_time.act_buf[-1]
+        if self.real_time is not None:
+            return self.real_time.act_buf[-1]
+        inner = self._inner
+        return inner.default_action if isinstance(inner, ActsAtReset) else None
 
     @property
     def time_step(self) -> tuple[float, float] | None:

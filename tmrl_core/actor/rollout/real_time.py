@@ -14,7 +14,28 @@ import numpy as np
 
 
 @runtime_checkable
-class RealTimeEnv(Protocol):
+class ActsAtReset(Protocol):
+    """An environment that executes an action at each reset."""
+
+    default_action: Any
+
+
+@runtime_checkable
+class Benchmarked(Protocol):
+    """An environment with a benchmark of its own.
+
+    Attributes:
+        benchmark: True: durations are measured.
+    """
+
+    benchmark: bool
+
+    def benchmarks(self) -> dict[str, Any]:
+        """Return the measured durations."""
+
+
+@runtime_checkable
+class RealTimeEnv(Benchmarked, Protocol):
     """Public attributes of rtgym's environments.
 
     Attributes:
@@ -23,7 +44,6 @@ class RealTimeEnv(Protocol):
         current_step: number of steps since the reset.
         time_step_duration: seconds.
         time_step_timeout: elasticity in seconds. A time step that begins later than this times out.
-        benchmark: True: durations are measured.
     """
 
     act_buf: deque[Any]
@@ -31,13 +51,9 @@ class RealTimeEnv(Protocol):
     current_step: int
     time_step_duration: float
     time_step_timeout: float
-    benchmark: bool
 
     def wait(self) -> None:
         """Wait for the end of the time step, then call the interface's `wait`."""
-
-    def benchmarks(self) -> dict[str, Any]:
-        """Return the measured durations."""
 
 
 def keep_sent_action(env: RealTimeEnv) -> None:

@@ -26,7 +26,7 @@ from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
-from tmrl_core.actor.rollout.real_time import benchmark_lines
+from tmrl_core.actor.rollout.real_time import Benchmarked, benchmark_lines
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
@@ -458,7 +458,7 @@ class Worker:
         if not 1 <= nb_steps < math.inf:
             raise ValueError(f"nb_steps must be a finite number of at least 1, got {nb_steps}")
         inner = self.env.unwrapped
-        own = getattr(inner, "benchmarks", None) if getattr(inner, "benchmark", False) else None
+        own = inner.benchmarks if isinstance(inner, Benchmarked) and inner.benchmark else None
         env_s = act_s = 0.0
         exploration = self.actor.exploration()
         # Random actions of the action space would cost less than the policy's.
