@@ -58,6 +58,7 @@ class Route:
         self.window_bytes = window_bytes
         """What may be on its way in one direction: the buffers of both sockets."""
         self.bytes_per_s = float("inf")
+        """Of the direction from the Server."""
         self.up = self.down = True
         """Whether bytes towards the Server, and from it, arrive. What is held back arrives when it heals."""
         self.ends: list[End] = []
@@ -167,7 +168,7 @@ class End:
         if self.broken:
             return
         route, network = self.route, self.network
-        self.free_at = max(self.free_at, network.now) + len(data) / route.bytes_per_s
+        self.free_at = max(self.free_at, network.now) + (len(data) / route.bytes_per_s if self.server else 0.0)
         due = self.free_at + route.latency_s + route.jitter_s * network.random.random()
         if self.flight and due < self.flight[-1][0]:
             due = self.flight[-1][0]  # a stream keeps its order
