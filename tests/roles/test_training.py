@@ -52,7 +52,16 @@ def test_every_key_reaches_its_parameter() -> None:
 
 def test_every_setting_of_a_loop_has_a_parameter_or_another_reader() -> None:
     accepted = {*signature(TrainingOffline.__init__).parameters, *signature(TrainingLockstep.__init__).parameters}
-    elsewhere = {"loop", "inbox_bytes", "check_spaces", "model_path", "evaluation", "limiter", "lockstep"}
+    elsewhere = {
+        "loop",
+        "inbox_bytes",
+        "check_spaces",
+        "check_environment",
+        "model_path",
+        "evaluation",
+        "limiter",
+        "lockstep",
+    }
     declared = {
         *TrainerSection.__struct_fields__,
         *LimiterSection.__struct_fields__,
