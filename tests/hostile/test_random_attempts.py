@@ -246,7 +246,11 @@ class Attack:
         body = altered(rng, body) if rng.random() < 0.7 else body
         kind = rng.randrange(3)
         if kind == 0:
-            give(self.run.worker_link, Announce(rng.randrange(9), body))
+            number = rng.randrange(9)
+            cards = [one.body for run in self.others for one in run.to_worker if isinstance(one, Announce)]
+            if number != self.run.worker.incarnation or body not in cards:
+                give(self.run.worker_link, Announce(number, body))
+            # Otherwise a worker sees two trainers with one incarnation, asks for a higher one and closes the link.
         elif kind == 1:
             give(self.run.worker_link, Direct(rng.choice([0, 1, ALL_CHANNELS]), 5_000, body))
         else:
