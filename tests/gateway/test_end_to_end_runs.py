@@ -43,7 +43,6 @@ def stack() -> Iterator[ExitStack]:
         yield made
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", [pytest.param("authenticate", marks=pytest.mark.full), "encrypt"])
 def test_a_client_is_learned_from_also_by_a_trainer_that_was_killed(
     stack: ExitStack, tmp_path: Path, mode: str
@@ -65,7 +64,6 @@ def test_a_client_is_learned_from_also_by_a_trainer_that_was_killed(
     assert {record.values["wire/forged"] for record in records(tmp_path, "network")} == {0}
 
 
-@pytest.mark.timeout(300)
 def test_renewed_certificates_are_used_and_spooled_samples_of_a_revoked_gateway_are_not(
     stack: ExitStack, tmp_path: Path
 ) -> None:

@@ -228,7 +228,6 @@ trainer:
 """
 
 
-@pytest.mark.timeout(400)  # three whole runs, one beside a busy process
 @pytest.mark.parametrize("how", ["tls", "threads"])
 def test_one_seed_gives_one_run_in_synchronous_collection_with_one_worker(
     start: Start, tmp_path: Path, how: str

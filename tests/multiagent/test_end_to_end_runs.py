@@ -13,7 +13,6 @@ from tests.multiagent.test_remote_runs import SMALL, rounds
 from tests.roles.test_lockstep_runs import until
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", [pytest.param("authenticate", marks=pytest.mark.full), "encrypt"])
 def test_two_workers_are_learned_from_until_one_is_revoked(tmp_path: Path, mode: str) -> None:
     with ExitStack() as stack:

@@ -41,11 +41,10 @@ EVENTS = 1_000
 """A seed has at least so many."""
 KINDS = 5
 """A seed has at least so many kinds of fault."""
-CAUGHT_UP_S = 60.0
+CAUGHT_UP_S = 45.0
 """Simulated seconds after the last fault within which everybody has caught up.
 
 A dial that went into a black hole takes 10 s to fail and the longest back-off is 4 s; silence is noticed after 10 s.
-The smallest budgets then hold one authenticated message at a time, and a backlog of them took up to 51 s.
 """
 STEADY_S = 25.0
 """Simulated seconds without faults beside a thief, longer than a link may make no progress."""
