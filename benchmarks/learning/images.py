@@ -2,9 +2,10 @@
 
     python benchmarks/learning/images.py [--seeds 3] [--compile true]
 
-A Server, a worker and a Trainer are processes on this machine, with the settings of images.yaml; the trainer has one
-thread. The worker draws 64 x 64 colour pixels for each step with pygame and runs the convolutions with NumPy, without
-torch. A seed's score is the best mean of 30 deterministic episodes among the evaluations (one each 250 updates).
+A Server, a worker and a Trainer are processes on this machine, with the settings of without_peer/images.yaml; the
+trainer has one thread. The worker draws 64 x 64 colour pixels for each step with pygame and runs the convolutions
+with NumPy, without torch. A seed's score is the best mean of 30 deterministic episodes among the evaluations (one
+each 250 updates).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def learn(seed: int, compiled: str) -> tuple[list[float], float, bool]:
         changes = [f"run.seed={seed}", f"run.folder={folder}/runs", f"network.credentials_dir={folder}/keys"]
         changes += [f"agent.kwargs.compile={compiled}"] if compiled else []
         options = [word for change in changes for word in ("--set", change)]
-        config = str(Path(__file__).with_name("images.yaml"))
+        config = str(Path(__file__).parent / "without_peer" / "images.yaml")
         command = [sys.executable, "-m", "tmrl_core", "--local", "--workers", "1", "-c", config, *options]
         environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         began = time.monotonic()

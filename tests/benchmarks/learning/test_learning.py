@@ -16,7 +16,7 @@ from tmrl_core.metrics import MetricRecord, names
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "learning"
 MODULES = ("curves", "run", "peer_settings", "published", "table")
-TASKS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "images")  # no peer runs beside that one
+TASKS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
