@@ -6,14 +6,14 @@ import argparse
 import io
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from tests.waiting import until
 from tmrl_core.cli import main as cli
 from tmrl_core.cli import status as cli_status
 from tmrl_core.config import Config, from_values
@@ -55,14 +55,6 @@ def server(keys: Path) -> Iterator[Server]:
 
 def settings(keys: Path, port: int, **changes: object) -> LinkSettings:
     return LinkSettings(**({"port": port, "credentials_dir": str(keys)} | changes))  # type: ignore[arg-type]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.005)
 
 
 def test_status_over_tls_shows_workers_and_this_observer(server: Server, keys: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.networking.test_hostile import DEADLINE_S, episode, until
+from tests.networking.test_hostile import DEADLINE_S, episode
+from tests.waiting import until
 from tmrl_core.config import from_values
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests.hostile.fleet import Fleet
-from tests.networking.test_hostile import DEADLINE_S, until
+from tests.networking.test_hostile import DEADLINE_S
+from tests.waiting import until
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import Blob, Directive, Progress
 from tmrl_core.samples import Buffer, EpisodeRecord

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.test_one_bundle import MB, fleet_goes_on, large, overspend, thief
-from tests.networking.test_hostile import DEADLINE_S, Place, until
+from tests.networking.test_hostile import DEADLINE_S, Place
+from tests.waiting import until
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.fleet import Fleet
-from tests.networking.test_hostile import DEADLINE_S, until
+from tests.networking.test_hostile import DEADLINE_S
+from tests.waiting import until
 from tmrl_core.errors import RefusedError
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import Blob

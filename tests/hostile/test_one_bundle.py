@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head, until
+from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head
+from tests.waiting import until
 from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind
 from tmrl_core.networking.protocol.messages import (
     Blob,

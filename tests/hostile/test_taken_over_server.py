@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.fleet import Fleet
-from tests.networking.test_hostile import DEADLINE_S, until
+from tests.networking.test_hostile import DEADLINE_S
+from tests.waiting import until
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import TrainerLink, WorkerLink

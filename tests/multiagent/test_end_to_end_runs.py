@@ -10,7 +10,7 @@ import pytest
 from tests.command_line import records
 from tests.hostile.machines import FORGED, Machines
 from tests.multiagent.test_remote_runs import SMALL, rounds
-from tests.roles.test_lockstep_runs import until
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("mode", [pytest.param("authenticate", marks=pytest.mark.full), "encrypt"])
@@ -24,20 +24,20 @@ def test_two_workers_are_learned_from_until_one_is_revoked(tmp_path: Path, mode:
         ]
         endless = ("--trainer", "--set", "trainer.epochs=1000")
         trainer = machines.start("hpc", *endless, "--set", "trainer.lockstep.min_workers=2")
-        until(lambda: len(rounds(tmp_path)) >= 7, trainer, *workers)
+        until(lambda: len(rounds(tmp_path)) >= 7, trainer, *workers, limit_s=60)
         trainer.kill()
         trainer.wait()
         before = len(rounds(tmp_path))
         trainer = machines.start("hpc", *endless)
-        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, *workers)
+        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, *workers, limit_s=60)
         machines.renew("robot.worker", "hpc.trainer")
         before = len(rounds(tmp_path))
-        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, *workers)
+        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, *workers, limit_s=60)
         assert {record.values["wire/forged"] for record in records(tmp_path, "network")} == {0}
         machines.revoke("second")
-        until(lambda: records(tmp_path, "network")[-1].values["worker/count"] == 1, trainer, *workers)
+        until(lambda: records(tmp_path, "network")[-1].values["worker/count"] == 1, trainer, *workers, limit_s=60)
         assert "was revoked" in machines.end(workers[1])
         before = len(rounds(tmp_path))
-        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, workers[0])
+        until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, workers[0], limit_s=60)
         assert FORGED not in machines.end(workers[0])
         machines.end(trainer)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Start, records, starting
-from tests.roles.test_lockstep_runs import port_of, until
+from tests.roles.test_lockstep_runs import port_of
+from tests.waiting import until
 from tmrl_core.actor.policies.bundle import PolicyBundle
 
 SMALL = """
@@ -56,11 +57,11 @@ def test_a_worker_that_stops_within_a_round_is_replaced_after_its_grace(start: S
     at = port_of(server)
     workers = [start("--worker", "--set", f"worker.name={name}", "--set", at) for name in ("anna", "berta")]
     trainer = start("--trainer", "--set", at, "--set", "trainer.epochs=100", "--set", "trainer.lockstep.min_workers=2")
-    until(lambda: len(rounds(tmp_path)) >= 3, server, trainer, *workers)
+    until(lambda: len(rounds(tmp_path)) >= 3, server, trainer, *workers, limit_s=60)
     (tmp_path / "hang").touch()
-    until(lambda: (tmp_path / "hangs").exists() and (tmp_path / "hangs").read_text() != "", server, trainer, *workers)
+    until(lambda: (tmp_path / "hangs").exists() and (tmp_path / "hangs").read_text() != "", server, trainer, *workers, limit_s=60)
     before = len(rounds(tmp_path))
-    until(lambda: len(rounds(tmp_path)) >= before + 20, server, trainer)
+    until(lambda: len(rounds(tmp_path)) >= before + 20, server, trainer, limit_s=60)
     assert max(record.numbers()["wire/redistributed"] for record in records(tmp_path, "round")) >= 1
     assert all(record.numbers()["rollout/episodes"] >= 2 for record in records(tmp_path, "round"))
     os.kill(int((tmp_path / "hangs").read_text()), signal.SIGCONT)
@@ -78,7 +79,7 @@ def test_a_killed_trainer_resumes_as_if_nothing_had_happened(start: Start, tmp_p
         worker = start("--worker", *settings, "--set", "worker.name=anna")
         trainer = start("--trainer", *settings)
         if kill:
-            until(lambda: len(rounds(tmp_path)) >= 12, server, worker, trainer)
+            until(lambda: len(rounds(tmp_path)) >= 12, server, worker, trainer, limit_s=60)
             trainer.kill()
             trainer.wait()
             trainer = start("--trainer", *settings)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import ROOT, Start, records, starting
 from tests.roles.test_lockstep_runs import port_of
+from tests.waiting import until
 
 SCENARIO = "tests.multiagent.remote_scenario"
 SMALL = f"""
@@ -54,15 +54,6 @@ def no_torch(tmp_path: Path) -> str:
     return os.pathsep.join([str(tmp_path / "without"), str(ROOT)])
 
 
-def until(condition: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        for process in processes:
-            assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-
-
 def ended(process: subprocess.Popen[str]) -> str:
     out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, out
@@ -74,7 +65,7 @@ def test_a_worker_killed_in_an_episode_does_not_stop_the_others(start: Start, tm
     at = port_of(start("--server"))
     workers = {worker.pid: worker for worker in (start("--worker", "--set", at, PYTHONPATH=no_torch) for _ in range(2))}
     trainer = start("--trainer", "--set", at)
-    until(lambda: (tmp_path / "hangs").exists() and bool((tmp_path / "hangs").read_text()), trainer)
+    until(lambda: (tmp_path / "hangs").exists() and bool((tmp_path / "hangs").read_text()), trainer, limit_s=LIMIT_S)
     killed = workers.pop(int((tmp_path / "hangs").read_text()))
     os.kill(killed.pid, signal.SIGKILL)
     ended(trainer)

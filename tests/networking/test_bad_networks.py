@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from tests import waiting
 from tmrl_core.config import from_values
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink, base
@@ -205,7 +206,7 @@ def test_a_black_hole_is_noticed_by_both_sides_and_samples_flow_when_it_heals(
     until(lambda: not link.connected, link)
     relay = place.server.relay
     gone = (lambda: not relay.workers) if where == "worker" else (lambda: relay.trainer is None)
-    until_server(gone)
+    waiting.until(gone, limit_s=DEADLINE_S)
     assert time.monotonic() - begun < SILENT_S + 3.0
     worker.send(numbered(200, 100), [])
     net.heal()
@@ -213,14 +214,6 @@ def test_a_black_hole_is_noticed_by_both_sides_and_samples_flow_when_it_heals(
     acknowledged(worker, 300)
     assert time.monotonic() - begun < 5.0
     assert place.numbers == list(range(300))
-
-
-def until_server(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
 
 
 def test_a_short_black_hole_ends_no_link(place: Place) -> None:
@@ -242,7 +235,7 @@ def test_a_worker_that_starts_in_a_black_hole_connects_when_it_heals(place: Plac
     worker = place.worker(settings={"connect_timeout_s": 0.2})
     place.trainer()
     worker.send(numbered(0, 100), [])
-    until_server(lambda: place.worker_net.connections > 0)
+    waiting.until(lambda: place.worker_net.connections > 0, limit_s=DEADLINE_S)
     place.worker_net.heal()
     acknowledged(worker, 100)
     assert place.numbers == list(range(100))

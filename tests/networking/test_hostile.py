@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from tests.waiting import until
 from tmrl_core.config import from_values
 from tmrl_core.errors import CodecError
 from tmrl_core.metrics import MemorySink, Recorder
@@ -81,14 +80,6 @@ def certified(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     there = tmp_path_factory.mktemp("robot7")
     credentials.install(credentials.bundle(keys, "worker", "robot7", tmp_path_factory.mktemp("bundle")), there / "c")
     return there / "c"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.002)
 
 
 def episode(first: int, rows: int) -> list[Chunk]:

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import tmrl_core
-from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, until
+from tests.networking.test_hostile import DEADLINE_S, Place, Stranger
+from tests.waiting import until
 from tmrl_core.config import from_values
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink

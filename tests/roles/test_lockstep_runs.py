@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import Start, records, starting
+from tests.waiting import until
 
 SMALL = """
 run: {name: small, seed: 5}
@@ -35,15 +35,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield call
 
 
-def until(condition: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        for process in processes:
-            assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-
-
 def port_of(server: subprocess.Popen[str]) -> str:
     assert server.stdout is not None
     for line in server.stdout:
@@ -60,7 +51,7 @@ def test_a_killed_trainer_begins_the_round_again_and_nothing_is_stuck(start: Sta
     at = port_of(server)
     worker = start("--worker", "--set", at)
     trainer = start("--trainer", "--set", at)
-    until(lambda: len(records(tmp_path, "round")) >= 7, server, worker, trainer)
+    until(lambda: len(records(tmp_path, "round")) >= 7, server, worker, trainer, limit_s=60)
     trainer.kill()
     trainer.wait()
     before = len(records(tmp_path, "round"))

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import rtgym
 from gymnasium import spaces
 
 from tests.command_line import Start, announced, starting
+from tests.waiting import until
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.config import from_values
 from tmrl_core.envs import real_time_env
@@ -77,13 +78,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield call
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline, pause = time.monotonic() + 100.0, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.005)
-
-
 def test_a_pause_of_the_network_costs_no_control_step_and_no_sample(start: Start) -> None:
     server = start("--server", "--announce")
     port = announced(server)
@@ -115,7 +109,7 @@ def test_a_pause_of_the_network_costs_no_control_step_and_no_sample(start: Start
         return len(steps) > 20
 
     try:
-        until(take)
+        until(take, limit_s=100)
         os.kill(server.pid, signal.SIGSTOP)
         begun = time.perf_counter()
         threading.Event().wait(PAUSE_S)
@@ -124,10 +118,10 @@ def test_a_pause_of_the_network_costs_no_control_step_and_no_sample(start: Start
         during = [begun, *(tick for tick in ticks if begun < tick < ended), ended]
         # On a busy machine ticks are late, but none of them waits for the end of the pause.
         assert max(later - earlier for earlier, later in pairwise(during)) < PAUSE_S / 2
-        until(lambda: take() and trainer.lateness)
+        until(lambda: take() and trainer.lateness, limit_s=100)
         worker.stop()
         running.join()
-        until(lambda: take() and len(steps) == worker.steps_collected)
+        until(lambda: take() and len(steps) == worker.steps_collected, limit_s=100)
         assert steps == [number % 21 for number in range(len(steps))]
         assert worker.lateness is not None
         (reported,) = trainer.lateness.values()

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.waiting import until
 from tmrl_core.actor import SquashedGaussianMLPActor
 from tmrl_core.config import CFG, Config, load
 from tmrl_core.config.sections import (
@@ -106,13 +107,6 @@ def worker(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     worker = Worker(server, make_config(tmp_path), monkeypatch)
     yield worker
     worker.close()
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not true():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
 
 
 def values(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
@@ -488,7 +482,7 @@ def test_the_first_checkpoint_is_written_once_samples_are_accepted(
     alone.checkpoint()
     thread = threading.Thread(target=alone.run)
     thread.start()
-    wait_until(lambda: "no checkpoint is written: no sample has been accepted yet" in caplog.text)
+    until(lambda: "no checkpoint is written: no sample has been accepted yet" in caplog.text)
     alone.stop()
     thread.join(20)
     assert not first.exists()
@@ -498,11 +492,11 @@ def test_the_first_checkpoint_is_written_once_samples_are_accepted(
     thread.start()
     worker = Worker(server, config, monkeypatch)
     try:
-        wait_until(first.exists)
+        until(first.exists)
         assert 0 < json.loads(first.read_bytes())["body"]["samples"] <= trainer.training.total_samples
         assert trainer.training.total_updates == 0
         trainer.checkpoint()
-        wait_until((first.parent.parent / "2" / "manifest.json").exists)
+        until((first.parent.parent / "2" / "manifest.json").exists)
     finally:
         trainer.stop()
         thread.join(20)

@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head, until
+from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head
+from tests.waiting import until
 from tmrl_core.config import from_values
 from tmrl_core.errors import CredentialsError, HandshakeError
 from tmrl_core.networking import Server

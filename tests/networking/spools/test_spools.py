@@ -583,8 +583,7 @@ spool.on_stored = lambda stream: stored(spool.streams[stream].stored)
 info = StreamInfo(b"a" * 16, "run", "robot a", b"signature")
 for number in range(1000):
     spool.append(info, number=number, floor=number, position=10 * number, samples=2, body=[bytes(50_000)])
-import time
-time.sleep(60)
+signal.pause()
 """
 
 

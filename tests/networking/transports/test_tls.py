@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from tmrl_core.config import from_values
 from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
 from tmrl_core.networking import Server
@@ -57,14 +58,6 @@ def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
     gc.collect()  # an exception that a test has kept holds sockets
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.002)
 
 
 def serve(stack: ExitStack, folder: Path, port: int = 0, security: str | None = "TLS", **changes: object) -> Server:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.waiting import until
 from tmrl_core.config import from_values
 from tmrl_core.errors import ConfigError, CredentialsError, HandshakeError, MissingExtraError, NetworkError
 from tmrl_core.networking import Server
@@ -89,7 +90,7 @@ class Place:
 def place(keys: Path) -> Iterator[Place]:
     with ExitStack() as stack:
         yield Place(keys, stack)
-    until(lambda: io_processes() == [])
+    until(lambda: io_processes() == [], limit_s=DEADLINE_S)
 
 
 def free_port() -> int:
@@ -109,13 +110,6 @@ def is_io(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return any("tlspyo.io_process" in word for word in process.cmdline())
     return False
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def send(worker: WorkerLink, first: int, rows: int) -> None:
@@ -195,10 +189,7 @@ def test_a_wrong_password_is_named_and_final(place: Place) -> None:
     assert f"port {place.port} refuses this connection: the password is not this Server's" in str(error)
     assert "TMRL_CORE_TOKEN" in str(error)
     assert "another password" not in str(error)
-    deadline = time.monotonic() + DEADLINE_S
-    while not place.server.refusals.count:  # the Server's log says so too
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: place.server.refusals.count, limit_s=DEADLINE_S)  # the Server's log says so too
 
 
 def test_another_certificate_is_named_and_final(place: Place, tmp_path: Path) -> None:
