@@ -59,7 +59,8 @@ def test_a_worker_that_stops_within_a_round_is_replaced_after_its_grace(start: S
     trainer = start("--trainer", "--set", at, "--set", "trainer.epochs=100", "--set", "trainer.lockstep.min_workers=2")
     until(lambda: len(rounds(tmp_path)) >= 3, server, trainer, *workers, limit_s=60)
     (tmp_path / "hang").touch()
-    until(lambda: (tmp_path / "hangs").exists() and (tmp_path / "hangs").read_text() != "", server, trainer, *workers, limit_s=60)
+    hangs = tmp_path / "hangs"
+    until(lambda: hangs.exists() and hangs.read_text() != "", server, trainer, *workers, limit_s=60)
     before = len(rounds(tmp_path))
     until(lambda: len(rounds(tmp_path)) >= before + 20, server, trainer, limit_s=60)
     assert max(record.numbers()["wire/redistributed"] for record in records(tmp_path, "round")) >= 1
