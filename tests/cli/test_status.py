@@ -310,6 +310,19 @@ def drawn(status: ServerStatus, columns: int, lines: int | None) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
+def test_forged_and_outdated_messages_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    status = seen_from(2)
+    assert not any("ignored" in line for line in drawn(status, 240, None))
+    robot = msgspec.structs.replace(status.peers[0], forged=3, outdated=4)
+    status = msgspec.structs.replace(status, peers=(robot, status.peers[1]))
+    shown = drawn(status, 240, None)
+    assert "3 forged messages ignored by members, 4 outdated messages ignored by members" in "".join(shown[:5])
+    (row,) = [line for line in shown if line.startswith("robot00")]
+    assert "ignored 3 forged messages, ignored 4 outdated messages" in row
+    cli_status.Shown(False, as_json=False, watched=False)(status, None, "here")
+    assert "4 outdated messages ignored by members" in capsys.readouterr().out
+
+
 def test_lateness_is_shown_for_workers_whose_environments_have_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
     status = seen_from(2)
     assert not any(" late" in line for line in drawn(status, 120, None))

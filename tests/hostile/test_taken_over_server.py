@@ -110,6 +110,8 @@ def test_forged_altered_and_old_policies_are_not_used(taken: TakenOver) -> None:
     taken.send_policy((version[0], 92), second.replace(b"second", b"secomd"))
     taken.counted(worker=3)
     taken.send_policy((version[0], 1), first)  # a genuine older version
+    until(lambda: taken.worker.counts.outdated == 1)
+    until(lambda: [peer.outdated or 0 for peer in snapshot(taken.server.relay, 0.0).peers] == [0, 1])
     taken.fleet.goes_on(taken.worker, taken.trainer)
     assert not taken.worker.wait_policy(0.2)
     taken.trainer.publish(weights(b"third"))

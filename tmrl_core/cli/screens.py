@@ -275,6 +275,8 @@ def _link_rows(link: WorkerLink, counts: WorkerCounts) -> list[tuple[str, str]]:
         rows.append(("lost", f"{counts.samples_dropped:,} dropped, {counts.samples_refused:,} refused"))
     if counts.forged:
         rows.append(("forged", f"{counts.forged:,} messages ignored; see the log"))
+    if counts.outdated:
+        rows.append(("outdated", f"{counts.outdated:,} messages ignored"))
     if link.lateness is not None:
         steps, late_steps, p999_us = link.lateness()
         rows.append(("late", f"{late_steps:,} of {steps:,} steps, 99.9th percentile {p999_us / 1e3:.2g} ms"))

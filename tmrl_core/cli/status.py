@@ -162,6 +162,7 @@ def _workers(status: ServerStatus) -> list[_Worker]:
 def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | None) -> list[tuple[int, str]]:
     behind = _behind(status, peer) or 0
     forged = (peer is not None and peer.forged) or 0
+    outdated = (peer is not None and peer.outdated) or 0
     late, steps = stream.late_steps or 0, stream.steps or 0
     return [
         (rank, text)
@@ -172,6 +173,7 @@ def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | Non
             (3, stream.dropped_messages, f"dropped {stream.dropped_messages:,} messages"),
             (2, behind >= FAR_BEHIND, f"{behind:,} policies behind"),
             (2, late > MANY_LATE * steps, f"{late / max(1, steps):.0%} of its steps late"),
+            (1, outdated, f"ignored {outdated:,} outdated messages"),
             (1, stream.waits, f"waits: {plain(stream.waits)}"),
         )
         if holds
@@ -193,9 +195,12 @@ def _lateness(stream: StreamStatus) -> str:
     return f"{stream.late_steps:,}, {stream.lateness_p999_s * 1e3:.2g} ms"
 
 
-def _forged(status: ServerStatus) -> int:
-    """Return the number of messages without a valid proof of their origin that linked members have ignored."""
-    return sum(peer.forged or 0 for peer in status.peers)
+def _ignored(status: ServerStatus) -> list[tuple[int, str]]:
+    """Return the numbers of forged and of outdated messages that linked members have ignored."""
+    return [
+        (sum(peer.forged or 0 for peer in status.peers), "forged messages ignored by members"),
+        (sum(peer.outdated or 0 for peer in status.peers), "outdated messages ignored by members"),
+    ]
 
 
 def overview(
@@ -244,7 +249,7 @@ def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Tex
         (status.discarded_messages, "sent again"),
         (status.refused_peers, "peers refused"),
         (status.protocol_errors, "protocol errors"),
-        (_forged(status), "forged messages ignored by members"),
+        *_ignored(status),
     ]
     troubles = ", ".join(f"{count:,} {text}" for count, text in counts if count)
     spooled = sum(stream.samples for stream in status.spooled)
@@ -340,7 +345,7 @@ def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
             "trouble",
             f"{status.dropped_messages:,} messages dropped by workers, {status.discarded_messages:,} discarded (sent "
             f"again), {status.refused_peers:,} peers refused, {status.protocol_errors:,} protocol errors, "
-            f"{_forged(status):,} forged messages ignored by members",
+            + ", ".join(f"{count:,} {text}" for count, text in _ignored(status)),
         ),
     ]
     for name, value in rows:

@@ -77,6 +77,7 @@ EVERY: list[Control] = [
     Ack(1, 8, (), b"tag"),
     Announce(4, b"card"),
     Forged(3),
+    Forged(3, 4),
     Revoked(b"list"),
     HandOver(0),
     Stored(0, 8, "the Server's spool is full"),

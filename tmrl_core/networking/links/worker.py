@@ -71,6 +71,8 @@ class WorkerCounts(NamedTuple):
     reconnects: int
     forged: int = 0
     """Messages to this worker without a valid proof of their origin."""
+    outdated: int = 0
+    """Messages of a trainer to this worker that were older than accepted ones."""
 
 
 class _Handed(NamedTuple):
@@ -411,7 +413,7 @@ class WorkerLink(Link):
     @property
     def counts(self) -> WorkerCounts:
         """Return the counters of this worker's stream."""
-        sender = self._sender
+        sender, seal = self._sender, self._worker.seal
         handed = sum(item.chunk.rows for item in list(self._handed) if item.chunk is not None)
         return WorkerCounts(
             sender.samples_offered + handed,
@@ -421,7 +423,8 @@ class WorkerLink(Link):
             sender.held_bytes + self._handed_bytes,
             sender.held_samples + handed,
             max(0, self._worker.connections - 1),
-            self._worker.seal.forged if self._worker.seal is not None else 0,
+            seal.forged if seal is not None else 0,
+            seal.outdated if seal is not None else 0,
         )
 
     # --- the end ---

@@ -272,7 +272,7 @@ class WorkerConnection(Connection):
         """Channels that were halted and have not requested the handoff."""
         self._policy = PolicyReceiver(max_policy_bytes, state.bodies)
         self._turn = 0
-        self._told_forged = 0
+        self._told_ignored = (0, 0)
         self._told_lateness = (0, 0, 0)
         self._lateness_due = 0.0
         self._unopened: dict[str, Callable[[], None]] = {}
@@ -450,9 +450,9 @@ class WorkerConnection(Connection):
         if self.state != "open" or self._ended:
             return
         state = self.worker
-        if state.seal is not None and state.seal.forged != self._told_forged:
-            self._told_forged = state.seal.forged
-            self._slots["forged"] = Forged(self._told_forged)
+        if state.seal is not None and (ignored := (state.seal.forged, state.seal.outdated)) != self._told_ignored:
+            self._told_ignored = ignored
+            self._slots["forged"] = Forged(*ignored)
         if state.lateness is not None and state.protocol_version >= 2 and self._now >= self._lateness_due:
             self._lateness_due = self._now + self.heartbeat_s
             lateness = state.lateness()

@@ -443,12 +443,17 @@ class Announce(_Control, frozen=True, tag="announce"):
 
 
 class Forged(_Control, frozen=True, tag="forged"):
-    """Worker or trainer -> relay: number of messages without a valid proof of their origin, for the status.
+    """Worker or trainer -> relay: numbers of messages from the other end that it has ignored, for the status.
 
     A last value. In protocol 2 only.
+
+    Args:
+        count: messages without a valid proof of their origin.
+        outdated: for a worker, messages with a valid proof that are older than ones that it has accepted.
     """
 
     count: Number
+    outdated: Number = 0
 
 
 class Lateness(_Control, frozen=True, tag="lateness"):

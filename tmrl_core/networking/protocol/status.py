@@ -32,6 +32,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
         certificate: name in its certificate, which it cannot choose; empty: no certificate.
         forged: number of messages without a valid proof of their origin that it has ignored; left out if there are
             none, as by earlier releases.
+        outdated: number of policies, directives, reports and announcements of a trainer that it has ignored because
+            they were older than accepted ones; left out if there are none, as by earlier releases.
         weight: of its certificate in the division between credentials; left out if it is 1.
     """
 
@@ -47,6 +49,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     policy: tuple[int, int] = (0, 0)
     certificate: str = ""
     forged: int | msgspec.UnsetType = msgspec.UNSET
+    outdated: int | msgspec.UnsetType = msgspec.UNSET
     weight: int | msgspec.UnsetType = msgspec.UNSET
 
 

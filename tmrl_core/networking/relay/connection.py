@@ -89,6 +89,8 @@ class RelayConnection(Connection):
         self.have: Version = (0, 0)
         self.forged = 0
         """Number of messages without a valid proof of their origin, as the peer reports it."""
+        self.outdated = 0
+        """Number of messages that were older than accepted ones, as the peer reports it."""
         self._policy: Policy | None = None
         """Version that is being sent."""
         self._policy_index = 0
@@ -186,6 +188,7 @@ class RelayConnection(Connection):
                 relay.announce(self, message)
             case Forged():
                 self.forged = min(message.count, MAX_COUNT)
+                self.outdated = min(message.outdated, MAX_COUNT)
             case Direct():
                 relay.direct(message)
             case Report():

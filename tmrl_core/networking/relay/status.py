@@ -163,6 +163,7 @@ def _peer(connection: RelayConnection, now: float) -> PeerStatus:
         policy=connection.have,
         certificate=(connection.identity.name or "")[:_LABEL_CHARACTERS],
         forged=connection.forged or msgspec.UNSET,
+        outdated=connection.outdated or msgspec.UNSET,
         weight=connection.identity.weight if connection.identity.weight != 1 else msgspec.UNSET,
     )
 
