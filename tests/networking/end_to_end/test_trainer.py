@@ -111,7 +111,7 @@ def test_any_clock_of_a_worker_gives_a_valid_stream(clock: float) -> None:
 def test_attempts_are_told() -> None:
     ends = Ends()
     told: list[str] = []
-    ends.trainer._on_forged = told.append
+    ends.trainer._on_forged = lambda text, name: told.append(text)
     with pytest.raises(ForgedError):
         ends.trainer.open_record(ends.stream, b"")
     sealed = ends.sealed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import pytest
 from tmrl_core.errors import ConfigError, CredentialsError, ForgedError
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.links.sealing import ForgeryLog, Identity, mode_of
+from tmrl_core.networking.links.sealing import Identity, mode_of
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.certificates import read_facts
 from tmrl_core.networking.security.renewal import renew, revoke
@@ -186,17 +185,3 @@ def test_a_signed_list_is_used_although_the_folder_cannot_be_written(
     assert "kept until this process ends" in caplog.text
     identity.refresh()
     assert len(set(identity.verifier.revoked)) >= 2  # type: ignore[call-overload]
-
-
-def test_attempts_are_logged_at_a_rate_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    now = [0.0]
-    log = ForgeryLog(lambda: now[0])
-    with caplog.at_level(logging.ERROR):
-        for number in range(100):
-            log(f"attempt {number}")
-        now[0] = 60.0
-        log("a later attempt")
-    assert len(caplog.records) == 6
-    assert "a later attempt" in caplog.text
-    assert "(95 further attempts were not logged)" in caplog.text
-    assert "network.end_to_end" in caplog.text

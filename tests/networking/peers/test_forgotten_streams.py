@@ -121,12 +121,12 @@ def test_a_forgotten_stream_is_refused_also_after_a_restart(monkeypatch: pytest.
     assert streams[0] not in server.state.receivers
     restarted = Server(offsets=server.state.offsets)
     for again in (server, restarted):
-        told: list[str] = []
-        again.ends.trainer._on_forged = told.append
+        told: list[tuple[str, str]] = []
+        again.ends.trainer._on_forged = lambda *attempt, told=told: told.append(attempt)
         again.open_and_close(robots[0], streams[0])
         assert streams[0] not in again.state.receivers
         assert again.ends.trainer.forged == 1
-        assert "forgotten" in told[0]
+        assert "forgotten" in told[0][0]
         new = worker("robot", START + 1_000)
         one = new.new_stream()
         again.open_and_close(new, one)

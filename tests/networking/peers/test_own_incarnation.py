@@ -47,10 +47,16 @@ def ends() -> Ends:
 
 
 @pytest.fixture
-def link(held: Held, ends: Ends) -> TrainerConnection:
+def remarks() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+def link(held: Held, ends: Ends, remarks: list[tuple[str, str]]) -> TrainerConnection:
     state = TrainerState(
         run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, seal=ends.trainer, incarnation=4, hold=held
     )
+    state.on_remark = lambda text, name: remarks.append((text, name))
     made = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     made.connected(Identity("Server"), 0.0)
     give(made, Welcome(2, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
@@ -78,11 +84,13 @@ def test_a_server_raises_it_by_a_plausible_number(link: TrainerConnection, held:
     assert [one.incarnation for one in said(link) if isinstance(one, Announce)] == [5, 5, 9, 9]
 
 
-def test_a_disk_that_fails_keeps_it_and_the_link(link: TrainerConnection, held: Held) -> None:
+def test_a_disk_that_fails_keeps_it_and_the_link(
+    link: TrainerConnection, held: Held, remarks: list[tuple[str, str]]
+) -> None:
     held.full = True
     give(link, Incarnation(9))
     assert (link.trainer.holding, link.closing) == (5, False)
-    assert "the disk is full" in link.trainer.remarks[-1]
+    assert "the disk is full" in remarks[-1][0]
 
 
 def test_the_signed_record_of_a_worker_raises_it_also_if_the_server_hides_it(
@@ -103,7 +111,9 @@ def test_the_signed_record_of_a_worker_raises_it_also_if_the_server_hides_it(
     assert ends.worker.incarnation == 8
 
 
-def test_records_of_one_worker_raise_it_a_few_times_only(link: TrainerConnection, held: Held, ends: Ends) -> None:
+def test_records_of_one_worker_raise_it_a_few_times_only(
+    link: TrainerConnection, held: Held, ends: Ends, remarks: list[tuple[str, str]]
+) -> None:
     """A stolen worker claims ever higher incarnations, each of which makes the trainer publish its weights again."""
 
     def claim(worker: WorkerSeal, incarnation: int) -> None:
@@ -116,7 +126,9 @@ def test_records_of_one_worker_raise_it_a_few_times_only(link: TrainerConnection
         assert held.stored[-1] == incarnation + 1
     claim(ends.worker, 1_000)
     assert held.stored[-1] < 1_000
-    assert "higher incarnations" in link.trainer.remarks[-1]
+    ((text, name),) = remarks
+    assert "higher incarnations" in text
+    assert name == "robot"
     other = WorkerSeal("run", signer(name="other"), verifier(), mode="authenticate")
     claim(other, 2_000)
     assert held.stored[-1] == 2_001

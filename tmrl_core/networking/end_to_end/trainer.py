@@ -43,7 +43,8 @@ class TrainerSeal:
         run_key: the key that workers use from now on.
         older: earlier keys of this run, for stored messages.
         mode: `encrypt`: the relay cannot read what this trainer sends.
-        on_forged: called with a text for each attempt. The callee limits the rate of its log.
+        on_forged: called for each attempt with a text and the name in the certificate of the stream (empty: it has no
+            valid record). The callee limits the rate of its log.
 
     Thread-safe as far as a policy may be sealed by another thread than the link's; the owner serialises other calls.
     """
@@ -57,7 +58,7 @@ class TrainerSeal:
         *,
         older: Iterable[RunKey] = (),
         mode: Mode = "authenticate",
-        on_forged: Callable[[str], None] = lambda text: None,
+        on_forged: Callable[[str, str], None] = lambda text, name: None,
     ) -> None:
         self.run = run
         self.signer = signer
@@ -147,10 +148,10 @@ class TrainerSeal:
         covered = broadcast_statement(subject, self.run, version, hashed)
         return encode_trailer(Signature(version, sign(self.run_key.signing, covered)))
 
-    def count(self, text: str) -> None:
-        """Count an attempt."""
+    def count(self, text: str, name: str = "") -> None:
+        """Count an attempt; `name`: the one in the certificate of its stream."""
         self.forged += 1
-        self._on_forged(text)
+        self._on_forged(text, name)
 
 
 class OpenedStream:
@@ -159,12 +160,14 @@ class OpenedStream:
     Attributes:
         signature: the application's signature of the stream.
         peer: the worker.
+        name: name in its certificate.
         incarnation: highest incarnation of a trainer that the worker had accepted.
     """
 
     def __init__(self, seal: TrainerSeal, stream: bytes, record: StreamRecord, peer: Peer) -> None:
         self.signature = record.signature
         self.peer = peer
+        self.name = peer.name
         self.incarnation = record.incarnation
         self._seal = seal
         self._stream = stream
@@ -188,7 +191,7 @@ class OpenedStream:
             self._seal.unknown_keys += 1
             raise
         except ForgedError as exc:
-            self._seal.count(f"{self.peer.name}: {exc}")
+            self._seal.count(f"{self.name}: {exc}", self.name)
             raise
 
     def ack_tag(self, next_number: int, refused: Sequence[tuple[int, str]]) -> bytes:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
+from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity
 from tmrl_core.networking.peers import (
     ClientState,
@@ -28,8 +29,8 @@ from tmrl_core.networking.transports.selection import LinkSettings, client_trans
 
 logger = logging.getLogger(__name__)
 
-_CERTIFICATES_S = 2.0
-"""Time between two checks of the files of end-to-end authentication."""
+_CHECKS_S = 2.0
+"""Time between two checks of the files of end-to-end authentication, and of the log."""
 _NOTIFY_S = 0.001
 """Minimum time between two wake-ups of a waiting thread."""
 _UNREACHABLE_WAIT_S = 2.5
@@ -48,10 +49,12 @@ class Link:
         settings: address and credentials of the Server.
         state: state of the client, which outlives connections.
         identity: certificates of the end-to-end authentication; None: it is off.
+        log: log of what other members cause; its summaries are written beside the connection.
     """
 
-    def __init__(self, settings: LinkSettings, state: ClientState, identity: Identity | None = None) -> None:
+    def __init__(self, settings: LinkSettings, state: ClientState, identity: Identity | None, log: RemarkLog) -> None:
         self.settings = settings
+        self._log = log
         self._state = state
         self._identity = identity
         self._changed = threading.Condition()
@@ -293,8 +296,8 @@ class Link:
         """Wait until the connection ends, the link stops, or the certificates of this machine have changed."""
         ends: set[asyncio.Future[Any]] = {driver.ended, stop}
         identity = self._identity
-        pause_s = None if identity is None else _CERTIFICATES_S
-        while not (await asyncio.wait(ends, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED))[0]:
+        while not (await asyncio.wait(ends, timeout=_CHECKS_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            self._log.summarize()
             if identity is not None and identity.refresh():
                 return
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from tmrl_core.errors import ConfigError, CredentialsError
+from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.security.accepted_versions import AcceptedVersions
 from tmrl_core.networking.security.authentication import WatchedFiles
 from tmrl_core.networking.security.certificates import Signed, make_client_certificate, read_signed_list
@@ -24,7 +24,6 @@ from tmrl_core.networking.security.run_keys import RunKeyFiles
 from tmrl_core.networking.security.secret_files import folder_of, need, write_file, writing
 from tmrl_core.networking.security.tls_contexts import ClientRole, client_certificate, read_bundle, read_revoked
 from tmrl_core.networking.transports.selection import LinkSettings, uses_plaintext
-from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from tmrl_core.networking.end_to_end.identity import Signer
@@ -38,8 +37,6 @@ Mode = Literal["off", "authenticate", "encrypt"]
 DEFAULT: Mode = "authenticate"
 """Mode on a machine with a certificate, for `network.end_to_end: null`."""
 
-LINES_AT_ONCE = 5
-LINES_PER_S = 1 / 60
 _LOCAL_NAME = "local"
 """Name in the certificate that a role issues to itself where the CA's key is."""
 
@@ -200,7 +197,7 @@ class Identity:
 
 
 def seal_worker(
-    settings: LinkSettings, run: str, model_path: str | os.PathLike[str] | None
+    settings: LinkSettings, run: str, model_path: str | os.PathLike[str] | None, log: RemarkLog
 ) -> tuple[Identity, WorkerSeal] | tuple[None, None]:
     """Return the certificate and the seal of a worker's link; None: end-to-end authentication is off.
 
@@ -221,7 +218,7 @@ def seal_worker(
         mode=mode,
         accepted=accepted.version,
         on_accepted=accepted.accept,
-        on_forged=ForgeryLog(),
+        on_forged=log.forged,
     )
     identity.recheck = seal.recheck
     return identity, seal
@@ -242,7 +239,7 @@ def card_problem(settings: LinkSettings, run: str, card: bytes) -> str:
 
 
 def seal_trainer(
-    settings: LinkSettings, run: str
+    settings: LinkSettings, run: str, log: RemarkLog
 ) -> tuple[Identity, TrainerSeal, RunKeyFiles] | tuple[None, None, None]:
     """Return the certificate, the seal and the files of the run key of a trainer's link; None: it is off.
 
@@ -258,34 +255,6 @@ def seal_trainer(
     folder = find(settings.credentials_dir)
     identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run)
     key = RunKey(files.private)
-    identity.seal = seal = TrainerSeal(run, identity.signer, identity.verifier, key, mode=mode, on_forged=ForgeryLog())
+    identity.seal = seal = TrainerSeal(run, identity.signer, identity.verifier, key, mode=mode, on_forged=log.forged)
     identity.reconnecting = seal.renew_group_key
     return identity, seal, files
-
-
-class ForgeryLog:
-    """Rate-limited log of data that its alleged origin has not sent. The caller's seal counts it.
-
-    Args:
-        clock: seconds of any clock.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lines = TokenBucket(LINES_PER_S, LINES_AT_ONCE)
-        self._suppressed = 0
-
-    def __call__(self, what: str) -> None:
-        """Log one attempt, or count it for the next line."""
-        if not self._lines.take(self._clock()):
-            self._suppressed += 1
-            return
-        more = f" ({self._suppressed} further attempts were not logged)" if self._suppressed else ""
-        self._suppressed = 0
-        logger.error(
-            "data without a valid proof of its origin was ignored%s: %s. The Server, or a program with its key, has "
-            "altered or invented it, or the two ends differ in network.end_to_end. Check both, and the Server's host "
-            "(docs/security.md).",
-            more,
-            what.rstrip("."),
-        )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from tmrl_core.networking.links.base import Link
+from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_trainer
 from tmrl_core.networking.peers import (
     Member,
@@ -32,11 +32,6 @@ from tmrl_core.networking.transports.selection import LinkSettings
 
 if TYPE_CHECKING:
     from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-
-logger = logging.getLogger(__name__)
-
-_REMARKS_SAID = 20
-"""Number of different reasons why samples are not taken that are logged."""
 
 
 class TrainerCounts(NamedTuple):
@@ -91,8 +86,9 @@ class TrainerLink(Link):
         hold: Callable[[int], None] = lambda incarnation: None,
     ) -> None:
         identity: Identity | None = None
+        log = RemarkLog()
         if seal is None:
-            identity, seal, files = seal_trainer(settings, run)
+            identity, seal, files = seal_trainer(settings, run, log)
             if files is not None:
                 incarnation, hold = max(incarnation, files.highest), files.hold
         self._trainer = TrainerState(
@@ -107,9 +103,9 @@ class TrainerLink(Link):
             seal=seal,
             hold=hold,
         )
-        self._logged_remarks: set[str] = set()
+        self._trainer.on_remark = log.remark
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
-        super().__init__(settings, self._trainer, identity)
+        super().__init__(settings, self._trainer, identity, log)
 
     # --- samples ---
 
@@ -156,6 +152,12 @@ class TrainerLink(Link):
     def worker_name(self, stream: bytes) -> str:
         """Return the label of a stream's worker, which may have left."""
         return self._trainer.names.get(stream, stream.hex()[:8])
+
+    def origin(self, stream: bytes) -> str:
+        """Return the name in the certificate of a stream's worker; without authentication, the worker's label."""
+        receiver = self._trainer.receivers.get(stream)
+        opener = receiver.opener if receiver is not None else None
+        return opener.name if opener is not None else self.worker_name(stream)
 
     # --- messages to workers ---
 
@@ -258,15 +260,6 @@ class TrainerLink(Link):
             max(0, state.connections - 1),
             state.seal.forged if state.seal is not None else 0,
         )
-
-    def _notify(self) -> None:
-        remarks = self._trainer.remarks
-        while remarks:
-            remark = remarks.popleft()
-            if remark not in self._logged_remarks and len(self._logged_remarks) < _REMARKS_SAID:
-                self._logged_remarks.add(remark)
-                logger.warning("%s (logged once)", remark)
-        super()._notify()
 
     def _serve(self) -> bool:
         # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them

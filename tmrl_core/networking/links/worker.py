@@ -14,6 +14,7 @@ import msgspec
 
 from tmrl_core.errors import CodecError, LinkClosedError, TmrlError
 from tmrl_core.networking.links.base import Link
+from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_worker
 from tmrl_core.networking.peers import (
     WorkerConnection,
@@ -120,11 +121,12 @@ class WorkerLink(Link):
         lateness: Callable[[], tuple[int, int, int]] | None = None,
     ) -> None:
         identity: Identity | None = None
+        log = RemarkLog()
         if seal is None:
-            identity, seal = seal_worker(settings, run, model_path)
+            identity, seal = seal_worker(settings, run, model_path, log)
         self._worker = WorkerState(run=run, name=name, peer=os.urandom(16), seal=seal)
         self.lateness = self._worker.lateness = lateness
-        super().__init__(settings, self._worker, identity)
+        super().__init__(settings, self._worker, identity, log)
         self.drain_timeout_s = drain_timeout_s
         self._queue_bytes = queue_bytes
         self._drop_oldest = when_full == "drop_oldest"

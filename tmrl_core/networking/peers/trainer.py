@@ -133,6 +133,9 @@ class TrainerState(ClientState):
         hold: Callable[[int], None] = lambda incarnation: None,
     ) -> None:
         super().__init__(run=run, name=name, peer=peer, token=token)
+        self.on_remark: Callable[[str, str], None] = lambda text, name: None
+        """Called with a reason why samples of a stream are not taken, and the name in the certificate of the stream
+        (empty: it has no valid record). The callee limits the rate of its log."""
         self.incarnation = incarnation
         self.holding = 0
         """The incarnation of this process; 0: none yet."""
@@ -143,8 +146,6 @@ class TrainerState(ClientState):
         if seal is not None:
             self.versions = (2,)
             self._take_incarnation(incarnation + 1)
-        self.remarks: deque[str] = deque(maxlen=16)
-        """Latest reasons why samples of a stream are not taken, for the log."""
         self.counter = counter
         self.inbox_bytes = inbox_bytes
         self.lock = threading.Lock()
@@ -216,16 +217,17 @@ class TrainerState(ClientState):
             try:
                 self._take_incarnation(incarnation)
             except CredentialsError as exc:
-                self.remarks.append(f"incarnation {incarnation} is not used: {exc}")
+                self.on_remark(f"incarnation {incarnation} is not used: {exc}", "")
 
     def may_raise(self, worker: Peer) -> bool:
         """Count a worker's record that claims a higher incarnation. Return False if it has had too many of them."""
         self._raises[worker.identity] += 1
         if self._raises[worker.identity] <= MOST_RECORD_RAISES:
             return True
-        self.remarks.append(
+        self.on_remark(
             f"worker {plain(worker.name, MAX_NAME_CHARACTERS)} repeatedly claims higher incarnations of a trainer, "
-            "which are ignored from now on. If its machine was not stolen, start the trainer again"
+            "which are ignored from now on. If its machine was not stolen, start the trainer again",
+            worker.name,
         )
         return False
 
@@ -262,8 +264,8 @@ class TrainerState(ClientState):
                 self._forgotten.add(other)
         self._search_above = max(_FORGOTTEN_STREAMS, len(self.receivers) + room)
 
-    def check_stream(self, stream: bytes) -> None:
-        """Check that an authenticated stream is not one that this trainer has forgotten.
+    def check_stream(self, stream: bytes, name: str) -> None:
+        """Check that an authenticated stream, of a certificate with that name, is not one that was forgotten here.
 
         Raises:
             ForgedError: it may be.
@@ -273,7 +275,7 @@ class TrainerState(ClientState):
                 "a stream is not newer than others of its worker that this trainer has forgotten, so its samples may "
                 "be in the memory already: restart its worker"
             )
-            self.seal.count(reason)
+            self.seal.count(reason, name)
             raise ForgedError(reason)
 
     def _waits(self, stream: bytes) -> bool:
@@ -447,25 +449,27 @@ class TrainerConnection(Connection):
         if state.seal is not None:
             try:
                 opener = state.seal.open_record(message.stream, signature)
-                state.check_stream(message.stream)
+                state.check_stream(message.stream, opener.name)
             except ForgedError as exc:
                 if message.live or signature.startswith(AUTHENTICATED):
                     self._refuse_stream(message, exc)
                 else:
                     # Nobody would hear a refusal, and the samples would be lost.
-                    state.remarks.append(
+                    state.on_remark(
                         f"the Server stores samples of worker {plain(message.name, MAX_NAME_CHARACTERS)} that are not "
                         "authenticated, and they stay there: to take them, run the trainer once with "
-                        "network.end_to_end: off"
+                        "network.end_to_end: off",
+                        "",
                     )
                 return
             signature = opener.signature
             if opener.incarnation > state.holding and state.may_raise(opener.peer):
                 self._raised(opener.incarnation + 1)  # otherwise its worker would not follow this trainer
         elif signature.startswith(AUTHENTICATED):
-            state.remarks.append(
+            state.on_remark(
                 f"worker {plain(message.name, MAX_NAME_CHARACTERS)} authenticates its samples and this trainer does "
-                "not check them, so they stay there: use the same network.end_to_end on all machines"
+                "not check them, so they stay there: use the same network.end_to_end on all machines",
+                "",
             )
             return  # without a `Resume`, the worker keeps them
         with state.lock:
@@ -555,10 +559,11 @@ class TrainerConnection(Connection):
             try:
                 received, ask = receiver.frame(frame, self._max_message_bytes)
             except (ForgedError, UnknownRunKeyError) as exc:
-                if isinstance(exc, UnknownRunKeyError):
-                    state.remarks.append(
+                if isinstance(exc, UnknownRunKeyError) and receiver.opener is not None:
+                    state.on_remark(
                         f"{exc}: samples of worker {state.names[receiver.stream]} wait. If they do not arrive, copy "
-                        "the key from the credentials folder (run_keys) of the machine that trained this run before"
+                        "the key from the credentials folder (run_keys) of the machine that trained this run before",
+                        receiver.opener.name,
                     )
                 self._request_later(frame.channel)
                 received, ask = None, False

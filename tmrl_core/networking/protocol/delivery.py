@@ -69,7 +69,13 @@ class Sealer(Protocol):
 
 
 class Opener(Protocol):
-    """Trainer's end of the authentication of one stream."""
+    """Trainer's end of the authentication of one stream.
+
+    Attributes:
+        name: name in the worker's certificate.
+    """
+
+    name: str
 
     def open(self, head: MessageHead, body: memoryview) -> memoryview:
         """Return the body without its seal.

@@ -24,6 +24,7 @@ from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import episode_values
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.links import TrainerLink
+from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.peers import Member
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import (
@@ -69,8 +70,6 @@ AWAY_S = 30.0
 """Seconds to wait for a disconnected worker, which may return with the missing samples."""
 TURN_S = 60.0
 """Seconds after which synchronous training continues although the worker has not reported that it waits."""
-MAX_LOGGED_REFUSALS = 100
-"""Maximum number of different refusals in the log."""
 JOINS_AT_ONCE = 1_000
 JOINS_PER_S = 1.0
 """Maximum rate of records of joining workers, after a burst, so that workers that join and leave endlessly cannot fill
@@ -136,7 +135,7 @@ class RemoteInterface(TrainingInterface):
         self._stop = False
         self._outstanding: list[tuple[Received, Delivery]] = []
         """Received messages that are not acknowledged yet."""
-        self._logged_refusals: set[tuple[str, str]] = set()
+        self._remarks = RemarkLog()
         self._strange: set[bytes] = set()
         """Streams whose latest samples were refused."""
         self._policy: State = {}
@@ -211,13 +210,10 @@ class RemoteInterface(TrainingInterface):
         else:
             name = self.link.worker_name(one.stream)
             most = most_records(len(one.payload))
-            if len(message.records) > most and self._is_new(name, "records"):
-                logger.warning(
-                    "worker %s sends %d episode records in a message of %d bytes; %d of them are used (logged once)",
-                    name,
-                    len(message.records),
-                    len(one.payload),
-                    most,
+            if len(message.records) > most:
+                self._remarks.remark(
+                    f"worker {name} sends more episode records in a message than its size allows; others are not used",
+                    self.link.origin(one.stream),
                 )
             records = [
                 msgspec.structs.replace(record, worker=episode_label(name, record.worker))
@@ -226,22 +222,12 @@ class RemoteInterface(TrainingInterface):
             delivery.buffer.extend([] if chunk is None else [chunk], records)
         return delivery
 
-    def _log_refused(self, worker: str, reason: str) -> None:
-        reason = reason[:MAX_REASON_CHARACTERS]
-        if self._is_new(worker, reason):
-            logger.error(
-                "samples of worker %s are refused: %s (logged once; the record `refused` counts all)",
-                worker,
-                plain(reason),
-            )
-
-    def _is_new(self, worker: str, text: str) -> bool:
-        """Return True if a worker's reason should be logged: once only, because a worker may cause it endlessly."""
-        said = (worker, text)
-        if said in self._logged_refusals or len(self._logged_refusals) >= MAX_LOGGED_REFUSALS:
-            return False
-        self._logged_refusals.add(said)
-        return True
+    def _log_refused(self, stream: bytes, worker: str, reason: str) -> None:
+        reason = plain(reason[:MAX_REASON_CHARACTERS])
+        self._remarks.remark(
+            f"samples of worker {worker} are refused: {reason} (the record `refused` counts all)",
+            self.link.origin(stream),
+        )
 
     def commit(self) -> None:
         """Acknowledge the deliveries that were accepted or refused.
@@ -255,7 +241,7 @@ class RemoteInterface(TrainingInterface):
             self.keep([received for received, _ in done])
         for received, delivery in done:
             if delivery.refusal:
-                self._log_refused(self.link.worker_name(received.stream), delivery.refusal)
+                self._log_refused(received.stream, self.link.worker_name(received.stream), delivery.refusal)
                 self.link.refuse(received, delivery.refusal)
                 self._strange.add(received.stream)
             else:
@@ -609,12 +595,11 @@ class RemoteInterface(TrainingInterface):
                 f"another environment, {found}. Give both the same section environment, or set "
                 "trainer.check_environment: false",
             )
-        elif found and self._is_new(member.name, found):
-            logger.warning(
-                "worker %s has another environment, %s: its samples will be refused unless a preprocessor or "
-                "compressor makes up for it",
-                member.name,
-                found,
+        elif found:
+            self._remarks.remark(
+                f"worker {member.name} has another environment, {found}: its samples will be refused unless a "
+                "preprocessor or compressor makes up for it",
+                self.link.origin(member.stream),
             )
         self._hold_policy(member)
 
@@ -635,10 +620,11 @@ class RemoteInterface(TrainingInterface):
 
     def _refuse_worker(self, member: Member, reason: str) -> None:
         self._unfit[member.stream] = reason[:MAX_REASON_CHARACTERS]
-        self._log_refused(member.name, reason)
+        self._log_refused(member.stream, member.name, reason)
         self._direct(member.stream)
 
     def _record_network(self) -> None:
+        self._remarks.summarize()
         counts = self.link.counts
         self._record(
             "network",
