@@ -73,6 +73,7 @@ class TakenOver:
             self.server.relay.notify_policy()
 
         self.do(act)
+        until(lambda: [one.have for one in self.server.relay.workers.values()] == [version])  # it has arrived
 
     def counted(self, worker: int = 0, trainer: int = 0) -> None:
         until(lambda: self.worker.counts.forged >= worker and self.trainer.counts.forged >= trainer)

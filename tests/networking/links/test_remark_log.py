@@ -15,6 +15,8 @@ from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, MessageHead, cut
 from tmrl_core.networking.protocol.messages import StreamOpened, Welcome
 
+logger = logging.getLogger(__name__)
+
 
 class Clock:
     def __init__(self) -> None:
@@ -31,7 +33,7 @@ def clock(caplog: pytest.LogCaptureFixture) -> Clock:
 
 
 def test_many_remarks_about_one_member_hide_none_about_another(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    log = RemarkLog(clock)
+    log = RemarkLog(logger, clock)
     for number in range(100):
         log.remark(f"remark {number}", "thief")
         log.forged(f"attempt {number}", "")
@@ -42,7 +44,7 @@ def test_many_remarks_about_one_member_hide_none_about_another(clock: Clock, cap
 
 
 def test_a_text_is_not_repeated_and_a_summary_counts_the_rest(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    log = RemarkLog(clock)
+    log = RemarkLog(logger, clock)
     for _ in range(30):
         log.remark("the same", "thief\x1b[2J")
     log.summarize()
@@ -56,7 +58,7 @@ def test_a_text_is_not_repeated_and_a_summary_counts_the_rest(clock: Clock, capl
 
 
 def test_many_certificates_fill_neither_the_log_nor_the_memory(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    log = RemarkLog(clock)
+    log = RemarkLog(logger, clock)
     for number in range(1_000):
         for text in range(30):
             log.remark(str(text), f"robot{number}")
@@ -74,7 +76,7 @@ def test_many_certificates_fill_neither_the_log_nor_the_memory(clock: Clock, cap
 def test_forged_messages_of_one_certificate_hide_none_of_another(caplog: pytest.LogCaptureFixture) -> None:
     """A trainer's link: the streams of a thief contain nothing but invented messages."""
     ends = Ends()
-    log = RemarkLog()
+    log = RemarkLog(logger)
     ends.trainer._on_forged = log.forged
     link = TrainerLink(LinkSettings(), name="node", run="run", seal=ends.trainer)._make_connection()
     link.connected(Identity("Server"), 0.0)

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from tmrl_core.networking.protocol.messages import MAX_NAME_CHARACTERS, plain
 from tmrl_core.token_bucket import TokenBucket
 
-logger = logging.getLogger(__name__)
-
 LINES_AT_ONCE = 20
 LINES_PER_S = 1 / 600
 """Rate of lines about one source after a burst."""
@@ -42,10 +40,12 @@ class RemarkLog:
     counted, and a summary every `SUMMARY_S` says how much it was.
 
     Args:
+        logger: its owner's.
         clock: seconds of any clock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
         self._clock = clock
         self._sources: dict[str, _Source] = {}
         self._summary_due = clock() + SUMMARY_S
@@ -74,7 +74,7 @@ class RemarkLog:
             about.left_out += 1
             return
         about.logged.append(text)
-        logger.log(level, "%s", text)
+        self._logger.log(level, "%s", text)
 
     def summarize(self) -> None:
         """Log how much was left out since the last summary, if there was something and the time has come."""
@@ -86,7 +86,9 @@ class RemarkLog:
         total = sum(count for count, _ in left_out)
         if total:
             named = ", ".join(f"{count:,} about {name}" for count, name in left_out[:_NAMED] if count)
-            logger.warning("remarks that repeat earlier ones or are too many were not logged: %d (%s)", total, named)
+            self._logger.warning(
+                "remarks that repeat earlier ones or are too many were not logged: %d (%s)", total, named
+            )
         for name, about in list(self._sources.items()):
             about.left_out = 0
             if about.lines.available(now) >= LINES_AT_ONCE:  # nothing is lost by forgetting it

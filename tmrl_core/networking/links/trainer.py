@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,8 @@ from tmrl_core.networking.transports.selection import LinkSettings
 
 if TYPE_CHECKING:
     from tmrl_core.networking.end_to_end.trainer import TrainerSeal
+
+logger = logging.getLogger(__name__)
 
 
 class TrainerCounts(NamedTuple):
@@ -86,7 +89,7 @@ class TrainerLink(Link):
         hold: Callable[[int], None] = lambda incarnation: None,
     ) -> None:
         identity: Identity | None = None
-        log = RemarkLog()
+        log = RemarkLog(logger)
         if seal is None:
             identity, seal, files = seal_trainer(settings, run, log)
             if files is not None:

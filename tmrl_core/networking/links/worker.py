@@ -121,7 +121,7 @@ class WorkerLink(Link):
         lateness: Callable[[], tuple[int, int, int]] | None = None,
     ) -> None:
         identity: Identity | None = None
-        log = RemarkLog()
+        log = RemarkLog(logger)
         if seal is None:
             identity, seal = seal_worker(settings, run, model_path, log)
         self._worker = WorkerState(run=run, name=name, peer=os.urandom(16), seal=seal)

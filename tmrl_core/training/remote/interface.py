@@ -135,7 +135,7 @@ class RemoteInterface(TrainingInterface):
         self._stop = False
         self._outstanding: list[tuple[Received, Delivery]] = []
         """Received messages that are not acknowledged yet."""
-        self._remarks = RemarkLog()
+        self._remarks = RemarkLog(logger)
         self._strange: set[bytes] = set()
         """Streams whose latest samples were refused."""
         self._policy: State = {}
