@@ -11,10 +11,12 @@ import pytest
 from tests.actor.rollout.composing import compose
 from tmrl_core.actor import TorchActorModule
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.worker import Worker
-from tmrl_core.errors import LinkClosedError, PolicyFailedError, RemoteProtocolError, WeightsError
+from tmrl_core.errors import LinkClosedError, PolicyFailedError, RefusedError, RemoteProtocolError, WeightsError
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate
+from tmrl_core.sessions import SessionWriter, read_sessions
 
 
 @pytest.fixture
@@ -305,6 +307,24 @@ def test_samples_without_space_at_the_end_count_as_lost(make: Any, link: Any) ->
 
     link.send = full
     assert worker.close() == CloseReport(0, 0, 4)
+
+
+def test_samples_that_a_failed_link_did_not_take_are_recorded_and_count_as_lost(
+    make: Any, link: Any, tmp_path: Path, counting_env: Any
+) -> None:
+    recording = Recording(SessionWriter(tmp_path, counting_env.observation_space, counting_env.action_space))
+    worker = make(recording=recording)
+    worker.collect_train_episode()
+
+    def refused(chunks: Any, records: Any, timeout_s: Any) -> None:
+        raise RefusedError("certificate", "it was revoked")
+
+    link.send = refused
+    with pytest.raises(RefusedError):
+        worker.send_and_clear_buffer()
+    assert len(worker.buffer) == 4
+    assert worker.close() == CloseReport(0, 0, 4)
+    assert [len(session) for session in read_sessions(tmp_path)] == [3]  # steps
 
 
 def test_close_from_another_thread_waits_for_the_step_and_ends_the_run(make: Any, link: Any) -> None:

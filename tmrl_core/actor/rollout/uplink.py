@@ -211,15 +211,17 @@ class Uplink:
             while True:
                 try:
                     self.link.send(chunks, records, timeout_s=WAIT_S)
-                except LinkClosedError:
-                    if self.link.closed and not self._stopping:
-                        raise
-                    if self._stopping:
-                        self._source.put_back(
-                            [chunk for later, _ in pieces[index:] for chunk in later],
-                            [record for _, later in pieces[index:] for record in later],
-                        )
+                except TmrlError as exc:
+                    closed = isinstance(exc, LinkClosedError)
+                    if closed and not self.link.closed and not self._stopping:
+                        continue  # the queue is full
+                    self._source.put_back(
+                        [chunk for later, _ in pieces[index:] for chunk in later],
+                        [record for _, later in pieces[index:] for record in later],
+                    )
+                    if closed and self._stopping:
                         return
+                    raise
                 else:
                     break
             self._record(chunks, records)
