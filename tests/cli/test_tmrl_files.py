@@ -32,11 +32,12 @@ def test_a_configuration_is_written_to_a_new_file_that_loads(
     arguments = [f"--import-config={tmp_path / 'config.json'}", "-o", str(tmp_path / "my.yaml")]
     assert main(arguments) == 0
     assert load(tmp_path / "my.yaml").trainer.epochs == 3
+    assert f"start the roles with -c {tmp_path / 'my.yaml'}" in capsys.readouterr().out
     assert main(arguments) == 1
     assert "exists; name a new file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("content", "problem"), [("{", "not valid JSON"), ("[]", "not a configuration of tmrl")])
+@pytest.mark.parametrize(("content", "problem"), [("{", "not valid JSON"), ("[]", "json: this is not a conf")])
 def test_other_files_are_refused(
     content: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,7 +45,7 @@ def test_other_files_are_refused(
     assert main(["--import-config", str(tmp_path / "config.json")]) == 2
     assert problem in capsys.readouterr().err
     assert main(["--import-config", str(tmp_path / "none.json")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "TmrlData/config/config.json" in capsys.readouterr().err
 
 
 def test_a_policy_is_converted_and_acts_without_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +73,7 @@ def test_a_policy_is_converted_and_acts_without_torch(tmp_path: Path, capsys: py
 def test_other_weights_are_refused_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.tmod").write_bytes(b"\x80\x04.")
     assert main(["--import-weights", str(tmp_path / "model.tmod"), "-o", str(tmp_path / "policy.tmod")]) == 1
-    assert "Nothing of it was run" in capsys.readouterr().err
+    assert "model.tmod: this is not a file of named tensors" in capsys.readouterr().err
     assert not (tmp_path / "policy.tmod").exists()
     assert main(["--import-weights", str(tmp_path / "none"), "-o", "x"]) == 1
     assert "cannot be read" in capsys.readouterr().err

@@ -64,6 +64,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"worker": {"name": 7}}, ["worker.name", "the number 7", "write it in quotes"]),
         ({"network": {"token": "hunter2"}}, ["network.token", "secrets are not allowed", "TMRL_CORE_TOKEN"]),
         ({"password": "hunter2"}, ["password", "TMRL_CORE_TOKEN"]),
+        ({"RUN_NAME": "x", "PASSWORD": "hunter2"}, ["RUN_NAME, a key of tmrl", "--import-config FILE -o my.yaml"]),
         ({"metrics": {"wandb_key": "hunter2"}}, ["metrics.wandb_key", "WANDB_API_KEY"]),
         (
             {"agent": {"kwargs": {"hidden_sizes": [256]}}, "actor": {"kwargs": {"hidden_sizes": [64]}}},

@@ -70,10 +70,15 @@ def _import_config(path: Path, output: str | None) -> int:
             raise ConfigError(f"{path} has more than {MOST_BYTES} bytes: it is not a configuration")
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+        raise ConfigError(
+            f"{path} cannot be read: {exc.strerror}. tmrl has its configuration in TmrlData/config/config.json"
+        ) from exc
     except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{path} is not valid JSON: {exc}") from exc
-    values, notes = converted(content)
+    try:
+        values, notes = converted(content)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     if output is None:
         print(text, end="")
@@ -81,6 +86,8 @@ def _import_config(path: Path, output: str | None) -> int:
         _write(Path(output), text.encode())
     for note in notes:
         print(shown(note), file=sys.stderr)
+    if output is not None:
+        print(shown(f"next: check {output}, then start the roles with -c {output}"))
     return 0
 
 
@@ -93,8 +100,12 @@ def _import_weights(path: Path, output: Path) -> int:
         data = path.read_bytes()
     except OSError as exc:
         raise WeightsError(f"{path} cannot be read: {exc.strerror}") from exc
-    state = read_torch_format(data)
-    _write(output, policy_weights(state))
+    try:
+        state = read_torch_format(data)
+        weights = policy_weights(state)
+    except WeightsError as exc:
+        raise WeightsError(f"{path}: {exc}") from exc
+    _write(output, weights)
     sizes = [len(value) for name, value in state.items() if name.startswith("net.") and name.endswith(".bias")]
     print(
         shown(

@@ -11,6 +11,8 @@ from tmrl_core.config.error_messages import SECRET_ADVICE, SECRET_WORDS, keys_of
 from tmrl_core.config.sections import Config
 from tmrl_core.errors import ConfigError
 
+KEYS_OF_TMRL = ("RUN_NAME", "MAX_EPOCHS", "MEMORY_SIZE", "PUBLIC_IP_SERVER", "ALG", "ENV")
+
 
 def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
     """Refuse unknown keys, and list all of them in one message.
@@ -18,6 +20,11 @@ def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
     Raises:
         ConfigError: the message has each unknown key's path, similar keys and the allowed keys.
     """
+    if theirs := [key for key in KEYS_OF_TMRL if key in values]:
+        raise ConfigError(
+            f"{source}: found {theirs[0]}, a key of tmrl's config.json. Convert that file with `python -m tmrl_core "
+            "--import-config FILE -o my.yaml`, and use my.yaml."
+        )
     problems = list(unknown_keys(values, Config, ""))
     if problems:
         raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))

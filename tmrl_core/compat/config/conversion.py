@@ -25,7 +25,7 @@ SECRETS = {
 NO_COUNTERPART = {
     "RESET_TRAINING": "start with another run.name, or with --new, instead",
     "DEBUG_MODE": "use --log-level debug instead",
-    "SLEEP_TIME_AT_RESET": "it belongs into the reset of your interface",
+    "SLEEP_TIME_AT_RESET": "it belongs in the reset of your interface",
     "REWARD_CONFIG": "it belongs to your interface",
     "WINDOW_WIDTH": "it belongs to your interface",
     "WINDOW_HEIGHT": "it belongs to your interface",
@@ -102,7 +102,7 @@ def _host(made: _Conversion, rest: dict[str, Any]) -> None:
         made.set("PUBLIC_IP_SERVER", "server.host", public)
         if any(local):
             made.notes.append(
-                "LOCALHOST_*: the Server is on one of the machines: start the role beside it with "
+                "LOCALHOST_*: the Server runs beside one role: start the role on that machine with "
                 "--set server.host=127.0.0.1"
             )
 
