@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tmrl_core.errors import ForgedError
-from tmrl_core.networking.end_to_end.group_key import GroupKey, decrypted
+from tmrl_core.errors import ForgedError, UnknownGroupKeyError
+from tmrl_core.networking.end_to_end.arriving_policy import ArrivingPolicy
+from tmrl_core.networking.end_to_end.group_key import GroupKey, decrypted, encryption
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
 from tmrl_core.networking.end_to_end.run_key import key_id_of
 from tmrl_core.networking.end_to_end.statements import (
@@ -122,6 +123,7 @@ class WorkerSeal:
         self._clock = clock
         self._streams: dict[bytes, _Stream] = {}
         self._card: _Card | None = None
+        self._arriving: ArrivingPolicy | None = None
         self.group_keys: dict[bytes, GroupKey] = {}
         """Keys of what the trainer has encrypted for all workers, by their ids."""
         self._newest: dict[tuple[str, bytes], Version] = {}
@@ -227,6 +229,30 @@ class WorkerSeal:
             self.count("an acknowledgement has no valid proof of its origin")
         return valid
 
+    def receive_policy(
+        self, version: Version, beginning: memoryview, body: memoryview
+    ) -> Callable[[memoryview], None] | None:
+        """Return a function that takes each piece of a policy, so that `open_policy` need not read it again.
+
+        None: the policy is readable, or its MAC or key has not arrived.
+
+        Args:
+            beginning: its first piece.
+            body: memory for all of it, which the function fills.
+        """
+        self._arriving = None
+        for own in self._streams.values():
+            if own.policy is None or own.policy.version != version or self._card is None:
+                continue
+            try:
+                found = encryption(self.group_keys, "policy", beginning)
+            except (ForgedError, UnknownGroupKeyError):
+                return None
+            if found is not None:
+                self._arriving = ArrivingPolicy(body, self.run, self._keys(own, self._card), own.policy, found)
+                return self._arriving.add
+        return None
+
     def open_policy(self, version: Version, body: memoryview) -> memoryview | None:
         """Return the content of a policy; None: it is not newer than the accepted one.
 
@@ -236,6 +262,12 @@ class WorkerSeal:
             ForgedError: no trainer of this run published these bytes as this version.
             UnknownGroupKeyError: its key has not arrived yet.
         """
+        try:
+            return self._policy(version, body)
+        finally:
+            self._arriving = None
+
+    def _policy(self, version: Version, body: memoryview) -> memoryview | None:
         signed, content = self._checked("policy", body)
         if content is None:
             return None
@@ -289,6 +321,8 @@ class WorkerSeal:
 
     def _decrypted(self, subject: str, content: memoryview) -> memoryview:
         try:
+            if self._arriving is not None and self._arriving.holds(content):
+                return self._arriving.decrypted()
             return decrypted(self.group_keys, self.run, subject, content)
         except ForgedError as exc:
             raise self._forged(f"a {subject} was refused: {exc}") from exc
@@ -325,6 +359,10 @@ class WorkerSeal:
 
     def _has_tag(self, version: Version, content: memoryview) -> bool:
         """Return True if a letter contains the MAC of a policy, which takes a tenth of the time of its signature."""
+        if self._arriving is not None and self._arriving.holds(content):
+            keys = self._arriving.keys
+            believed = self._card is not None and any(own.keys is keys for own in self._streams.values())
+            return believed and self._arriving.is_proved(version)
         for own in self._streams.values():
             proof = own.policy
             if proof is not None and proof.version == version and self._card is not None:

@@ -64,12 +64,28 @@ _POLICY_KEEP_BYTES = 64 << 20
 _Content = TypeVar("_Content", bytes, memoryview)
 
 
-class PolicyReceiver:
-    """Assemble the WEIGHTS frames of a policy update, in memory of `bodies`."""
+Add = Callable[[memoryview], None]
+"""Takes the next piece of a policy."""
 
-    def __init__(self, max_bytes: int, bodies: BodyPool | None = None) -> None:
+
+class PolicyReceiver:
+    """Assemble the WEIGHTS frames of a policy update, in memory of `bodies`.
+
+    Args:
+        begin: called with the version, the first piece and the memory for all of a policy. Returns a function that
+            writes the pieces there; None: they are copied.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        bodies: BodyPool | None = None,
+        begin: Callable[[Version, memoryview, memoryview], Add | None] | None = None,
+    ) -> None:
         self.max_bytes = max_bytes
         self._bodies = bodies or BodyPool(_POLICY_KEEP_BYTES)
+        self._begin = begin
+        self._add: Add | None = None
         self._body: memoryview | None = None
         self._version = (0, 0)
         self._filled = 0
@@ -93,16 +109,20 @@ class PolicyReceiver:
             self._body = self._bodies.take(length)
             self._filled = 0
             payload = payload[POLICY_HEAD.size :]
+            self._add = self._begin(self._version, payload, self._body) if self._begin is not None else None
         if self._body is None:
             raise RemoteProtocolError("a policy update was continued without a beginning")
         end = self._filled + len(payload)
         if end > len(self._body) or (frame.flags & LAST and end != len(self._body)):
             raise RemoteProtocolError(f"a policy update announced {len(self._body)} bytes and has others")
-        self._body[self._filled : end] = payload
+        if self._add is None:
+            self._body[self._filled : end] = payload
+        else:
+            self._add(payload)
         self._filled = end
         if not frame.flags & LAST:
             return None
-        body, self._body = self._body, None
+        body, self._body, self._add = self._body, None, None
         return self._version, body
 
 
@@ -270,7 +290,8 @@ class WorkerConnection(Connection):
         self._ended = False
         self._halted: set[int] = set()
         """Channels that were halted and have not requested the handoff."""
-        self._policy = PolicyReceiver(max_policy_bytes, state.bodies)
+        begin = state.seal.receive_policy if state.seal is not None else None
+        self._policy = PolicyReceiver(max_policy_bytes, state.bodies, begin)
         self._turn = 0
         self._told_ignored = (0, 0)
         self._told_lateness = (0, 0, 0)
