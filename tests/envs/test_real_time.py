@@ -12,6 +12,8 @@ import rtgym
 
 from tmrl_core.config import environment_maker
 from tmrl_core.envs import real_time_env
+from tmrl_core.envs.identity import differences, identity_of
+from tmrl_core.envs.real_time import ONE_THREAD, THREAD_PER_STEP
 from tmrl_core.errors import ConfigError, MissingExtraError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*time-step.*")  # a busy machine
@@ -72,6 +74,17 @@ def test_an_interface_is_named_with_its_arguments_and_settings() -> None:
     assert obs[-1].tolist() == [0.5, 0.5]
     assert steps == FAST["ep_max_length"]
     env.close()
+
+
+def test_a_robot_on_windows_has_the_environment_of_a_trainer_on_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for name in (THREAD_PER_STEP, ONE_THREAD):
+        monkeypatch.setattr("tmrl_core.envs.real_time.RTGYM_ID", name)
+        env = real_time_env(Counter, config=FAST)
+        found.append(identity_of(env))
+        env.close()
+    assert differences(*found) == differences(*reversed(found)) == ""
+    assert found[0]["environment_id"] == THREAD_PER_STEP
 
 
 def test_a_class_may_be_given_as_it_is() -> None:

@@ -9,6 +9,10 @@ from typing import Any
 
 import gymnasium
 
+from tmrl_core.envs.real_time import ONE_THREAD, THREAD_PER_STEP
+
+_SAME = {ONE_THREAD: THREAD_PER_STEP}
+"""Ids of one environment: a robot on Windows has rtgym's other one."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Part of the text of a custom space without `__repr__`. It differs in each process."""
 _MOST_CHARACTERS = 70
@@ -22,7 +26,7 @@ def identity_of(env: Any) -> dict[str, str]:
     inner = unwrapped(env)
     spec = inner.spec if isinstance(inner, gymnasium.Env) else None
     spaces = identity_of_spaces(env.observation_space, env.action_space)
-    return spaces if spec is None else {"environment_id": spec.id, **spaces}
+    return spaces if spec is None else {"environment_id": _SAME.get(spec.id, spec.id), **spaces}
 
 
 def unwrapped(env: Any) -> Any:

@@ -15,9 +15,10 @@ from tmrl_core.errors import ConfigError, MissingExtraError
 
 logger = logging.getLogger(__name__)
 
-_ONE_THREAD = "real-time-gym-ts-v1"
-RTGYM_ID = "real-time-gym-v1" if platform.system() == "Windows" else _ONE_THREAD
-"""Gymnasium id of rtgym's environment. The one of other systems keeps one thread for all steps."""
+THREAD_PER_STEP, ONE_THREAD = "real-time-gym-v1", "real-time-gym-ts-v1"
+"""Gymnasium ids of rtgym's environment, which differ in its threads only."""
+RTGYM_ID = THREAD_PER_STEP if platform.system() == "Windows" else ONE_THREAD
+"""Gymnasium id of rtgym's environment on this system."""
 
 
 def real_time_env(
@@ -152,7 +153,7 @@ class _Guarded(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def close(self) -> None:
         super().close()
-        if RTGYM_ID == _ONE_THREAD:
+        if RTGYM_ID == ONE_THREAD:
             inner: Any = self.unwrapped
             inner.__del__()  # ends the thread, which keeps the environment referenced
         self._guard.close()
