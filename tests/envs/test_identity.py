@@ -51,6 +51,12 @@ def test_the_same_identity_has_no_differences() -> None:
     assert differences(custom, {"observation_space": "<robots.Space object at 0x7f11bb>"}) == ""
 
 
+def test_spaces_are_the_same_text_with_any_print_options() -> None:
+    with np.printoptions(precision=2, suppress=True, linewidth=20, sign="+", formatter={"float": "{:.1f}".format}):
+        found = identity_of(GenericGymEnv("MountainCarContinuous-v0"))
+    assert differences(found, identity_of(GenericGymEnv("MountainCarContinuous-v0"))) == ""
+
+
 def test_both_sides_of_each_difference_are_named() -> None:
     theirs = {**PENDULUM, "environment_id": "Robot-v0", "action_space": "Discrete(3)"}
     assert differences(theirs, PENDULUM) == (

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from tmrl_core.envs.real_time import ONE_THREAD, THREAD_PER_STEP
 
@@ -35,8 +36,12 @@ def unwrapped(env: Any) -> Any:
 
 
 def identity_of_spaces(observation_space: Any, action_space: Any) -> dict[str, str]:
-    """Return the spaces as text."""
-    return {"observation_space": repr(observation_space), "action_space": repr(action_space)}
+    """Return the spaces as text, whatever NumPy's print options are in this process."""
+    with np.printoptions(
+        precision=8, threshold=1_000, edgeitems=3, linewidth=75, suppress=False, nanstr="nan", infstr="inf",
+        sign="-", floatmode="maxprec", formatter=None, legacy=False,
+    ):  # fmt: skip
+        return {"observation_space": repr(observation_space), "action_space": repr(action_space)}
 
 
 def differences(found: Mapping[str, object], expected: Mapping[str, str]) -> str:
