@@ -175,6 +175,23 @@ def test_a_list_that_the_ca_did_not_sign_is_counted_and_not_kept(
     assert not (robot / SIGNED_FILE).exists()
 
 
+def test_a_list_beside_two_bundles_is_of_one_ca_and_stops_no_other_role(
+    authority: Path, lists: list[bytes], tmp_path: Path
+) -> None:
+    """One folder may hold bundle files of two fleets, or a new CA's bundle in the place of an old one."""
+    credentials.create(tmp_path / "foreign")
+    for ca, name in ((authority, "robot8"), (tmp_path / "foreign", "robot9")):
+        credentials.bundle(ca, "worker", name, tmp_path)
+    Identity(tmp_path / "robot8.worker.bundle", "worker").take_revocations(lists[0])
+    assert (tmp_path / SIGNED_FILE).read_bytes() == lists[0]
+    other = Identity(tmp_path / "robot9.worker.bundle", "worker")
+    assert not set(other.verifier.revoked)  # type: ignore[call-overload]
+    revoke(tmp_path / "foreign", "robot9")
+    other.take_revocations((tmp_path / "foreign" / SIGNED_FILE).read_bytes())
+    assert set(other.verifier.revoked)  # type: ignore[call-overload]
+    Identity(tmp_path / "robot8.worker.bundle", "worker")
+
+
 def test_a_signed_list_is_used_although_the_folder_cannot_be_written(
     authority: Path, robot: Path, lists: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -137,6 +137,8 @@ class Identity:
         try:
             text = body.decode("ascii")
             listed = read_signed_list(text, self._known[0])
+            if listed is None:
+                raise CredentialsError("it is of another CA")
         except (CredentialsError, UnicodeDecodeError) as exc:
             if self.seal is not None:
                 self.seal.count(f"a list of revoked certificates was refused: {exc}")

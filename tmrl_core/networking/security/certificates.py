@@ -210,19 +210,20 @@ def sign_list(authority: Signed, listed: SignedList) -> str:
     return made.public_bytes(serialization.Encoding.PEM).decode("ascii")
 
 
-def read_signed_list(text: str, authority: str) -> SignedList:
-    """Return the content of `sign_list`'s result.
+def read_signed_list(text: str, authority: str) -> SignedList | None:
+    """Return the content of `sign_list`'s result; None: another CA has made it.
 
     Raises:
-        CredentialsError: the CA with this certificate did not sign it, or it is damaged.
+        CredentialsError: it is damaged.
     """
     from cryptography import exceptions, x509
 
     signer = _parse(authority)
     try:
         parsed = x509.load_pem_x509_crl(text.encode())
-        signed = parsed.issuer == signer.subject and parsed.is_signature_valid(signer.public_key())  # type: ignore[arg-type]
-        if not signed:
+        if parsed.issuer != signer.subject:
+            return None
+        if not parsed.is_signature_valid(signer.public_key()):  # type: ignore[arg-type]
             raise CredentialsError("the CA of this machine did not sign the list of revoked certificates")
         number = parsed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
         return SignedList(number, frozenset(clean_serial(f"{one.serial_number:x}") for one in parsed))

@@ -124,16 +124,18 @@ def sign_revoked(folder: Path, authority: Signed) -> None:
 
 
 def read_signed(folder: Path, authority: str) -> SignedList:
-    """Return the signed list in a credentials folder; `NO_LIST` without one.
+    """Return the signed list in a credentials folder; `NO_LIST` without one of the CA with this certificate.
+
+    The folder of several bundle files may have the list of another CA.
 
     Raises:
-        CredentialsError: the file cannot be read, or the CA with this certificate did not sign it.
+        CredentialsError: the file cannot be read, or is damaged.
     """
     file = folder / SIGNED_FILE
     if not file.exists():
         return NO_LIST
     try:
-        return read_signed_list(read_file(file), authority)
+        return read_signed_list(read_file(file), authority) or NO_LIST
     except CredentialsError as exc:
         raise CredentialsError(
             f"{file}: {exc}. Copy it from the machine of the CA, or delete it: the Server sends the current one."
