@@ -98,6 +98,18 @@ def test_a_worker_measures_environments_with_a_rate(counting_env: Any, constant_
     assert worker.lateness.steps == 14
 
 
+@pytest.mark.parametrize("duration", [None, 0, "20 ms", lambda: 0.02])
+def test_an_attribute_of_that_name_without_a_duration_is_no_rate(
+    counting_env: Any, constant_actor: Any, duration: Any
+) -> None:
+    class Other(counting_env):  # type: ignore[misc]
+        time_step_duration = duration
+
+    worker = compose(Other, constant_actor)
+    worker.run(nb_episodes=1, verbose=False)
+    assert worker.lateness is None
+
+
 def test_a_subclass_that_steps_itself_is_measured(counting_env: Any, constant_actor: Any) -> None:
     from tmrl_core.actor.rollout.worker import Worker
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from math import isfinite
+from numbers import Real
 from types import TracebackType
 from typing import Any
 
@@ -70,9 +71,11 @@ class CheckedEnvironment:
     def time_step(self) -> tuple[float, float] | None:
         """Duration of a time step and its elasticity, in seconds; None: the environment has no rate."""
         inner, real_time = self._inner, self.real_time
-        if not isinstance(inner, Timed):
+        # An environment may have something else by that name.
+        found: object = inner.time_step_duration if isinstance(inner, Timed) else None
+        if not isinstance(found, Real) or found <= 0:
             return None
-        duration_s = inner.time_step_duration
+        duration_s = float(found)
         return duration_s, duration_s if real_time is None else real_time.time_step_timeout
 
     @property
