@@ -44,6 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/examples/test_images.py::test_it_trains_and_plays_from_the_command_line",
         "tests/gateway/advice/test_saves.py::test_a_killed_writer_leaves_whole_saves",
         "tests/gateway/advice/test_served.py",
+        "tests/local/test_fleet.py",
         "tests/local/test_masked_runs.py",
         "tests/local/test_pipeline.py",
         "tests/local/test_runs.py",

@@ -6,7 +6,7 @@ few times; one that fails permanently does not end the others.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Sequence
 
 from tmrl_core.config import Config
@@ -15,19 +15,20 @@ from tmrl_core.local.supervision import Fleet, watch
 from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.shutdown import ShutdownSignal
 
+logger = logging.getLogger(__name__)
 
-class Lines:
-    """Messages to the user, line by line."""
+
+class LogWatcher:
+    """Watcher of workers without a display."""
 
     starving = False
 
     def refresh(self) -> None:
-        """Do nothing: there is no display."""
+        """Do nothing: a worker has no records."""
 
     def say(self, text: str) -> None:
-        """Print a message."""
-        with contextlib.suppress(OSError):
-            print(text, flush=True)
+        """Log a message."""
+        logger.info("%s", text)
 
 
 def run_fleet(config: Config, arguments: Sequence[str], shutdown: ShutdownSignal, count: int) -> int:
@@ -49,15 +50,15 @@ def run_fleet(config: Config, arguments: Sequence[str], shutdown: ShutdownSignal
     if config.network.transport == "local":
         raise ConfigError("network.transport: local connects threads of one process; --workers needs tls or tlspyo")
     roles.ensure_credentials(config)
-    fleet, lines = Fleet(config, arguments, count), Lines()
+    fleet, watcher = Fleet(config, arguments, count), LogWatcher()
     shutdown.kill_on_second(fleet.kill)
     logs = config.run_folder / "logs"
-    lines.say(f"{count} workers for run {config.run.name!r}; their logs are {logs / 'worker-1.log'} and so on")
+    logger.info("%d workers for run %r; their logs are %s and so on", count, config.run.name, logs / "worker-1.log")
     try:
-        fleet.start(lines)
-        watch(fleet, lines, shutdown)
+        fleet.start(watcher)
+        watch(fleet, watcher, shutdown)
     finally:
-        fleet.end(lines)
+        fleet.end(watcher)
     if fleet.failed is not None:
         raise fleet.failed
     return 0
