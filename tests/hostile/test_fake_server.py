@@ -1,21 +1,23 @@
 """A Server that was taken over, with one stolen worker's bundle: it replays, reorders, alters, rolls back and forges.
 
 The real relay serves two honest workers and a trainer. What goes through it passes an attacker, which also says things
-of its own. After every attempt, nothing was accepted, the attempt is counted, and the honest exchange goes on.
+of its own, made of what it has seen here, in another run and of another trainer. Nothing that it says changes anything,
+every attempt is counted, and the honest exchange goes on.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.networking.end_to_end.ends import signer, verifier
-from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end import stream_keys
 from tmrl_core.networking.end_to_end import worker as worker_module
 from tmrl_core.networking.end_to_end.run_key import RunKey
@@ -23,10 +25,8 @@ from tmrl_core.networking.end_to_end.statements import (
     TRAILER_BYTES,
     RunCard,
     StreamRecord,
-    decode_letter,
     decode_statement,
     encode_statement,
-    split_trailer,
 )
 from tmrl_core.networking.end_to_end.stream_keys import SEAL_BYTES, header
 from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
@@ -55,6 +55,7 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Directive,
     Incarnation,
+    OpenStream,
     PolicyUpdate,
     Progress,
     Report,
@@ -68,9 +69,11 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay import Relay, RelaySettings
 
-ATTEMPTS, ATTEMPTS_FULL = 400, 10_000
+ATTEMPTS, ATTEMPTS_FULL = 1_400, 10_000
 KEPT = 60
 """Frames of each kind that the attacker remembers."""
+AT_ONCE = 10
+"""Attempts between two moments at which the honest ends go on."""
 PROVEN_BYTES = 200
 """Size from which workers receive MACs of policies here."""
 _STEP_S = 1.0
@@ -105,10 +108,21 @@ class Link:
                 receiver.received(0, self.world.now)
         return moved
 
-    def inject(self, *messages: bytes | Control) -> None:
+    def tell(self, *messages: bytes | Control) -> None:
         """Say something to the client as if the Server did."""
         for message in messages:
             hear(self.client, message if isinstance(message, bytes) else control_frame(message), self.world.now)
+
+    def inject(self, *messages: bytes | Control) -> None:
+        """Say something forged, which changes nothing. At most, a worker asks for a higher incarnation."""
+        before = self.world.obeyed
+        self.tell(*messages)
+        if self.client.closing:
+            assert "must take a higher one" in str(self.client.reason)
+            (card,) = messages
+            assert isinstance(card, Announce)
+            assert card.incarnation == self.world.state.holding
+        assert self.world.obeyed == before, "somebody has obeyed a forged message"
 
 
 def _frames(reader: FrameReader, data: bytes) -> list[Frame]:
@@ -142,6 +156,40 @@ def hear(end: Connection, data: bytes, now: float) -> None:
         rest = rest[n:]
 
 
+class Stream:
+    """A stream of an honest worker, what it has made, and what the trainer has done with it."""
+
+    def __init__(self, worker: HonestWorker, channel: int) -> None:
+        self.worker = worker
+        self.channel = channel
+        self.world = worker.world
+        self.id, sealer = worker.state.new_stream()
+        self.sender = StreamSender(self.id, queue_bytes=1 << 20, drop_oldest=False, sealer=sealer)
+        worker.state.add_stream(self.sender, b"signature")
+        self.record = worker.state.announcement(self.sender, b"signature")
+        self.made: list[bytes] = []
+        self.taken = 0
+        self.refused = 0
+        self.world.streams[self.id] = self
+
+    def make(self, size: int) -> None:
+        """Make one message, which says where it belongs."""
+        body = b"%s %d " % (self.id.hex().encode(), len(self.made)) + self.world.random.randbytes(size)
+        assert self.sender.offer([body], 1)
+        self.made.append(body)
+
+    def check(self) -> None:
+        """Check that no sample was released or refused that the trainer has not."""
+        assert len(self.made) - self.sender.held_messages <= self.taken
+        assert self.sender.samples_refused <= self.refused
+
+    @property
+    def address(self) -> tuple[int, int]:
+        """The trainer's channel, and the epoch."""
+        stream = self.world.relay.streams[self.id]
+        return stream.trainer_channel, stream.epoch
+
+
 class HonestWorker:
     """A worker, what it has made, and what it has obeyed."""
 
@@ -156,19 +204,16 @@ class HonestWorker:
     def begin(self) -> None:
         """Start a process, with the file of what was accepted."""
         self.seal = WorkerSeal(
-            "run",
+            self.world.run,
             signer("worker", self.name),
             verifier(),
             mode=self.mode,
             accepted=self.accepted,
             on_accepted=self._keep,
         )
-        self.state = WorkerState(run="run", name=self.name, peer=self.world.random.randbytes(16), seal=self.seal)
-        stream, sealer = self.state.new_stream()
-        self.sender = StreamSender(stream, queue_bytes=1 << 20, drop_oldest=False, sealer=sealer)
-        self.state.add_stream(self.sender, b"signature")
-        self.made: list[bytes] = []
-        self.world.made[stream] = self.made
+        peer = self.world.random.randbytes(16)
+        self.state = WorkerState(run=self.world.run, name=self.name, peer=peer, seal=self.seal)
+        self.streams = [Stream(self, channel) for channel in range(2)]
 
     def _keep(self, version: Version) -> None:
         self.accepted = max(self.accepted, version)
@@ -176,28 +221,34 @@ class HonestWorker:
     def connection(self) -> Connection:
         return WorkerConnection(self.state, silent_s=10, heartbeat_s=3)
 
-    def make(self, size: int) -> None:
-        """Make one message, which says where it belongs."""
-        body = b"%s %d " % (self.sender.stream.hex().encode(), len(self.made)) + self.world.random.randbytes(size)
-        assert self.sender.offer([body], 1)
-        self.made.append(body)
-
     @property
     def counted(self) -> int:
         return self.retired + self.seal.forged + self.seal.outdated
 
+    @property
+    def obeyed(self) -> tuple[Any, ...]:
+        """Everything that a message of the trainer changes."""
+        state, senders = self.state, [stream.sender for stream in self.streams]
+        released = [(one.samples_acked, one.samples_refused, one.held_messages) for one in senders]
+        return released, state.policy_version, dict(state.directives), state.progress, self.seal.incarnation
+
 
 class World:
-    """A fleet whose Server was taken over."""
+    """A fleet whose Server was taken over.
 
-    def __init__(self, seed: int, mode: Mode) -> None:
+    Args:
+        key: secret of the trainer's run key.
+    """
+
+    def __init__(self, seed: int, mode: Mode, *, run: str = "run", key: bytes = bytes(32)) -> None:
         self.mode = mode
+        self.run = run
+        self.key = key
         self.random = Random(seed)
         self.now = 100.0
         self.relay = Relay(RelaySettings(), wall_clock=lambda: 0.0)
         self.attacker = Attacker(self)
-        self.made: dict[bytes, list[bytes]] = {}
-        self.memory: dict[bytes, list[bytes]] = {}
+        self.streams: dict[bytes, Stream] = {}
         self.policies: dict[int, bytes] = {}
         """Weights that were published, by their counter: a trainer may raise its incarnation."""
         self.orders: set[bytes] = {encode_body(Directive()), encode_body(Progress())}
@@ -209,16 +260,16 @@ class World:
         self.links: dict[HonestWorker | None, Link] = {}
         for who in (None, *self.workers):
             self.link(who)
-        self.settle()
+        for _ in range(20):
+            honest_work(self)
 
     def new_trainer(self, incarnation: int, counter: int, offsets: dict[bytes, CommittedOffset]) -> TrainerState:
         """Start a process of the trainer."""
-        self.seal = TrainerSeal("run", signer("trainer", "node"), verifier(), RunKey(bytes(32)), mode=self.mode)
-        peer = self.random.randbytes(16)
+        self.seal = TrainerSeal(self.run, signer("trainer", "node"), verifier(), RunKey(self.key), mode=self.mode)
         return TrainerState(
-            run="run",
+            run=self.run,
             name="node",
-            peer=peer,
+            peer=self.random.randbytes(16),
             inbox_bytes=1 << 20,
             incarnation=incarnation,
             counter=counter,
@@ -239,6 +290,10 @@ class World:
     def trainer(self) -> Link:
         return self.links[None]
 
+    def pick(self) -> Stream:
+        """Return a stream of a process that runs."""
+        return self.random.choice(self.random.choice(self.workers).streams)
+
     def settle(self) -> None:
         """Let time pass until everything honest has arrived."""
         for _ in range(600):
@@ -251,7 +306,7 @@ class World:
                     self.closed += 1
                     self.link(who)
                     moved = True
-            if not moved and all(worker.sender.settled for worker in self.workers):
+            if not moved and all(one.sender.settled for worker in self.workers for one in worker.streams):
                 return
             self.now += _STEP_S
             for link in self.links.values():
@@ -261,14 +316,15 @@ class World:
         raise AssertionError("the honest exchange does not go on")
 
     def work(self) -> None:
-        """Commit what has arrived, and check that it belongs there."""
+        """Commit or refuse what has arrived, and check that it belongs there."""
         for received in self.state.take():
-            rows = self.memory.setdefault(received.stream, [])
-            made = self.made[received.stream]
-            assert received.number == len(rows), "a message is missing, or came twice"
-            assert bytes(received.payload) == made[received.number], "a sample that its worker did not send"
-            rows.append(made[received.number])
-            self.state.acknowledge(received)
+            stream = self.streams[received.stream]
+            assert received.number == stream.taken, "a message is missing, or came twice"
+            assert bytes(received.payload) == stream.made[received.number], "a sample that its worker did not send"
+            stream.taken += 1
+            refused = self.random.random() < 0.1
+            stream.refused += refused
+            self.state.acknowledge(received, "no room" if refused else None)
         for worker in self.workers:
             self.check(worker)
 
@@ -283,10 +339,8 @@ class World:
             assert encode_body(directive) in self.orders, "a directive that no trainer has made"
         assert encode_body(state.progress) in self.orders, "a report that no trainer has made"
         assert state.policy_version <= self.state.version
-        held = worker.sender.held_messages
-        rows = len(self.memory.get(worker.sender.stream, ()))
-        assert len(worker.made) - held <= rows, "samples were released that the trainer does not have"
-        assert not worker.sender.samples_refused
+        for stream in worker.streams:
+            stream.check()
 
     def publish(self) -> None:
         """Publish weights."""
@@ -301,7 +355,7 @@ class World:
         self.revision += 1
         connection = self.trainer.client
         assert isinstance(connection, TrainerConnection)
-        for stream in (None, self.workers[self.revision % 2].sender.stream):
+        for stream in (None, self.workers[self.revision % 2].streams[0].id):
             self.state.directives[stream] = Directive(revision=self.revision)
             self.orders.add(encode_body(self.state.directives[stream]))
             connection.direct(stream)
@@ -310,24 +364,33 @@ class World:
         connection.report()
 
     @property
+    def obeyed(self) -> tuple[Any, ...]:
+        """Everything that a forged message could change."""
+        return self.state.holding, len(self.state.inbox), *(worker.obeyed for worker in self.workers)
+
+    @property
     def counted(self) -> int:
         """Return the number of attempts that both ends have noticed."""
-        trainer = self.seal.forged + self.seal.unknown_keys + self.state.duplicates
+        trainer = self.seal.forged + self.seal.unknown_keys + self.state.duplicates + self.attacker.requests
         return trainer + self.closed + sum(worker.counted for worker in self.workers)
 
 
 class Attacker:
-    """The attacker's memory and tricks. It holds the bundle of a worker of its own, `thief`."""
+    """The attacker's memory. It holds the bundle of a worker of its own, `thief`."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.heard: dict[str, deque[bytes]] = {}
         """Frames that went through, by the direction and the kind of their content."""
+        self.elsewhere: list[dict[str, deque[bytes]]] = []
+        """The same of another run, and of another trainer."""
         self.alter: Callable[[Link, Frame, bool], list[bytes] | None] | None = None
         """Returns what the next frame becomes: nothing, and it is asked again; None: it does not apply."""
         self.requests = 0
         """Times that the trainer asked for something again."""
-        self.thief = WorkerSeal("run", signer("worker", "thief"), verifier(), mode="authenticate")
+        self.exact = False
+        """True: the latest attempt repeats something genuine, which may be the newest of its kind and do nothing."""
+        self.thief = WorkerSeal(world.run, signer("worker", "thief"), verifier(), mode="authenticate")
 
     def passes(self, link: Link, frame: Frame, up: bool) -> list[bytes]:
         """Return what reaches the other side in place of a frame."""
@@ -348,10 +411,14 @@ class Attacker:
                 return changed
         return [data]
 
-    def old(self, kind: str) -> bytes | None:
-        """A frame that went through before."""
-        frames = self.heard.get(kind)
-        return self.world.random.choice(frames) if frames else None
+    def seen(self, *kinds: str) -> bytes:
+        """Return the content of a frame that went through, here or elsewhere."""
+        random = self.world.random
+        source = random.choice([self.heard, self.heard, *self.elsewhere])
+        return random.choice(source[random.choice(kinds)])[HEADER_BYTES:]
+
+    def seen_message(self, *kinds: str) -> Control:
+        return decode_control(memoryview(self.seen(*kinds)))
 
     def flip(self, data: bytes, first: int = 0) -> bytes:
         """Change one bit."""
@@ -360,55 +427,172 @@ class Attacker:
         changed[at] ^= 1 << self.world.random.randrange(8)
         return bytes(changed)
 
+    def perhaps_altered(self, body: bytes) -> bytes:
+        """Return the same bytes half of the time; otherwise flip, cut, lengthen or reverse them."""
+        random = self.world.random
+        self.exact = not body or random.random() < 0.5
+        if self.exact:
+            return body
+        how = random.randrange(4)
+        if how == 0:
+            return self.flip(body)
+        if how == 1:
+            return body[: random.randrange(len(body))]
+        return body + random.randbytes(random.randrange(1, 9)) if how == 2 else b"\0" + body[::-1]
 
-# --- attempts: each returns False if there is nothing yet to try it with ---
+
+# --- attempts that the Server makes by itself ---
 
 
-def _address(world: World, worker: HonestWorker) -> tuple[int, int]:
-    """The trainer's channel of a worker's stream, and its epoch."""
-    stream = world.relay.streams[worker.sender.stream]
-    return stream.trainer_channel, stream.epoch
-
-
-def _to_trainer(world: World, worker: HonestWorker, head: MessageHead, body: bytes) -> None:
-    channel, epoch = _address(world, worker)
+def _samples(stream: Stream, head: MessageHead, body: bytes) -> None:
+    channel, _ = stream.address
+    epoch = stream.world.random.getrandbits(
+        16
+    )  # of an earlier one, the trainer would ignore what follows a bad message
     packed = SAMPLES_HEAD.pack(*head, len(body))
-    world.trainer.inject(*map(bytes, cut(Kind.DATA, packed, [body], epoch=epoch, channel=channel)))
+    stream.world.trainer.inject(*map(bytes, cut(Kind.DATA, packed, [body], epoch=epoch, channel=channel)))
+    stream.world.trainer.carry()
 
 
-def _pick(world: World) -> HonestWorker:
-    return world.random.choice(world.workers)
+def forge_samples(world: World) -> None:
+    """Old messages in any stream and place, altered or not, and samples of the attacker's own with any proof."""
+    stream, attacker, random = world.pick(), world.attacker, world.random
+    after = world.state.receivers[stream.id].next_number
+    seen = attacker.seen("up DATA")
+    head = MessageHead(*SAMPLES_HEAD.unpack_from(seen)[:4])
+    body = seen[SAMPLES_HEAD.size :]
+    how = random.randrange(8)
+    if how == 0:
+        body = random.randbytes(random.choice((0, 30, 200))) + body[-SEAL_BYTES:]
+    elif how == 1:
+        body = random.randbytes(random.choice((0, 94, 264)))
+    elif how == 2:
+        body = random.randbytes(94) + bytes((random.choice((1, 2, 3)),))
+    if random.random() < 0.5:
+        head = MessageHead(after, random.choice((0, after)), after, 1)
+    if how == 3:
+        parts = attacker.thief.seal(attacker.thief.new_stream(), head, [random.randbytes(30)])
+        assert parts is not None
+        body = b"".join(parts)
+    _samples(stream, head, attacker.perhaps_altered(body))
+    attacker.exact = False
 
 
-def replay_samples(world: World) -> bool:
-    """A message again, in its own or another stream."""
-    data = world.attacker.old("up DATA")
-    if data is None:
-        return False
-    number, floor, position, samples, _ = SAMPLES_HEAD.unpack_from(data, HEADER_BYTES)
-    body = data[HEADER_BYTES + SAMPLES_HEAD.size :]
-    _to_trainer(world, _pick(world), MessageHead(number, floor, position, samples), body)
-    return True
+def forge_stream(world: World) -> None:
+    """A stream of a worker with a wrong record, or without one, and samples in it."""
+    stream, thief = world.pick(), world.attacker.thief
+    opened = world.attacker.seen_message("up OpenStream")
+    assert isinstance(opened, OpenStream)
+    forged = world.random.choice(
+        (
+            b"signature",
+            b"",
+            world.attacker.flip(stream.record),
+            stream.record[: world.random.randrange(len(stream.record))],
+            thief.record(thief.new_stream(), b"signature"),
+            opened.signature if opened.stream != stream.id else b"",
+        )
+    )
+    channel = 1 << 20 | world.random.getrandbits(10)
+    world.trainer.inject(StreamOpened(channel, stream.id, stream.worker.name, forged))
+    for number in range(3):
+        packed = SAMPLES_HEAD.pack(number, 0, number, 1, 5)
+        world.trainer.inject(*map(bytes, cut(Kind.DATA, packed, [b"false"], epoch=1, channel=channel)))
+    world.trainer.inject(StreamClosed(channel, False))
 
 
-def move_samples(world: World) -> bool:
-    """An old message in the next place of a stream."""
-    data = world.attacker.old("up DATA")
-    if data is None:
-        return False
-    worker = _pick(world)
-    number = world.state.receivers[worker.sender.stream].next_number
-    _to_trainer(world, worker, MessageHead(number, 0, number, 1), data[HEADER_BYTES + SAMPLES_HEAD.size :])
-    return True
+def forge_ack(world: World) -> None:
+    """An acknowledgement that no trainer has made, with any tag, sometimes while samples are held back."""
+    stream, random = world.pick(), world.random
+    link = world.links[stream.worker]
+    for _ in range(random.choice((0, 2))):
+        stream.make(20)
+    seen = world.attacker.seen_message("up Ack")
+    assert isinstance(seen, Ack)
+    number = random.randrange(len(stream.made) + 50)
+    tag = world.attacker.perhaps_altered(seen.tag)[:64]
+    link.inject(
+        random.choice(
+            [
+                Ack(stream.channel, number),
+                Ack(stream.channel, len(stream.made), (), random.randbytes(16)),
+                Ack(stream.channel, number, seen.refused, seen.tag),
+                Ack(stream.channel, seen.next, (*seen.refused[1:], (number, "x")), seen.tag),
+                Ack(stream.channel, seen.next, seen.refused, tag),
+            ]
+        )
+    )
+    world.attacker.exact = True
 
 
-def skip_samples(world: World) -> bool:
+def forge_policy(world: World) -> None:
+    """Weights of the attacker's own, altered ones, and old ones under their own or another version."""
+    worker, random = world.pick().worker, world.random
+    seen = world.attacker.seen("up WEIGHTS")
+    incarnation, counter, _ = POLICY_HEAD.unpack_from(seen)
+    body = world.attacker.perhaps_altered(seen[POLICY_HEAD.size :])
+    if random.random() < 0.5:
+        newest = worker.state.policy_version
+        incarnation, counter = newest[0] + random.randrange(2), newest[1] + random.randrange(100)
+    if random.random() < 0.25:
+        body = encode_body(PolicyUpdate((0, 0), {"": Blob("sim", b"harm")})) + random.choice(
+            (b"", body[-TRAILER_BYTES:])
+        )
+    packed = POLICY_HEAD.pack(incarnation, counter, len(body))
+    world.links[worker].inject(*map(bytes, cut(Kind.WEIGHTS, packed, [body], epoch=0, channel=0)))
+    world.attacker.exact = False
+
+
+def _made_orders(world: World) -> list[bytes]:
+    """Cards, directives and reports of the attacker's own, and cards of the trainer for earlier incarnations."""
+    trailer = world.attacker.seen("up Report")[-TRAILER_BYTES:]
+    harmful = [
+        encode_body(Directive(revision=1 << 40, finish=True)),
+        encode_body(Progress(lack="samples", gave_up=True)),
+    ]
+    key, thief = RunKey(b"\1" * 32), signer("worker", "thief")
+    card = RunCard(world.run, 1 << 20, key.public, key.signing_public, thief.certificate)
+    return [
+        *harmful,
+        *(one + trailer for one in harmful),
+        encode_statement(msgspec.structs.replace(card, proof=thief.sign(card.covered()))),
+        world.seal.card(world.random.randrange(world.state.holding)),
+        TrainerSeal("other", signer("trainer", "node"), verifier(), RunKey(bytes(32))).card(1 << 20),
+    ]
+
+
+def forge_order(world: World) -> None:
+    """Any card, directive or report in the place of any other, altered or not."""
+    worker, random = world.pick().worker, world.random
+    if random.random() < 0.3:
+        body = random.choice(_made_orders(world))
+        world.attacker.exact = False
+    else:
+        seen = world.attacker.seen_message("up Announce", "up Direct", "up Report")
+        assert isinstance(seen, Announce | Direct | Report)
+        body = world.attacker.perhaps_altered(seen.body)
+    kind = random.randrange(3)
+    if kind == 0:
+        # A card of another trainer, with the own one's incarnation: the worker asks for a higher one, in a new link.
+        incarnation = random.choice((world.state.holding, random.randrange(9)))
+        world.links[worker].inject(Announce(incarnation, body))
+    elif kind == 1:
+        world.links[worker].inject(Direct(random.choice((0, 1, ALL_CHANNELS)), 1 << 40, body))
+    else:
+        world.links[worker].inject(Report(body))
+
+
+# --- attempts on what goes through ---
+
+
+def skip_samples(world: World) -> None:
     """A message is held back, and the next one says that nothing was before it."""
-    worker = _pick(world)
+    stream = world.pick()
     held: list[bytes] = []
 
     def alter(link: Link, frame: Frame, up: bool) -> list[bytes] | None:
-        if link is not world.links[worker] or not up or frame.kind != Kind.DATA:
+        own = link is world.links[stream.worker] and frame.channel == stream.channel
+        if not own or not up or frame.kind != Kind.DATA:
             return None
         if not held:
             held.append(bytes(frame.buffer))
@@ -419,16 +603,15 @@ def skip_samples(world: World) -> bool:
 
     world.attacker.alter = alter
     for _ in range(2):
-        worker.make(20)
-    return True
+        stream.make(20)
 
 
-def alter_samples(world: World) -> bool:
+def alter_samples(world: World) -> None:
     """One bit of a message's header or body is changed on its way."""
-    worker = _pick(world)
+    stream = world.pick()
 
     def alter(link: Link, frame: Frame, up: bool) -> list[bytes] | None:
-        if link is not world.trainer or up or frame.kind != Kind.DATA or frame.channel != _address(world, worker)[0]:
+        if link is not world.trainer or up or frame.kind != Kind.DATA or frame.channel != stream.address[0]:
             return None
         # The length and the frame's own header only harm the link.
         while True:
@@ -437,14 +620,12 @@ def alter_samples(world: World) -> bool:
                 return [changed]
 
     world.attacker.alter = alter
-    worker.make(world.random.choice((0, 50, 500)))
-    worker.make(20)  # with a lower number, the first is a duplicate, and the second shows the gap
-    return True
+    stream.make(world.random.choice((0, 50, 500)))
+    stream.make(20)  # with a lower number, the first is a duplicate, and the second shows the gap
 
 
-def truncate_samples(world: World) -> bool:
+def truncate_samples(world: World) -> None:
     """A message loses its end, and says so."""
-    worker = _pick(world)
 
     def alter(link: Link, frame: Frame, up: bool) -> list[bytes] | None:
         if link is not world.trainer or up or frame.kind != Kind.DATA:
@@ -456,17 +637,16 @@ def truncate_samples(world: World) -> bool:
         return list(map(bytes, cut(Kind.DATA, packed, [body], epoch=frame.epoch, channel=frame.channel)))
 
     world.attacker.alter = alter
-    worker.make(50)
-    return True
+    world.pick().make(50)
 
 
-def reorder_samples(world: World) -> bool:
+def reorder_samples(world: World) -> None:
     """Two messages change places."""
-    worker = _pick(world)
+    stream = world.pick()
     held: list[bytes] = []
 
     def alter(link: Link, frame: Frame, up: bool) -> list[bytes] | None:
-        if link is not world.trainer or up or frame.kind != Kind.DATA or frame.channel != _address(world, worker)[0]:
+        if link is not world.trainer or up or frame.kind != Kind.DATA or frame.channel != stream.address[0]:
             return None
         if held:
             return [bytes(frame.buffer), *held]
@@ -475,106 +655,12 @@ def reorder_samples(world: World) -> bool:
 
     world.attacker.alter = alter
     for _ in range(2):
-        worker.make(20)
-    return True
+        stream.make(20)
 
 
-def forge_samples(world: World) -> bool:
-    """Samples of the attacker's own, with a proof of the stolen bundle, of old messages, or with none."""
-    worker = _pick(world)
-    number = world.state.receivers[worker.sender.stream].next_number
-    head = MessageHead(number, 0, number, 1)
-    body = world.random.randbytes(world.random.choice((0, 30, 200)))
-    how = world.random.randrange(4)
-    if how == 0 and (old := world.attacker.old("up DATA")) is not None:
-        body += old[-65:]
-    elif how == 1:
-        thief = world.attacker.thief
-        stream = thief.new_stream()
-        parts = thief.seal(stream, head, [body])
-        assert parts is not None
-        body = b"".join(parts)
-    elif how == 2:
-        body += world.random.randbytes(64) + bytes((world.random.choice((1, 2, 3)),))
-    _to_trainer(world, worker, head, body)
-    return True
-
-
-def forge_stream(world: World) -> bool:
-    """A stream of a worker with a wrong record, or without one, and samples in it."""
-    worker = _pick(world)
-    record = worker.state.senders[0][1]
-    thief = world.attacker.thief
-    forged = world.random.choice(
-        (
-            b"signature",
-            b"",
-            world.attacker.flip(record),
-            record[: world.random.randrange(len(record))],
-            next(other for other in world.workers if other is not worker).state.senders[0][1],
-            thief.record(thief.new_stream(), b"signature"),
-        )
-    )
-    channel = 1 << 20 | world.random.getrandbits(10)
-    world.trainer.inject(StreamOpened(channel, worker.sender.stream, worker.name, forged))
-    for number in range(3):
-        packed = SAMPLES_HEAD.pack(number, 0, number, 1, 5)
-        world.trainer.inject(*map(bytes, cut(Kind.DATA, packed, [b"false"], epoch=1, channel=channel)))
-    world.trainer.inject(StreamClosed(channel, False))
-    return True
-
-
-def release_samples(world: World) -> bool:
-    """An acknowledgement that no trainer has made, while the samples are held back."""
-    worker = _pick(world)
-    link = world.links[worker]
-    for _ in range(2):
-        worker.make(20)
-    made = len(worker.made)
-    how = world.random.randrange(4)
-    tag = world.random.randbytes(16)
-    refused: tuple[tuple[int, str], ...] = ()
-    old = world.attacker.old("down Ack")
-    if how == 0:
-        tag = b""
-    elif how == 1 and old is not None:
-        acked = decode_control(memoryview(old)[HEADER_BYTES:])
-        assert isinstance(acked, Ack)
-        tag = acked.tag
-    elif how == 2:
-        refused = ((made - 1, "refused"),)
-    link.inject(Ack(0, made - world.random.randrange(2), refused, tag))
-    return True
-
-
-def _policies(world: World, worker: HonestWorker, version: Version, body: bytes) -> None:
-    packed = POLICY_HEAD.pack(*version, len(body))
-    world.links[worker].inject(*map(bytes, cut(Kind.WEIGHTS, packed, [body], epoch=0, channel=0)))
-
-
-def forge_policy(world: World) -> bool:
-    """Weights of the attacker's own, altered ones, or ones under a later version."""
-    worker = _pick(world)
-    old = world.attacker.old("up WEIGHTS")
-    if old is None:
-        return False
-    body = old[HEADER_BYTES + POLICY_HEAD.size :]
-    incarnation, counter = worker.state.policy_version
-    later = (incarnation + world.random.randrange(2), counter + 1 + world.random.randrange(3))
-    how = world.random.randrange(4)
-    if how == 0:
-        body = world.attacker.flip(body)
-    elif how == 1:
-        body = encode_body(PolicyUpdate((0, 0), {"": Blob("sim", b"harm")}))
-    elif how == 2:
-        body = encode_body(PolicyUpdate((0, 0), {"": Blob("sim", b"harm")})) + body[-TRAILER_BYTES:]
-    _policies(world, worker, later, body)
-    return True
-
-
-def alter_policy(world: World) -> bool:
+def alter_policy(world: World) -> None:
     """One bit of a new policy is changed on its way to a worker, who may have its MAC."""
-    worker = _pick(world)
+    worker = world.pick().worker
 
     def alter(link: Link, frame: Frame, up: bool) -> list[bytes] | None:
         if link is not world.links[worker] or up or frame.kind != Kind.WEIGHTS:
@@ -586,143 +672,44 @@ def alter_policy(world: World) -> bool:
     world.publish()
     world.settle()
     world.publish()
-    return True
 
 
-def roll_back_policy(world: World) -> bool:
-    """Weights that were published before, to the same worker or to a new process of it."""
-    old = world.attacker.old("up WEIGHTS")
-    if old is None:
-        return False
-    worker = _pick(world)
-    version = POLICY_HEAD.unpack_from(old, HEADER_BYTES)[:2]
-    if version >= worker.accepted:
-        return False
-    if world.random.random() < 0.2:
-        restart_worker(world, worker)
-        version = POLICY_HEAD.unpack_from(old, HEADER_BYTES)[:2]
-    _policies(world, worker, version, old[HEADER_BYTES + POLICY_HEAD.size :])
-    return True
+def false_hints(world: World) -> None:
+    """Hints that nobody proves: they may delay, and do nothing else."""
+    stream = world.pick()
+    link = world.links[stream.worker]
+    how = world.random.randrange(4)
+    if how == 0:
+        stream.make(20)
+        link.tell(Resume(stream.channel, world.random.randrange(len(stream.made) + 1), 77, 0))
+    elif how == 1:
+        world.trainer.tell(Incarnation(world.state.holding + (1 << world.random.randrange(21, 60))))
+    elif how == 2:
+        world.link(stream.worker).tell(Welcome(2, 1 << 60, 1, 1 << 20, 1 << 20, 3.0, 0, True))
+    else:
+        world.trainer.tell(StreamOpened(1 << 21, stream.id, "", stream.record))
+        world.link(None)
+    world.link(stream.worker)
 
 
-def restart_worker(world: World, worker: HonestWorker) -> None:
+INJECTED = (forge_samples, forge_stream, forge_ack, forge_policy, forge_order)
+ON_THE_WAY = (skip_samples, alter_samples, truncate_samples, reorder_samples, alter_policy)
+
+
+# --- the honest ends ---
+
+
+def restart_worker(world: World) -> None:
     """A new process of a worker, with its file."""
-    world.settle()
-    worker.retired += worker.seal.forged + worker.seal.outdated
+    worker = world.random.choice(world.workers)
+    worker.retired = worker.counted
     worker.begin()
     world.link(worker)
     world.settle()
 
 
-def _version_of(worker: HonestWorker, body: bytes, own: bool) -> Version:
-    """The place of a directive or report in their order; a letter for another worker has the first one."""
-    if not own:
-        return split_trailer(memoryview(body))[1].version
-    keys = worker.seal._streams[worker.sender.stream].keys
-    try:
-        return decode_letter(body, keys).version if keys is not None else (0, 0)
-    except ForgedError:
-        return 0, 0
-
-
-def forge_order(world: World) -> bool:
-    """A directive or a report of the attacker's own, an altered one, an old one, or one for another worker."""
-    worker = _pick(world)
-    link = world.links[worker]
-    finish = encode_body(Directive(revision=1 << 40, finish=True))
-    gave_up = encode_body(Progress(lack="samples", gave_up=True))
-    kind = world.random.choice(("up Direct", "up Report"))
-    frames = world.attacker.heard.get(kind)
-    if not frames or len(frames) < 4:
-        return False
-    how = world.random.randrange(4)
-    older = decode_control(memoryview(world.random.choice(list(frames)[:-3]))[HEADER_BYTES:])
-    assert isinstance(older, Direct | Report)
-    body = older.body
-    if how == 0:
-        body = world.attacker.flip(body)
-    elif how == 1:
-        body = finish if kind == "up Direct" else gave_up
-    elif how == 2:
-        body = (finish if kind == "up Direct" else gave_up) + body[-TRAILER_BYTES:]
-    else:
-        own = isinstance(older, Direct) and older.channel != ALL_CHANNELS
-        scope = "report" if kind == "up Report" else "directive", worker.sender.stream if own else b""
-        if _version_of(worker, body, own) >= worker.seal._newest.get(scope, (0, 0)):
-            return False  # it may be the latest one, which does no harm
-    if kind == "up Report":
-        link.inject(Report(body))
-    else:
-        assert isinstance(older, Direct)
-        for_all = older.channel == ALL_CHANNELS
-        link.inject(Direct(ALL_CHANNELS if for_all else 0, 1 << 40, body))
-    return True
-
-
-def forge_card(world: World) -> bool:
-    """A card that is altered, older, of another run, or signed with the stolen bundle."""
-    worker = _pick(world)
-    how = world.random.randrange(4)
-    incarnation = world.state.holding
-    card = world.seal.card(incarnation)
-    if how == 0:
-        card = world.attacker.flip(card)
-    elif how == 1:
-        incarnation = world.random.randrange(incarnation)
-        card = world.seal.card(incarnation)  # an earlier process has sent it
-    elif how == 2:
-        card = TrainerSeal("other", signer("trainer", "node"), verifier(), RunKey(bytes(32))).card(1 << 20)
-    else:
-        key, thief = RunKey(b"\1" * 32), signer("worker", "thief")
-        made = RunCard("run", 1 << 20, key.public, key.signing_public, thief.certificate)
-        card = encode_statement(msgspec.structs.replace(made, proof=thief.sign(made.covered())))
-    world.links[worker].inject(Announce(incarnation, card))
-    return True
-
-
-COUNTED: tuple[Callable[[World], bool], ...] = (
-    replay_samples,
-    move_samples,
-    skip_samples,
-    alter_samples,
-    truncate_samples,
-    reorder_samples,
-    forge_samples,
-    forge_stream,
-    release_samples,
-    forge_policy,
-    alter_policy,
-    roll_back_policy,
-    forge_order,
-    forge_card,
-)
-
-
-def false_hints(world: World) -> bool:
-    """Hints that nobody proves: they may delay, and do nothing else."""
-    worker = _pick(world)
-    link = world.links[worker]
-    how = world.random.randrange(4)
-    if how == 0:
-        worker.make(20)
-        link.inject(Resume(0, world.random.randrange(len(worker.made) + 1), 77, 0))
-    elif how == 1:
-        world.trainer.inject(Incarnation(world.state.holding + (1 << world.random.randrange(21, 60))))
-    elif how == 2:
-        world.link(worker)
-        hear(
-            world.links[worker].client, control_frame(Welcome(2, 1 << 60, 1, 1 << 20, 1 << 20, 3.0, 0, True)), world.now
-        )
-    else:
-        world.trainer.inject(StreamOpened(1 << 21, worker.sender.stream, "", worker.state.senders[0][1]))
-        world.link(None)
-    world.link(worker)
-    return True
-
-
 def restart_trainer(world: World) -> None:
     """A new process of the trainer, from what it has committed."""
-    world.settle()
     world.state = world.new_trainer(world.state.incarnation, world.state.counter, world.state.offsets)
     world.link(None)
     world.publish()
@@ -733,7 +720,7 @@ def restart_trainer(world: World) -> None:
 def honest_work(world: World) -> None:
     """A little of everything that a fleet does."""
     for worker in world.workers:
-        worker.make(world.random.choice((0, 30, 300)))
+        world.random.choice(worker.streams).make(world.random.choice((0, 30, 300)))
     if world.random.random() < 0.5:
         world.publish()
     if world.random.random() < 0.5:
@@ -741,36 +728,59 @@ def honest_work(world: World) -> None:
     world.settle()
 
 
+@functools.cache
+def heard_elsewhere(mode: Mode) -> list[dict[str, deque[bytes]]]:
+    """Return what passes a Server of another run, and of another trainer of this run."""
+    return [World(18, mode, run="other run").attacker.heard, World(19, mode, key=b"1" * 32).attacker.heard]
+
+
 def attack(attempts: int, mode: Mode = "encrypt") -> None:
     """Attack a fleet, and check after every attempt that it harmed nobody and was counted."""
     world = World(17, mode)
+    world.attacker.elsewhere = heard_elsewhere(mode)
+    assert world.counted == world.attacker.requests, "honest ends take each other for forgers"
     tried: Counter[str] = Counter()
-    for _ in range(5):
-        honest_work(world)
+    harmless = contests = 0
     while tried.total() < attempts:
-        attempt = world.random.choice((*COUNTED, false_hints))
-        before, asked = world.counted, world.attacker.requests
-        if not attempt(world):
-            honest_work(world)
-            continue
-        for worker in world.workers:
-            worker.make(5)  # the honest exchange goes on
-        world.settle()
-        assert world.attacker.alter is None, f"{attempt.__name__} met no message"
+        attempt = world.random.choice((*INJECTED * 4, *ON_THE_WAY, false_hints))
+        if attempt in ON_THE_WAY:
+            world.settle()
+        before, world.attacker.exact = world.counted, False
+        attempt(world)
         tried[attempt.__name__] += 1
-        asked_again = attempt in (replay_samples, reorder_samples) and world.attacker.requests > asked
-        assert world.counted > before or asked_again or attempt is false_hints, f"{attempt.__name__} was not counted"
-        if world.random.random() < 0.3:
+        contested = [worker for worker in world.workers if world.links[worker].client.closing]
+        if attempt not in INJECTED or contested or tried.total() % AT_ONCE == 0:
+            for worker in world.workers:
+                world.random.choice(worker.streams).make(5)  # the honest exchange goes on
+            holding = world.state.holding
+            if contested:
+                world.link(None)
+            world.settle()
+            assert (world.state.holding > holding) >= bool(contested), "no higher incarnation settles the contest"
+            contests += len(contested)
+        assert world.attacker.alter is None, f"{attempt.__name__} met no message"
+        if world.counted == before and attempt is not false_hints:
+            assert world.attacker.exact, f"{attempt.__name__} was not counted"
+            harmless += 1
+        if world.random.random() < 0.1:
+            world.settle()
             honest_work(world)
         if world.random.random() < 0.01:
-            restart_trainer(world)
+            world.settle()
+            world.random.choice((restart_trainer, restart_worker))(world)
+    world.settle()
     honest_work(world)
-    assert tried.keys() == {attempt.__name__ for attempt in (*COUNTED, false_hints)}
-    for stream, made in world.made.items():
-        assert world.memory.get(stream, []) == made, "every honest sample has arrived once"
+    assert tried.keys() == {attempt.__name__ for attempt in (*INJECTED, *ON_THE_WAY, false_hints)}
+    assert contests
+    assert harmless < attempts / 10, "only exact repetitions of the newest message of their kind change nothing"
+    for stream in world.streams.values():
+        assert stream.taken == len(stream.made), "every honest sample has arrived once"
     for worker in world.workers:
         assert worker.state.policy_version == world.state.version
         assert worker.state.directives["all"].revision == world.revision
+        for stream in worker.streams:
+            assert stream.sender.samples_refused == stream.refused
+            assert stream.sender.samples_acked + stream.refused == len(stream.made)
 
 
 @pytest.mark.timeout(1_200)
