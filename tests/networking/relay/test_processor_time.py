@@ -6,17 +6,24 @@ import pytest
 
 from tests.networking.relay.test_one_principal import End, Place
 from tmrl_core.networking.protocol.framing import control_frame
-from tmrl_core.networking.protocol.messages import Have, Hello, Resume
+from tmrl_core.networking.protocol.messages import CloseStream, Control, Have, Hello, OpenStream, Resume, Waits, Want
+from tmrl_core.networking.relay.membership_log import MembershipLog
 from tmrl_core.networking.relay.processor_time import (
     AT_ONCE_S,
     BURST_S,
+    EFFECTS,
+    LOG_AGAIN_S,
     MAX_PAUSE_S,
     MAX_READ_BYTES,
     MIN_PAUSE_S,
     MIN_READ_BYTES,
+    PAUSE_S,
     READ_S,
     SHARE,
     SHARE_AT_ONCE,
+    SIGNATURE_BYTE_S,
+    STREAM_S,
+    WAITS_S,
     ProcessorTime,
     ReadSize,
 )
@@ -53,6 +60,14 @@ def test_reads_of_tiny_messages_become_small_and_others_grow_again() -> None:
         assert size.bytes <= 2 * READ_S / 400e-9
         size.spent(size.bytes * 400e-9, size.bytes)
     assert size.spent(1.0, 100)
+    assert size.bytes == MIN_READ_BYTES
+
+
+def test_short_reads_do_not_allow_long_ones() -> None:
+    size = ReadSize()
+    size.spent(1.0, MIN_READ_BYTES)
+    for _ in range(20):
+        size.spent(READ_S / 100, 12)  # a heartbeat
     assert size.bytes == MIN_READ_BYTES
 
 
@@ -99,7 +114,7 @@ def test_a_link_whose_read_took_long_gives_others_their_turn() -> None:
     end = place.worker("w")
     paused = Paused(end)
     before = end.link.read_bytes
-    end.link.charge(READ_S / 2, 100, 0.0)
+    end.link.charge(READ_S / 2, before, 0.0)
     assert (paused.turns, end.link.read_bytes) == (0, 2 * before)
     end.link.charge(2 * READ_S, before, 0.0)
     assert (paused.turns, end.link.read_bytes) == (1, before // 2)
@@ -131,6 +146,72 @@ def test_samples_in_tiny_records_and_frames_of_no_epoch_are_charged(wire: int) -
     assert len(paused.pauses) == 1
 
 
+def left(place: Place, principal: str, now: float = 0.0) -> float:
+    """Processor time of a principal's burst that is left."""
+    return place.relay.processor_time._accounts[principal].share.available(now)
+
+
+@pytest.mark.parametrize(
+    ("messages", "price_s"),
+    [
+        ([OpenStream(9, b"w" * 16, "w", bytes(50_000))], STREAM_S + 50_000 * SIGNATURE_BYTE_S),
+        ([OpenStream(9, b"w" * 16, "w"), CloseStream(9)] * 3, 3 * STREAM_S),
+        ([Waits(0, "later")] * 5, 5 * WAITS_S),
+        ([Want(0, 0, 1)] * 5, 0.0),
+    ],
+)
+def test_messages_are_charged_with_what_they_cause_elsewhere(messages: list[Control], price_s: float) -> None:
+    place = Place()
+    end = place.worker("wolf")
+    end.link.charge(0.0, 100, 0.0)
+    before = left(place, "certificate worker wolf")
+    end.tell(*messages)
+    end.link.charge(0.001, 100, 0.0)
+    assert before - left(place, "certificate worker wolf") == pytest.approx(EFFECTS * 0.001 + price_s)
+
+
+def test_a_principal_beyond_its_share_is_logged_once_a_minute() -> None:
+    lines: list[str] = []
+    place = Place()
+    place.relay.membership_log = MembershipLog(lines.append)
+    end = place.worker("wolf")
+    lines.clear()
+    for now in (0.0, 1.0, 2.0, LOG_AGAIN_S + 1.0):
+        end.tell(Have(1, 1), now=now)
+        end.link.charge(BURST_S, 100, now)
+    assert len(lines) == 2
+    assert lines[0].startswith("worker wolf (wolf's certificate, there) is read slowly: connections, streams and")
+
+
+def test_a_pause_is_charged_for_each_link() -> None:
+    place = Place()
+    ends = [place.worker("wolf", number=number) for number in range(8)]
+    for end in ends:
+        end.link.charge(0.0, 100, 0.0)
+    before = left(place, "certificate worker wolf")
+    ends[0].tell(Have(1, 1))
+    ends[0].link.charge(2 * AT_ONCE_S, 100, 0.0)
+    assert before - left(place, "certificate worker wolf") == pytest.approx(EFFECTS * 2 * AT_ONCE_S + 8 * PAUSE_S)
+
+
+def test_the_streams_of_one_certificate_leave_the_trainer_most_of_its_time() -> None:
+    """The trainer checks the proof of each in the thread that takes the honest workers' samples."""
+    place = Place()
+    account, now, opened = place.relay.processor_time, 0.0, 0
+    at_once: list[int] = []
+    while now < 10.0:
+        some = 0
+        pause_s = 0.0
+        while not pause_s:
+            some += 1
+            pause_s = account.charge("wolf", STREAM_S, now)
+        at_once.append(some)
+        opened += some
+        now += pause_s
+    assert max(at_once) * STREAM_S <= AT_ONCE_S + 2 * STREAM_S
+    assert opened * STREAM_S <= BURST_S + SHARE * now + AT_ONCE_S
+
+
 def test_the_trainer_is_not_charged() -> None:
     place = Place()
     paused = Paused(place.trainer)
@@ -139,17 +220,40 @@ def test_the_trainer_is_not_charged() -> None:
     assert paused.pauses == []
 
 
-def test_handshakes_are_charged_to_certificates_only() -> None:
+@pytest.mark.parametrize(("role", "of_each"), [("worker", 2 * EFFECTS * 0.003), (None, EFFECTS * 0.001)])
+def test_handshakes_are_charged_to_certificates_only(role: str | None, of_each: float) -> None:
     place = Place()
-    for role, expected in (("worker", True), (None, False)):
+    spent = 0.0
+    principal = "certificate worker wolf" if role else "token worker"
+    for number in range(100):
         link = place.relay.connection()
+        link.charge(0.003, 500, 0.0)  # before the certificate is known
         link.connected(place.trainer.link.identity._replace(role=role, name=role and "wolf"), 0.0)
-        pauses: list[float] = []
-        link.pause = pauses.append
-        link.charge(BURST_S + 1.0, 1_000, 0.0)
-        pauses.clear()  # others had their turn
-        hello = control_frame(Hello((1,), "worker", "", "run", "wolf", b"wolf" * 4))
+        link.charge(0.002, 2_000, 0.0)
+        hello = control_frame(Hello((1,), "worker", "", "run", "wolf", b"wolf%12d" % number))
         link.get_buffer()[: len(hello)] = hello
         link.received(len(hello), 0.0)
-        link.charge(0.0, 100, 0.0)
-        assert bool(pauses) is expected
+        link.charge(0.001, 100, 0.0)
+        link.lost(None, 0.0)
+        spent += of_each
+        assert BURST_S - left(place, principal) == pytest.approx(spent, rel=0.2)
+
+
+def test_a_hundred_links_with_one_token_come_back_within_a_second() -> None:
+    """Streams, requests and samples included, whatever the handshakes cost."""
+    place = Place(budget_bytes=64 << 20)
+    now = 0.0
+    for number in range(100):
+        link = place.relay.connection()
+        pauses = [0.0]
+        link.pause = pauses.append
+        link.charge(0.005, 2_500, now)
+        link.connected(place.trainer.link.identity._replace(role=None, name=None), now)
+        peer = b"peer%12d" % number
+        said = [Hello((1,), "worker", "", "run", "robot", peer), OpenStream(0, peer, "robot", bytes(2_000))]
+        sent = b"".join(map(control_frame, said))
+        link.get_buffer()[: len(sent)] = sent
+        link.received(len(sent), now)
+        link.charge(0.0005, len(sent), now)
+        now += 0.0005 + max(pauses)
+    assert now < 1.0

@@ -38,7 +38,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay.policies import Policy
 from tmrl_core.networking.relay.probes import PROBE_S, Echoes
-from tmrl_core.networking.relay.processor_time import ReadSize
+from tmrl_core.networking.relay.processor_time import EFFECTS, PAUSE_S, SIGNATURE_BYTE_S, STREAM_S, WAITS_S, ReadSize
 from tmrl_core.networking.relay.streams import RelayStream
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class RelayConnection(Connection):
         """Bytes and frames that had arrived then."""
         self._uncharged = (0.0, 0)
         """Processor time since then, and bytes as they were on the wire."""
+        self._effects_s = 0.0
+        """Price of what the messages since then cause elsewhere."""
         self._credit_used_at = 0.0
         """Time of the last samples, or of the last check without unused credit."""
         self._checked_at = 0.0
@@ -159,6 +161,7 @@ class RelayConnection(Connection):
                 self.echoes.take(message)
                 self.wake()
             case OpenStream():
+                self._effects_s += STREAM_S + len(message.signature) * SIGNATURE_BYTE_S
                 relay.open_stream(self, message)
             case CloseStream():
                 relay.close_stream(self, message.channel)
@@ -169,6 +172,7 @@ class RelayConnection(Connection):
             case HandOver():
                 relay.spool_handoff.begin(self, message.channel)
             case Waits():
+                self._effects_s += WAITS_S
                 relay.waits(self, message)
             case Lateness():
                 relay.lateness(self, message)
@@ -216,10 +220,10 @@ class RelayConnection(Connection):
         """Charge the processor time of received bytes to the principal, except the part of samples."""
         if self._read_size.spent(seconds, n):
             self.pause(0.0)
-        used, wire = self._uncharged[0] + seconds, self._uncharged[1] + n
-        if self.state == "greeting" and self.identity.role is None:
-            used = 0.0  # members of a fleet with one token connect again together
-        self._uncharged = used, wire
+        used, wire = self._uncharged
+        if not self._charged[1] and self.identity.role is None and self.state in _CHARGED:
+            used = 0.0  # its handshake; members of a fleet with one token connect again together
+        self._uncharged = used, wire = used + seconds, wire + n
         frames, plain = self.frames_in - self._charged[1], self.bytes_in - self._charged[0]
         if not frames or self.state not in _CHARGED:
             return
@@ -227,11 +231,15 @@ class RelayConnection(Connection):
         samples = self._sample_frames / frames if 2 * plain > wire else 0.0
         self._charged, self._uncharged, self._sample_frames = (self.bytes_in, self.frames_in), (0.0, 0), 0
         relay, principal = self.relay, self.principal
-        pause_s = relay.processor_time.charge(principal, (1.0 - samples) * used, now)
+        price_s, self._effects_s = EFFECTS * (1.0 - samples) * used + self._effects_s, 0.0
+        pause_s = relay.processor_time.charge(principal, price_s, now)
         if pause_s:
-            for link in (*relay.workers.values(), *relay.observers):
-                if link.principal == principal:
-                    link.pause(pause_s)
+            links = [link for link in (*relay.workers.values(), *relay.observers) if link.principal == principal]
+            relay.processor_time.charge(principal, PAUSE_S * len(links), now)
+            for link in links:
+                link.pause(pause_s)
+            if relay.processor_time.should_log(principal, now):
+                relay.membership_log.slowed(self, now)
 
     @property
     def read_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Log of peers that join and leave, in a bounded number of lines. Sans-I/O."""
+"""Log of peers that join, leave and are slowed down, in a bounded number of lines. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RateLimitedLog:
 
 
 class MembershipLog:
-    """Membership log: a line for each worker or trainer that joins, and one for each that leaves, with the reason.
+    """Membership log: a line for each worker or trainer that joins, leaves or is slowed down, with the reason.
 
     Args:
         say: writes a line to the log.
@@ -55,6 +55,14 @@ class MembershipLog:
         """Log that a peer's link has ended; `why` is the connection's reason, None if it was closed in order."""
         reason = str(why).rstrip(".") if why is not None else "in order"
         self._line(f"{_who(connection)} left after {connection.linked_s(now):.0f} s: {reason}", now)
+
+    def slowed(self, connection: RelayConnection, now: float) -> None:
+        """Log that the links of a peer's credentials are read slowly."""
+        self._line(
+            f"{_who(connection)} is read slowly: connections, streams and requests with these credentials have used up "
+            "their share of the processor",
+            now,
+        )
 
 
 def _who(connection: RelayConnection) -> str:

@@ -4,6 +4,9 @@ Samples cost what the trainer's credit and the turns of the principals allow. Al
 streams that open and close, wait reasons, heartbeats, frames that are discarded) costs time that nothing else bounds.
 Each principal has `SHARE` of a core for it, and never more than `SHARE_AT_ONCE`, so that others are read in between.
 Beyond that, nothing is read from any of its links for a while. `ReadSize` keeps a single read short.
+
+The time of a read is measured. Its consequences happen later, in the turns of other links and at the trainer, and have
+a price: `EFFECTS` for all input, and more for messages that reach the trainer.
 """
 
 from __future__ import annotations
@@ -14,39 +17,66 @@ SHARE = 0.1
 """Part of a core that one principal may use. Honest workers use less than a hundredth."""
 BURST_S = 1.0
 """Processor seconds at once, enough for a fleet that connects again."""
-SHARE_AT_ONCE, AT_ONCE_S = 0.5, 0.05
+SHARE_AT_ONCE, AT_ONCE_S = 0.5, 0.01
 """Part of a core that one principal may use while it has a burst left, and processor seconds without a pause."""
-MIN_PAUSE_S = 0.25
-"""Minimum pause, because each one costs time for every link of the principal."""
+MIN_PAUSE_S = 0.02
+"""Minimum pause. Short pauses delay others by little at a time."""
+PAUSE_S = 10e-6
+"""Price of a pause, for each link of the principal."""
+EFFECTS = 1.5
+"""Price of input besides samples, as a multiple of the time to read it: system calls, answers, and grants of credit."""
+STREAM_S, SIGNATURE_BYTE_S = 300e-6, 12e-9
+"""Price of a stream that is opened: the trainer checks its proof. And of each byte of its signature."""
+WAITS_S = 15e-6
+"""Price of a wait reason, which the trainer reads."""
 MAX_PAUSE_S = 4.0
 """Maximum pause, less than the time after which a silent link is closed."""
+LOG_AGAIN_S = 60.0
+"""Minimum time between two lines of the log about the same principal."""
 READ_S = 0.002
 """Processor time that one read should cost at most. After a longer one, the other links have their turn."""
 MIN_READ_BYTES, MAX_READ_BYTES = 4_096, 262_144
+
+
+class _Account:
+    """Processor time of one principal."""
+
+    __slots__ = ("at_once", "logged_at", "share")
+
+    def __init__(self) -> None:
+        self.share = TokenBucket(SHARE, BURST_S)
+        self.at_once = TokenBucket(SHARE_AT_ONCE, AT_ONCE_S)
+        self.logged_at = float("-inf")
 
 
 class ProcessorTime:
     """Processor time of all principals."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, tuple[TokenBucket, TokenBucket]] = {}  # as many as there are certificates and roles
+        self._accounts: dict[str, _Account] = {}  # as many as there are certificates and roles
 
     def charge(self, principal: str, seconds: float, now: float) -> float:
         """Charge processor time to a principal. Return the seconds for which its links should not be read; 0: none."""
-        buckets = self._buckets.get(principal)
-        if buckets is None:
-            buckets = TokenBucket(SHARE, BURST_S), TokenBucket(SHARE_AT_ONCE, AT_ONCE_S)
-            self._buckets[principal] = buckets
+        account = self._accounts.get(principal)
+        if account is None:
+            account = self._accounts[principal] = _Account()
         pause_s = 0.0
-        for bucket, share in zip(buckets, (SHARE, SHARE_AT_ONCE), strict=True):
+        for bucket, share in ((account.share, SHARE), (account.at_once, SHARE_AT_ONCE)):
             pause_s = max(pause_s, (seconds - bucket.available(now)) / share)
             bucket.spend(seconds)
         return min(max(pause_s, MIN_PAUSE_S), MAX_PAUSE_S) if pause_s > 0 else 0.0
 
     def overspent(self, principal: str, now: float) -> bool:
         """Return True if a principal has used more than its share."""
-        buckets = self._buckets.get(principal)
-        return buckets is not None and buckets[0].available(now) <= 0
+        account = self._accounts.get(principal)
+        return account is not None and account.share.available(now) <= 0
+
+    def should_log(self, principal: str, now: float) -> bool:
+        """Return True if a principal has used more than its share, at most once in `LOG_AGAIN_S`."""
+        if not self.overspent(principal, now) or now - self._accounts[principal].logged_at < LOG_AGAIN_S:
+            return False
+        self._accounts[principal].logged_at = now
+        return True
 
 
 class ReadSize:
@@ -64,6 +94,6 @@ class ReadSize:
         costly = seconds > READ_S
         if costly:
             self.bytes = max(MIN_READ_BYTES, min(self.bytes, int(n * READ_S / seconds)))
-        else:
+        elif 2 * n >= self.bytes:  # a short read says little about a long one
             self.bytes = min(MAX_READ_BYTES, 2 * self.bytes)
         return costly
