@@ -105,8 +105,10 @@ class RelayConnection(Connection):
         """Bytes and frames that had arrived then."""
         self._uncharged = (0.0, 0)
         """Processor time since then, and bytes as they were on the wire."""
-        self._effects_s = 0.0
-        """Price of what the messages since then cause elsewhere."""
+        self._opened = False
+        """True: it has opened a stream."""
+        self._trainer_s = 0.0
+        """Price of the messages since then, in the trainer's processor time."""
         self._credit_used_at = 0.0
         """Time of the last samples, or of the last check without unused credit."""
         self._checked_at = 0.0
@@ -161,7 +163,9 @@ class RelayConnection(Connection):
                 self.echoes.take(message)
                 self.wake()
             case OpenStream():
-                self._effects_s += STREAM_S + len(message.signature) * SIGNATURE_BYTE_S
+                if self._opened or self.identity.role is not None:  # a fleet with one token connects again together
+                    self._trainer_s += STREAM_S + len(message.signature) * SIGNATURE_BYTE_S
+                self._opened = True
                 relay.open_stream(self, message)
             case CloseStream():
                 relay.close_stream(self, message.channel)
@@ -172,7 +176,7 @@ class RelayConnection(Connection):
             case HandOver():
                 relay.spool_handoff.begin(self, message.channel)
             case Waits():
-                self._effects_s += WAITS_S
+                self._trainer_s += WAITS_S
                 relay.waits(self, message)
             case Lateness():
                 relay.lateness(self, message)
@@ -231,8 +235,8 @@ class RelayConnection(Connection):
         samples = self._sample_frames / frames if 2 * plain > wire else 0.0
         self._charged, self._uncharged, self._sample_frames = (self.bytes_in, self.frames_in), (0.0, 0), 0
         relay, principal = self.relay, self.principal
-        price_s, self._effects_s = EFFECTS * (1.0 - samples) * used + self._effects_s, 0.0
-        pause_s = relay.processor_time.charge(principal, price_s, now)
+        pause_s = relay.processor_time.charge(principal, EFFECTS * (1.0 - samples) * used, now, self._trainer_s)
+        self._trainer_s = 0.0
         if pause_s:
             links = [link for link in (*relay.workers.values(), *relay.observers) if link.principal == principal]
             relay.processor_time.charge(principal, PAUSE_S * len(links), now)

@@ -5,8 +5,9 @@ streams that open and close, wait reasons, heartbeats, frames that are discarded
 Each principal has `SHARE` of a core for it, and never more than `SHARE_AT_ONCE`, so that others are read in between.
 Beyond that, nothing is read from any of its links for a while. `ReadSize` keeps a single read short.
 
-The time of a read is measured. Its consequences happen later, in the turns of other links and at the trainer, and have
-a price: `EFFECTS` for all input, and more for messages that reach the trainer.
+The time of a read is measured. Its consequences happen later, in the turns of other links, and have a price. Streams
+and wait reasons also cost time of the trainer, in the thread that takes the samples of all workers. It has a price too,
+and each principal has a share of it, `TRAINER_SHARE`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ PAUSE_S = 10e-6
 """Price of a pause, for each link of the principal."""
 EFFECTS = 1.5
 """Price of input besides samples, as a multiple of the time to read it: system calls, answers, and grants of credit."""
-STREAM_S, SIGNATURE_BYTE_S = 300e-6, 12e-9
-"""Price of a stream that is opened: the trainer checks its proof. And of each byte of its signature."""
-WAITS_S = 15e-6
-"""Price of a wait reason, which the trainer reads."""
+TRAINER_SHARE, TRAINER_BURST_S = 0.05, 0.25
+"""Part of a core of the trainer that one principal may use, and processor seconds in addition: a thousand streams."""
+STREAM_S, SIGNATURE_BYTE_S, WAITS_S = 250e-6, 10e-9, 10e-6
+"""Price, in the trainer's time, of a stream that is opened, of each byte of its signature, and of a wait reason."""
 MAX_PAUSE_S = 4.0
 """Maximum pause, less than the time after which a silent link is closed."""
 LOG_AGAIN_S = 60.0
@@ -41,10 +42,11 @@ MIN_READ_BYTES, MAX_READ_BYTES = 4_096, 262_144
 class _Account:
     """Processor time of one principal."""
 
-    __slots__ = ("at_once", "logged_at", "share")
+    __slots__ = ("at_once", "logged_at", "share", "trainer")
 
     def __init__(self) -> None:
         self.share = TokenBucket(SHARE, BURST_S)
+        self.trainer = TokenBucket(TRAINER_SHARE, TRAINER_BURST_S)
         self.at_once = TokenBucket(SHARE_AT_ONCE, AT_ONCE_S)
         self.logged_at = float("-inf")
 
@@ -55,21 +57,28 @@ class ProcessorTime:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}  # as many as there are certificates and roles
 
-    def charge(self, principal: str, seconds: float, now: float) -> float:
-        """Charge processor time to a principal. Return the seconds for which its links should not be read; 0: none."""
+    def charge(self, principal: str, seconds: float, now: float, trainer_s: float = 0.0) -> float:
+        """Charge processor time of the Server and of the trainer to a principal.
+
+        Return the seconds for which its links should not be read; 0: none.
+        """
         account = self._accounts.get(principal)
         if account is None:
             account = self._accounts[principal] = _Account()
         pause_s = 0.0
-        for bucket, share in ((account.share, SHARE), (account.at_once, SHARE_AT_ONCE)):
-            pause_s = max(pause_s, (seconds - bucket.available(now)) / share)
-            bucket.spend(seconds)
+        for bucket, share, price_s in (
+            (account.share, SHARE, seconds),
+            (account.trainer, TRAINER_SHARE, trainer_s),
+            (account.at_once, SHARE_AT_ONCE, seconds + trainer_s),
+        ):
+            pause_s = max(pause_s, (price_s - bucket.available(now)) / share)
+            bucket.spend(price_s)
         return min(max(pause_s, MIN_PAUSE_S), MAX_PAUSE_S) if pause_s > 0 else 0.0
 
     def overspent(self, principal: str, now: float) -> bool:
-        """Return True if a principal has used more than its share."""
+        """Return True if a principal has used more than a share of it."""
         account = self._accounts.get(principal)
-        return account is not None and account.share.available(now) <= 0
+        return account is not None and min(account.share.available(now), account.trainer.available(now)) <= 0
 
     def should_log(self, principal: str, now: float) -> bool:
         """Return True if a principal has used more than its share, at most once in `LOG_AGAIN_S`."""
