@@ -220,7 +220,7 @@ def _prepare(role: str) -> None:
         import torch
 
         import tmrl_core.roles.trainer
-        import tmrl_core.training.checkpoints.store
+        import tmrl_core.training.checkpoints.checkpoint_store
         import tmrl_core.training.remote.interface
 
         torch.set_num_threads(1)

@@ -27,7 +27,7 @@ from tmrl_core.networking.relay import RelaySettings
 from tmrl_core.networking.security.admission import AdmissionSettings
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 from tmrl_core.roles.worker import RolloutWorker
-from tmrl_core.training.checkpoints.store import CheckpointStore
+from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.memories.generic import GenericTorchMemory

@@ -19,7 +19,7 @@ from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
 from tmrl_core.storage import RecordLog
 from tmrl_core.storage.format import head_bytes, parse_head, record_buffers, scan
-from tmrl_core.training.checkpoints.files import parse_safetensors, safetensors_parts
+from tmrl_core.training.checkpoints.checked_files import parse_safetensors, safetensors_parts
 from tmrl_core.training.memories.row_files import FORMAT_NAME, RowFormat, parse_rows_note, read_segment, rows_note
 
 _RECORD = struct.Struct("<4sIQII")
@@ -209,7 +209,7 @@ class Checkpoints(Target):
     allowed = (CheckpointError,)
 
     def __init__(self) -> None:
-        from tmrl_core.training.checkpoints.checkpoint import load_training, save_training
+        from tmrl_core.training.checkpoints.checkpoint_folder import load_training, save_training
 
         pass
         self._load = load_training

@@ -42,7 +42,7 @@ from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.storage import FolderLock
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agents.sac import SacAgent
-from tmrl_core.training.checkpoints import store as checkpoint_store
+from tmrl_core.training.checkpoints import checkpoint_store
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.remote import interface as remote_module
 
@@ -278,7 +278,7 @@ def test_a_failed_checkpoint_is_not_an_event(server: Server, tmp_path: Path, mon
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("tmrl_core.training.checkpoints.store.write_checkpoint", full)
+    monkeypatch.setattr("tmrl_core.training.checkpoints.checkpoint_store.write_checkpoint", full)
     trainer.stop()
     with pytest.raises(StorageError, match=r"No space left on device.*Free disk space.*start the trainer again"):
         trainer.run()

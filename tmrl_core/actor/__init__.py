@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
     from tmrl_core.actor.module import BatchActor as BatchActor
     from tmrl_core.actor.module import RecurrentActor as RecurrentActor
-    from tmrl_core.actor.policies.numpy.backends import choose_actor as choose_actor
-    from tmrl_core.actor.policies.numpy.backends import numpy_backend_of as numpy_backend_of
+    from tmrl_core.actor.policies.numpy.lookup import choose_actor as choose_actor
+    from tmrl_core.actor.policies.numpy.lookup import numpy_backend_of as numpy_backend_of
     from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
     from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor as NumpyQValueMLPActor
     from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
@@ -45,7 +45,7 @@ __all__, __getattr__, __dir__ = lazy_names(
     {
         "module": "ActorModule BatchActor RecurrentActor",
         "policies.torch.module": "TorchActorModule",
-        "policies.numpy.backends": "choose_actor numpy_backend_of",
+        "policies.numpy.lookup": "choose_actor numpy_backend_of",
     },
     {name: module for policy in POLICIES for name, module in policy.classes.items()},
 )

@@ -6,7 +6,7 @@ import logging
 import math
 import re
 
-from tmrl_core.actor.policies.numpy.backends import choose_actor
+from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.config import Config, environment_maker, resolve_optional

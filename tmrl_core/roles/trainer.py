@@ -29,7 +29,7 @@ from tmrl_core.roles.iterations import Iterations
 from tmrl_core.roles.offline import OfflineInterface
 from tmrl_core.roles.training import prepare_torch, training_from_config
 from tmrl_core.training.checkpoints.model_file import ModelFile
-from tmrl_core.training.checkpoints.run_checkpoints import RunCheckpoints
+from tmrl_core.training.checkpoints.resumption import RunCheckpoints
 from tmrl_core.training.contracts import LoopLike, TrainingLoop, actor_of, as_loop
 from tmrl_core.training.remote.linked_training import LinkedTraining
 from tmrl_core.training.remote.run_shutdown import RunShutdown

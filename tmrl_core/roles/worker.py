@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.policies.numpy.backends import choose_actor
+from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recording import Recording

@@ -14,7 +14,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "agent": "TrainingAgent",
         "agents.networks": "CategoricalActorCritic DeterministicActorCritic MLPActorCritic QNetwork REDQMLPActorCritic",
         "agents.off_policy": "OffPolicyAgent",
-        "checkpoints.store": "CheckpointStore",
+        "checkpoints.checkpoint_store": "CheckpointStore",
         "interface": "LocalInterface",
         "loops.lockstep": "TrainingLockstep",
         "loops.offline": "TorchTrainingOffline TrainingOffline",

@@ -22,7 +22,7 @@ import pytest
 from tmrl_core.errors import CheckpointError
 from tmrl_core.gateway.advice import saves as module
 from tmrl_core.gateway.advice.saves import Save, Saves, read_save
-from tmrl_core.training.checkpoints.files import safetensors_parts
+from tmrl_core.training.checkpoints.checked_files import safetensors_parts
 
 
 def save(steps: int, session: str = "a", **arrays: Any) -> Save:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.checkpoints.manifests import change_manifest
 from tmrl_core.errors import CheckpointError
-from tmrl_core.training.checkpoints.files import FileEntry
+from tmrl_core.training.checkpoints.checked_files import FileEntry
 from tmrl_core.training.checkpoints.manifest import Manifest, RowsEntry, RowsFile, read_manifest, write_manifest
 
 ROWS = {"start": 0, "stop": 5, "dtypes": ["<f4"], "widths": [3], "segments": []}

@@ -23,7 +23,7 @@ from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpointable import type_name, type_version
 from tmrl_core.training.checkpoints.capture import capture, capture_part
-from tmrl_core.training.checkpoints.files import write_file
+from tmrl_core.training.checkpoints.checked_files import write_file
 from tmrl_core.training.checkpoints.manifest import read_manifest, write_manifest
 from tmrl_core.training.checkpoints.type_ids import FORMER_NAMES
 from tmrl_core.training.contracts import TrainingMemory

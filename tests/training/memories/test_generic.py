@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.checkpoints.test_checkpoint import SPACES, make_training
+from tests.training.checkpoints.test_checkpoint_folder import SPACES, make_training
 from tmrl_core.samples import Buffer
 from tmrl_core.testing.random_samples import buffer_of, random_chunk
 from tmrl_core.training import CheckpointStore

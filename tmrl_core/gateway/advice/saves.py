@@ -24,7 +24,7 @@ import numpy as np
 
 from tmrl_core.errors import CheckpointError
 from tmrl_core.storage import write_whole
-from tmrl_core.training.checkpoints.files import parse_safetensors, parse_state, safetensors_parts
+from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state, safetensors_parts
 
 logger = logging.getLogger(__name__)
 

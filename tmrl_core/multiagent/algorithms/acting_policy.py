@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tmrl_core.actor.module import BatchActor
-from tmrl_core.actor.policies.numpy.backends import choose_actor
+from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.config.algorithms import ACTORS, action_space_kind, algorithm_of
 from tmrl_core.envs.json_spaces import space_from_json

@@ -39,7 +39,7 @@ from tmrl_core.training.checkpointable import (
     type_version,
 )
 from tmrl_core.training.checkpoints.random_state import Generator, generator_state, global_random_state
-from tmrl_core.training.checkpoints.rows import MemoryRows
+from tmrl_core.training.checkpoints.replay_rows import MemoryRows
 from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.rows import RowMemory

@@ -14,7 +14,7 @@ import msgspec
 
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import CheckpointError
-from tmrl_core.training.checkpoints.files import FileEntry, write_file
+from tmrl_core.training.checkpoints.checked_files import FileEntry, write_file
 
 FORMAT = 3
 """Format of new manifests. Types have the names of `tmrl_core.training.checkpoints.type_ids`."""

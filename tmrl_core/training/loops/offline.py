@@ -612,7 +612,7 @@ class TrainingOffline(TrainingLoop):
         Raises:
             CheckpointError: it cannot be written.
         """
-        from tmrl_core.training.checkpoints.checkpoint import save_training
+        from tmrl_core.training.checkpoints.checkpoint_folder import save_training
 
         save_training(self, Path(path))
 
@@ -622,7 +622,7 @@ class TrainingOffline(TrainingLoop):
         Raises:
             CheckpointError: the checkpoint is damaged or belongs to another configuration. Nothing was changed then.
         """
-        from tmrl_core.training.checkpoints.checkpoint import load_training
+        from tmrl_core.training.checkpoints.checkpoint_folder import load_training
 
         load_training(self, Path(path))
         self.published = False

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tmrl_core.errors import StorageError
-from tmrl_core.training.memories.frames import Frames, frames_held
+from tmrl_core.training.memories.frame_store import Frames, frames_held
 from tmrl_core.training.memories.layout import Array, Leaf
 from tmrl_core.training.memories.mapped_files import UNIT, MappedFiles, address
 from tmrl_core.training.memories.row_files import MAX_FIRST_ROW

@@ -36,7 +36,7 @@ from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.storage import OS, FileCalls, FolderLock, RecordLog, SegmentReader
 from tmrl_core.storage.format import scan
 from tmrl_core.training.memories.disk_frames import DiskFrames, FramesNote
-from tmrl_core.training.memories.frames import Frames, StackFormat
+from tmrl_core.training.memories.frame_store import Frames, StackFormat
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
 from tmrl_core.training.memories.mapped_files import UNIT, MappedFiles, Segment, address
 from tmrl_core.training.memories.row_files import MAX_FIRST_ROW, RowFormat, parse_rows_note, rows_note
@@ -65,7 +65,7 @@ class DiskRows(Rows):
         folder: created if it is missing; existing rows are loaded.
         sync: durability of a commit: "os": survives a crash of this process; "fsync": also a crash of the machine.
         calls: functions that write files.
-        tail_rows: see `tmrl_core.training.memories.frames.frames_held`.
+        tail_rows: see `tmrl_core.training.memories.frame_store.frames_held`.
 
     Raises:
         FolderLockedError: another process uses the folder.

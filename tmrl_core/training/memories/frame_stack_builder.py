@@ -12,7 +12,7 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.samples.supported_values import DTYPES
 from tmrl_core.training.memories.disk_rows import DiskRows
-from tmrl_core.training.memories.frames import FrameStore, RamFrames, StackFormat
+from tmrl_core.training.memories.frame_store import FrameStore, RamFrames, StackFormat
 from tmrl_core.training.memories.key_order import arranged, numbered
 from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec
 from tmrl_core.training.memories.rows import Rows

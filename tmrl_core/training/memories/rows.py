@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.memories.frames import Frames, RamFrames, StackFormat
+from tmrl_core.training.memories.frame_store import Frames, RamFrames, StackFormat
 from tmrl_core.training.memories.layout import Array, Column, RowLayout, fill
 from tmrl_core.training.memories.transitions import TransitionColumns
 from tmrl_core.training.value_types import State
@@ -148,7 +148,7 @@ class Rows(ABC):
 
         Args:
             stacks: the parts of an observation that are stacks.
-            tail_rows: see `tmrl_core.training.memories.frames.frames_held`.
+            tail_rows: see `tmrl_core.training.memories.frame_store.frames_held`.
 
         Raises:
             ConfigError: there is not enough RAM.

@@ -11,7 +11,7 @@
 A checkpoint is written to a folder with another name, flushed to the disk and renamed. A folder whose name is a number
 is therefore complete, unless it was damaged later, which checksums show. A memory on disk writes its rows itself: a
 checkpoint holds only their number. When it is loaded, rows, committed offsets and sample counts come from the memory's
-folder; networks, optimizers and the rest come from the checkpoint. `store.py` keeps the checkpoints of a run.
+folder; networks, optimizers and the rest come from the checkpoint. `checkpoint_store.py` keeps those of a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tmrl_core.samples import encode_value
 from tmrl_core.storage.files import flush_folder
 from tmrl_core.training.checkpointable import attributes_of
 from tmrl_core.training.checkpoints.capture import Captured, capture
-from tmrl_core.training.checkpoints.files import (
+from tmrl_core.training.checkpoints.checked_files import (
     parse_safetensors,
     parse_state,
     read_file,
@@ -36,8 +36,8 @@ from tmrl_core.training.checkpoints.files import (
     write_file,
 )
 from tmrl_core.training.checkpoints.manifest import Manifest, RowsFile, read_manifest, write_manifest
+from tmrl_core.training.checkpoints.replay_rows import read_rows
 from tmrl_core.training.checkpoints.restore import restore
-from tmrl_core.training.checkpoints.rows import read_rows
 from tmrl_core.training.contracts import TrainingLoop, TrainingMemory
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from tmrl_core.training.contracts import LoopLike, as_loop
 
 if TYPE_CHECKING:
     from tmrl_core.config import Config
-    from tmrl_core.training.checkpoints.store import CheckpointStore
+    from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class RunCheckpoints:
             training.save(path)
 
     def _the_store(self) -> CheckpointStore:
-        from tmrl_core.training.checkpoints.store import CheckpointStore
+        from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
 
         if self._store is None:
             assert self.path is not None

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.training.checkpoints.capture import Captured, capture
-from tmrl_core.training.checkpoints.checkpoint import (
+from tmrl_core.training.checkpoints.checkpoint_folder import (
     delivery_note,
     flush_memory,
     manifest_of,
@@ -30,7 +30,7 @@ from tmrl_core.training.checkpoints.checkpoint import (
     write_checkpoint,
 )
 from tmrl_core.training.checkpoints.manifest import Manifest, read_manifest
-from tmrl_core.training.checkpoints.rows import RowsError, SharedRows
+from tmrl_core.training.checkpoints.replay_rows import RowsError, SharedRows
 from tmrl_core.training.memories.rows import RowLease
 
 logger = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ from tmrl_core.training import (
 )
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.sac import SacAgent
-from tmrl_core.training.checkpoints.checkpoint import load_training, save_training
-from tmrl_core.training.checkpoints.files import parse_safetensors, parse_state
+from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state
+from tmrl_core.training.checkpoints.checkpoint_folder import load_training, save_training
 from tmrl_core.training.interface import Delivery, LocalInterface
 from tmrl_core.training.loops.offline import TrainingOffline
 
@@ -267,7 +267,7 @@ def test_one_checkpoint_holds_several_policies_and_the_rows_of_each_memory(
 def test_rows_that_no_kept_checkpoint_needs_are_removed(
     tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tmrl_core.training.checkpoints.rows.SEGMENT_BYTES", 1)  # a file of rows per checkpoint
+    monkeypatch.setattr("tmrl_core.training.checkpoints.replay_rows.SEGMENT_BYTES", 1)  # a file of rows per checkpoint
     training = make_training(memory_size=20)
     store = CheckpointStore(tmp_path, keep_last=2, keep_best=False)
     for i in range(8):
@@ -350,7 +350,7 @@ def test_training_can_continue_with_newer_rows_if_older_ones_are_damaged(
 ) -> None:
     monkeypatch.setattr("tmrl_core.training.memories.row_files.RECORD_BYTES", 400)
     if kind == "missing":
-        monkeypatch.setattr("tmrl_core.training.checkpoints.rows.SEGMENT_BYTES", 1)
+        monkeypatch.setattr("tmrl_core.training.checkpoints.replay_rows.SEGMENT_BYTES", 1)
     make = partial(make_training, partial(ReplayMemory, priority=priority))
     training = make()
     store = CheckpointStore(tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tmrl_core.training.memories.disk_rows import DiskRows
-from tmrl_core.training.memories.frames import Frames, FrameStore, RamFrames, StackFormat, frames_held
+from tmrl_core.training.memories.frame_store import Frames, FrameStore, RamFrames, StackFormat, frames_held
 from tmrl_core.training.memories.layout import Leaf, TreeSpec
 
 CAPACITY, STACK = 64, 3

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from tmrl_core.errors import CheckpointError
-from tmrl_core.training.checkpoints.files import (
+from tmrl_core.training.checkpoints.checked_files import (
     parse_safetensors,
     read_file,
     safetensors_parts,
