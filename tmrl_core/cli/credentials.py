@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
         type=whole_weight,
         default=1,
         metavar="N",
-        help="of a gateway: its part of the Server's throughput, in parts of a worker (default: 1)",
+        help="share of a gateway in the Server's throughput, as a number of workers, 1 to 1000 (default: 1)",
     )
     bundle.add_argument("--out", metavar="FILE", help="file or folder (default: NAME.ROLE.bundle here)")
     bundle.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
@@ -182,7 +182,10 @@ def bundle(options: argparse.Namespace, folder: Path) -> int:
     """Make a bundle."""
     role = options.for_role
     if options.weight != 1 and role != "gateway":
-        raise CredentialsError(f"--weight {options.weight}: only a gateway's bundle has a weight, not a {role}'s")
+        raise CredentialsError(
+            f"--weight {options.weight}: only a gateway's bundle has a weight, not a {role}'s. Leave it out, or make "
+            f"the bundle of a gateway: --credentials bundle gateway --name NAME --weight {options.weight}"
+        )
     if role == "gateway":
         role = "worker"  # to the Server, a gateway is a worker
     path = credentials.bundle(folder, role, options.name, options.out, days=options.days, weight=options.weight)
@@ -230,9 +233,10 @@ def revoke(options: argparse.Namespace, folder: Path) -> int:
     if not taken:
         print(f"nothing changed: all certificates of {options.name} were revoked before")
     print(
-        f"A Server that reads {folder} follows at once; copy {folder / REVOKED_FILE} and {SIGNED_FILE} beside the keys "
-        f"of one elsewhere. It sends {SIGNED_FILE} to the trainer and the workers. Copy that there by hand if the "
-        "Server may have been taken over."
+        f"A running Server that reads {folder} applies this within seconds, and sends {SIGNED_FILE} to the trainer and "
+        f"the workers. If the Server is on another machine, copy {REVOKED_FILE} and {SIGNED_FILE} from {folder} to its "
+        f"credentials folder. If the Server may have been taken over, also copy {SIGNED_FILE} to the credentials "
+        "folders of the trainer and the workers."
     )
     print("Bundles hold no token. If that machine also had a token, run: --credentials rotate-token ROLE")
     return 0
@@ -276,6 +280,7 @@ def rotate_token(options: argparse.Namespace, folder: Path) -> int:
     path = renewal.rotate_token(folder, options.for_role)
     print(f"{path}: copy it to each machine that has no certificate of its own (TMRL_CORE_TOKEN_FILE, or its folder)")
     print(
-        f"A Server that reads {folder} follows at once; one elsewhere needs a new bundle: --credentials bundle server"
+        f"A running Server that reads {folder} applies this within seconds. A Server on another machine needs a new "
+        "bundle: --credentials bundle server"
     )
     return 0

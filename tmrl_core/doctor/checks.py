@@ -258,7 +258,7 @@ class _Examiner:
             yield Step(
                 "Server's certificate",
                 "skipped",
-                f"{_about(facts)}; not checked, since the credentials here are not whole",
+                f"{_about(facts)}; not checked, since the credentials of this machine are not valid",
             )
 
     def _secured(self, addresses: list[way.Address]) -> Iterator[Step]:

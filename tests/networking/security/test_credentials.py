@@ -143,8 +143,9 @@ def test_expired_server_certificate(folder: Path) -> None:
     assert "this Server's certificate has expired" in outcome.server_says()
 
 
-def test_expired_client_certificate(folder: Path) -> None:
+def test_expired_client_certificate(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     there = installed(folder, "worker", "robot7", days=-1)
+    assert "robot7.worker.bundle expired on" in caplog.text
     outcome = Outcome(client_context(there, "worker"), server_context(folder)[0])
     assert "the peer's certificate has expired" in outcome.server_says()
     assert "this machine's client certificate has expired" in outcome.client_says()
@@ -654,8 +655,10 @@ def test_show_prints_fingerprints_and_expiry_without_secrets(folder: Path) -> No
     records = credentials.show(folder)
     what = [record.what for record in records]
     certificates = ["CA certificate", "server certificate", "tlspyo certificate"]
-    assert what == [*certificates, "CA key", "token", "token", "handed out"]
+    assert what == [*certificates, "CA key", "token", "token", "issued"]
     assert (records[-1].role, records[-1].subject) == ("worker", "robot7")
+    bundle(folder, "worker", "web", folder.parent, weight=4)
+    assert credentials.show(folder)[-1].names == ("weight 4",)
     assert records[0].days_left in (credentials.CA_DAYS - 1, credentials.CA_DAYS)
     assert records[1].days_left in (credentials.DAYS - 1, credentials.DAYS)
     assert "robots.example.org" in records[1].names

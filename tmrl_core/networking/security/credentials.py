@@ -120,7 +120,7 @@ class CredentialInfo(msgspec.Struct, frozen=True):
     """One line of `show`.
 
     `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `tlspyo certificate`,
-    `token`, `handed out`, `revoked`, `API key` (its id and agent). Certificates have a subject, names and an expiry;
+    `token`, `issued`, `revoked`, `API key` (its id and agent). Certificates have a subject, names and an expiry;
     the fingerprint of a token is the SHA-256 of its text, which does not reveal the text.
     """
 
@@ -365,12 +365,12 @@ def _check_bundle(content: Bundle, file: Path) -> None:
     made = f"Make a new one on the machine that holds the CA: `{BUNDLE} {content.role} --name {content.name}`."
     try:
         check_issued(Signed(content.certificate, content.key), content.ca)
-        names = read_facts(content.certificate).names
+        facts = read_facts(content.certificate)
     except CredentialsError as exc:
         raise CredentialsError(
             f"{file} was not made by the CA that it names: {exc}. Nothing was installed. {made}"
         ) from exc
-    identity = identity_of({"subjectAltName": [("URI", name) for name in names]})
+    identity = identity_of({"subjectAltName": [("URI", name) for name in facts.names]})
     if identity != (None if content.role == "server" else (content.role, content.name)):
         found = f"the {identity[0]} {identity[1]}" if identity else "a server"
         raise CredentialsError(
@@ -382,6 +382,8 @@ def _check_bundle(content: Bundle, file: Path) -> None:
             f"{file} is a {content.role}'s bundle and holds token hashes or revocations, which it must not have. "
             f"Nothing was installed. {made}"
         )
+    if facts.not_after < datetime.now(timezone.utc):
+        logger.warning("the certificate in %s expired on %s. %s", file, f"{facts.not_after:%Y-%m-%d %H:%M UTC}", made)
 
 
 def _check_replaceable(folder: Path, overwrite: bool) -> None:
@@ -471,7 +473,7 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
     gone = {one.serial for one in taken_back}
     for one in read_list(folder / ISSUED_FILE):
         if one.serial not in gone:
-            records.append(_listed_info("handed out", one, folder / ISSUED_FILE))
+            records.append(_listed_info("issued", one, folder / ISSUED_FILE))
     records += [_listed_info("revoked", one, folder / REVOKED_FILE) for one in taken_back]
     return records + keys
 
@@ -482,6 +484,7 @@ def _listed_info(what: str, one: Listed, file: Path) -> CredentialInfo:
         what,
         str(file),
         one.name,
+        (f"weight {one.weight}",) if one.weight != 1 else (),
         role=one.role,
         not_before=one.at,
         expires=one.not_after,
