@@ -93,9 +93,10 @@ def test_a_run_that_ends_before_its_first_checkpoint_promises_none(tmp_path: Pat
     config = from_values({"run": {"name": "x"}})
     (tmp_path / "runs" / "x" / "checkpoint").mkdir(parents=True)
     (tmp_path / "runs" / "x" / "checkpoint" / "lock").touch()
-    assert "there is no checkpoint" in local.ended(config)
+    assert "there is no checkpoint" in local.ended(config, new=False)
     (tmp_path / "runs" / "x" / "checkpoint" / "1").mkdir()
-    assert "resumes from the checkpoint" in local.ended(config)
+    assert local.ended(config, new=False) == "Ended on request; the same command resumes from the checkpoint."
+    assert "without --new or --quickstart, and with --set run.name=x, the same" in local.ended(config, new=True)
 
 
 class Gone(io.StringIO):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tmrl_core.metrics.text import return_text
+from tmrl_core.metrics.text import milliseconds_text, return_text
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,10 @@ def test_a_return_differs_visibly_from_the_target() -> None:
     assert return_text(-200.25, -200.0) == "-200.2"
     assert return_text(-200.0, -200.0) == "-200"
     assert return_text(-150.25, -200.0) == "-150"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0 ms"), (0.004321, "4.3 ms"), (0.2164, "216 ms"), (67, "67,000 ms")]
+)
+def test_milliseconds_have_no_exponent(seconds: float, text: str) -> None:
+    assert milliseconds_text(seconds) == text

@@ -563,6 +563,7 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
         gateway=options.gateway,
         single_process=options.single_process,
         quickstart=options.quickstart,
+        new=options.new,
         small=options.small,
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tmrl_core.config import Config
 from tmrl_core.config.ratios import count
-from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
+from tmrl_core.metrics.text import bytes_text, clock_text, milliseconds_text, number_text, return_text
 
 if TYPE_CHECKING:
     from tmrl_core.multiagent.worker import MultiAgentWorker
@@ -279,7 +279,9 @@ def _link_rows(link: WorkerLink, counts: WorkerCounts) -> list[tuple[str, str]]:
         rows.append(("outdated", f"{counts.outdated:,} messages ignored"))
     if link.lateness is not None:
         steps, late_steps, p999_us = link.lateness()
-        rows.append(("late", f"{late_steps:,} of {steps:,} steps, 99.9th percentile {p999_us / 1e3:.2g} ms"))
+        rows.append(
+            ("late", f"{late_steps:,} of {steps:,} steps, 99.9th percentile {milliseconds_text(p999_us / 1e6)}")
+        )
     rows.append(("trainer", f"{progress.updates:,} updates, {progress.samples:,} samples"))
     if link.waits:
         rows.append(("waits", link.waits))

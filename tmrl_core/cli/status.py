@@ -19,6 +19,7 @@ from tmrl_core.config.ratios import count
 from tmrl_core.errors import ConfigError
 from tmrl_core.metrics.text import bytes_text as size
 from tmrl_core.metrics.text import duration_text as duration
+from tmrl_core.metrics.text import milliseconds_text
 from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.protocol.messages import plain
 from tmrl_core.networking.protocol.status import (
@@ -192,7 +193,7 @@ def _lateness(stream: StreamStatus) -> str:
     """Return the number of late steps and the 99.9th percentile of lateness."""
     if not isinstance(stream.lateness_p999_s, float):
         return "-"
-    return f"{stream.late_steps:,}, {stream.lateness_p999_s * 1e3:.2g} ms"
+    return f"{stream.late_steps:,}, {milliseconds_text(stream.lateness_p999_s)}"
 
 
 def _ignored(status: ServerStatus) -> list[tuple[int, str]]:

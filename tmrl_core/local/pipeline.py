@@ -47,6 +47,7 @@ def run_local(
     gateway: bool = False,
     single_process: bool = False,
     quickstart: bool = False,
+    new: bool = False,
     small: bool = False,
 ) -> int:
     """Run all roles here until training ends or a stop is requested.
@@ -59,6 +60,7 @@ def run_local(
         gateway: True: also run the gateway, whose clients collect samples. It ends with training.
         single_process: True: threads instead of processes.
         quickstart: True: start a new run even if the name exists, on a free port, and print the next steps.
+        new: True: `config` has the name of a new run.
         small: True: a few hundred updates and no target.
 
     Returns:
@@ -106,7 +108,7 @@ def run_local(
             group.end(view)
     if group.failed is not None:
         raise group.failed
-    return tell(config, view, shutdown, quickstart=quickstart)
+    return tell(config, view, shutdown, quickstart=quickstart, new=new or quickstart)
 
 
 def gateway_text(config: Config) -> str:
@@ -119,7 +121,7 @@ def gateway_text(config: Config) -> str:
     )
 
 
-def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bool) -> int:
+def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bool, new: bool) -> int:
     """Report the outcome. Return the exit status."""
     outcome = view.outcome
     missing = draw_curve(config)
@@ -133,16 +135,17 @@ def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bo
         say(what_next(config))
     say("")
     if shutdown.requested and not outcome.reached:
-        say(ended(config))
+        say(ended(config, new))
         return 0
     say(outcome.sentence())
     return 0 if outcome.learned else 1
 
 
-def ended(config: Config) -> str:
+def ended(config: Config, new: bool) -> str:
     """Return the effect of repeating the command after a run that was stopped."""
     if has_checkpoint(config.checkpoint_path):
-        return "Ended on request; the same command resumes from the checkpoint."
+        how = f"without --new or --quickstart, and with --set run.name={config.run.name}, " if new else ""
+        return f"Ended on request; {how}the same command resumes from the checkpoint."
     return "Ended on request; there is no checkpoint, so the same command starts again."
 
 

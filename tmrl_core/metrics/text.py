@@ -51,6 +51,11 @@ def _significant(value: float, digits: int) -> str:
     return f"{value:,.0f}"
 
 
+def milliseconds_text(seconds: float) -> str:
+    """Return a short time in milliseconds with two significant digits, or as a whole number."""
+    return f"{_significant(1e3 * seconds, 2)} ms"
+
+
 def bytes_text(count: float) -> str:
     """Return a number of bytes as short text, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):

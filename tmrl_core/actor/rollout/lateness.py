@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from tmrl_core.metrics.text import milliseconds_text
+
 LATE = 0.1
 """Fraction of a time step. A step that ends later than this after its time is late."""
 RECENT_STEPS = 10_000
@@ -102,5 +104,5 @@ def lateness_text(figures: LatenessFigures) -> str:
     """Return figures as text for log messages."""
     return (
         f"{figures.late_steps:,} of {figures.steps:,} steps late, 99.9th percentile of lateness "
-        f"{figures.p999_s * 1e3:.2g} ms"
+        + milliseconds_text(figures.p999_s)
     )
