@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,23 @@ import pytest
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.accepted_versions import AcceptedVersions
 
+ACCEPT = """
+import sys
+from tmrl_core.networking.security.accepted_versions import AcceptedVersions
+file, last = sys.argv[1], int(sys.argv[2])
+versions = AcceptedVersions(file, "run")
+print("ready", flush=True)
+sys.stdin.readline()
+for counter in range(last - 100, last):
+    versions.accept((1, counter))
+    stored = AcceptedVersions(file, "run").version
+    assert stored >= (1, counter), f"{stored} replaced 1.{counter}"
+"""
+
 
 def test_it_is_beside_the_copy_of_the_policy(tmp_path: Path) -> None:
     AcceptedVersions(tmp_path / "policy.tmod", "run").accept((1, 1))
-    assert [path.name for path in tmp_path.iterdir()] == ["policy.tmod.accepted"]
+    assert {path.name for path in tmp_path.iterdir()} == {"policy.tmod.accepted", ".lock"}
 
 
 def test_a_restarted_worker_knows_the_highest_version(tmp_path: Path) -> None:
@@ -34,6 +50,36 @@ def test_workers_that_share_the_file_keep_the_highest_version(tmp_path: Path) ->
     AcceptedVersions(file, "second").accept((1, 1))
     assert AcceptedVersions(file, "run").version == (3, 9)
     assert other.version == (3, 5)
+
+
+def test_processes_that_share_the_file_never_lower_its_version(tmp_path: Path) -> None:
+    file = tmp_path / "policy"
+    for run in range(50):
+        AcceptedVersions(file, f"earlier {run}").accept((1, run))
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", ACCEPT, str(file), str(last)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for last in (130, 150, 170)
+        ]
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("start\n")
+            worker.stdin.flush()
+        said = [worker.communicate(timeout=60)[1] for worker in workers]
+    assert said == ["", "", ""]
+    assert AcceptedVersions(file, "run").version == (1, 169)
+    assert AcceptedVersions(file, "earlier 49").version == (1, 49)
 
 
 def test_without_a_file_nothing_is_kept() -> None:

@@ -18,7 +18,7 @@ from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import Version
-from tmrl_core.networking.security.secret_files import read_record, write_record
+from tmrl_core.networking.security.secret_files import read_record, write_record, writing
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +70,11 @@ class AcceptedVersions:
         if self._file is None:
             return
         try:
-            runs = self._read()
-            highest = max(version, runs.pop(self._run, version))  # another worker may have stored a later one
-            kept = dict([*runs.items(), (self._run, highest)][-_MAX_RUNS:])
-            write_record(self._file, _Accepted("tmrl_core accepted versions", kept), sync=False)
+            with writing(self._file.parent, mode=0o777):  # else a worker could replace what another has just stored
+                runs = self._read()
+                highest = max(version, runs.pop(self._run, version))  # another worker may have stored a later one
+                kept = dict([*runs.items(), (self._run, highest)][-_MAX_RUNS:])
+                write_record(self._file, _Accepted("tmrl_core accepted versions", kept), sync=False)
         except CredentialsError as exc:
             if not self._failed:
                 logger.warning("after a restart, this worker will not recognise older policies: %s", exc)

@@ -146,13 +146,13 @@ def write_record(file: Path, record: msgspec.Struct, *, private: bool = False, s
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Create the folder if it is missing, and lock it against other writers.
+def writing(folder: Path, *, mode: int = 0o700) -> Iterator[None]:
+    """Create the folder with this mode if it is missing, and lock it against other writers.
 
     The lock ends with the process.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
         if (folder / ".lock").is_symlink():
             raise CredentialsError(f"{folder / '.lock'} is a symbolic link. Remove it, or choose another folder.")
         lock = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115
