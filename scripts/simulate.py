@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import multiprocessing
 import os
 import sys
@@ -44,6 +45,7 @@ ALL = {"": contextlib.nullcontext, **MUTATIONS, **HOSTILE, **HARMLESS}
 def play(arguments: tuple[int, int, str, bool]) -> list[Result]:
     """Some seeds, in this process."""
     first, seeds, mutation, hostile = arguments
+    gc.set_threshold(10_000, 10, 10)  # a network of links is one large cycle, searched less often so
     with ALL[mutation]():
         return [simulate(seed, hostile=hostile) for seed in range(first, first + seeds)]
 
