@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.storage import FolderLock
+from tmrl_core.storage.lock import LOCKED_BYTE, lock_file
 
 HOLD = """
 import sys, time
@@ -55,3 +57,25 @@ def test_a_lock_without_a_process_id_still_locks(tmp_path: Path) -> None:
         (tmp_path / "lock").write_bytes(b"rubbish")
         with pytest.raises(FolderLockedError, match="another process"):
             FolderLock(tmp_path, "the memory")
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_on_windows_a_lock_that_is_held_for_a_moment_is_tried_again_soon(
+    wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    positions: list[int] = []
+
+    def locking(descriptor: int, mode: int, size: int) -> None:
+        positions.append(os.lseek(descriptor, 0, os.SEEK_CUR))
+        if len(positions) < 3:
+            raise PermissionError(13, "held")
+
+    with open(tmp_path / "file", "w+") as file, monkeypatch.context() as windows:
+        windows.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
+        windows.setattr(os, "name", "nt")
+        if wait:
+            lock_file(file.fileno(), wait=True)
+        else:
+            with pytest.raises(BlockingIOError, match="held"):
+                lock_file(file.fileno())
+    assert positions == [LOCKED_BYTE] * (3 if wait else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from pathlib import Path
 
 from tmrl_core.errors import FolderLockedError, StorageError
@@ -13,6 +14,10 @@ from tmrl_core.storage.own_files import open_own
 LOCK_FILE = "lock"
 LOCKED_BYTE = 1 << 20
 """Position of the locked byte: after the file's content, because Windows locks bytes against reading too."""
+
+
+_WINDOWS_WAIT_S = 10.0
+_WINDOWS_RETRY_S = 0.01
 
 
 class FolderLock:
@@ -101,12 +106,18 @@ def lock_file(descriptor: int, *, wait: bool = False) -> None:
     else:
         import msvcrt
 
-        mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # type: ignore[attr-defined,unused-ignore]
+        # LK_LOCK would wait too, but try only once a second, while others lock the file for a millisecond.
+        end = time.monotonic() + (_WINDOWS_WAIT_S if wait else 0.0)
         os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
         try:
-            msvcrt.locking(descriptor, mode, 1)  # type: ignore[attr-defined,unused-ignore]
-        except OSError as exc:
-            raise BlockingIOError(exc.errno, exc.strerror) from exc
+            while True:
+                try:
+                    msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+                    return
+                except OSError as exc:
+                    if time.monotonic() >= end:
+                        raise BlockingIOError(exc.errno, exc.strerror) from exc
+                time.sleep(_WINDOWS_RETRY_S)
         finally:
             os.lseek(descriptor, 0, os.SEEK_SET)
 
