@@ -18,6 +18,13 @@ from tmrl_core.networking.security.credentials import BundleRole
 from tmrl_core.samples import decode_message
 
 
+def steal(keys: Path, folder: Path, role: BundleRole, name: str, weight: int = 1) -> Path:
+    """Return the credentials folder of a machine that was stolen."""
+    there = folder / "stolen" / name
+    credentials.install(credentials.bundle(keys, role, name, folder, weight=weight), there)
+    return there
+
+
 class Fleet:
     """The machines of a run, and what has arrived at its trainer."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.hostile.fleet import steal
 from tests.hostile.test_one_bundle import MB, fleet_goes_on, large, overspend, thief
 from tests.networking.test_hostile import DEADLINE_S, Place
 from tests.waiting import until
@@ -16,37 +15,14 @@ from tmrl_core.errors import NetworkError
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
 from tmrl_core.networking.protocol.messages import Hello, Role, Want
-from tmrl_core.networking.relay import processor_time
-from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
 
 WEIGHT = 8
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("credentials")
-    credentials.create(folder, ["localhost"])
-    return folder
-
-
-def steal(keys: Path, folder: Path, weight: int) -> Path:
-    there = folder / f"site{weight}"
-    credentials.install(credentials.bundle(keys, "worker", f"site{weight}", folder, weight=weight), there)
-    return there
-
-
 @pytest.fixture
 def stolen(keys: Path, tmp_path: Path) -> Path:
-    return steal(keys, tmp_path, WEIGHT)
-
-
-@pytest.fixture
-def place(keys: Path) -> Iterator[Place]:
-    with ExitStack() as stack:
-        place = Place(keys, stack)
-        place.start_trainer()
-        yield place
+    return steal(keys, tmp_path, "worker", "site", WEIGHT)
 
 
 class Flood:
@@ -106,7 +82,7 @@ def test_honest_samples_get_their_turns_beside_a_flood_of_a_weighted_bundle(plac
 
 @pytest.fixture
 def heaviest(keys: Path, tmp_path: Path) -> Path:
-    return steal(keys, tmp_path, MAX_WEIGHT)
+    return steal(keys, tmp_path, "worker", "site", MAX_WEIGHT)
 
 
 def test_a_weight_reserves_no_more_credit(place: Place, heaviest: Path) -> None:
@@ -118,10 +94,9 @@ def test_a_weight_reserves_no_more_credit(place: Place, heaviest: Path) -> None:
     assert place.relay.flow.reserved_bytes < place.relay.settings.budget_bytes
 
 
-def test_a_weight_takes_no_more_of_the_processor(place: Place, heaviest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor_time, "SHARE", 0.001)
-    monkeypatch.setattr(processor_time, "BURST_S", 0.1)
-    overspend(place, heaviest, f"certificate worker site{MAX_WEIGHT}")
+@pytest.mark.usefixtures("small_share")
+def test_a_weight_takes_no_more_of_the_processor(place: Place, heaviest: Path) -> None:
+    overspend(place, heaviest, "certificate worker site")
     fleet_goes_on(place)
 
 

@@ -179,21 +179,6 @@ def test_the_server_sends_the_list_to_ends_that_keep_it(fleet: Fleet, caplog: py
     assert thief.counts.samples_acked == 0
 
 
-def test_a_worker_follows_no_trainer_that_was_revoked_whatever_the_server_does(fleet: Fleet) -> None:
-    server = fleet.server()
-    trainer, worker = fleet.trainer(), fleet.worker()
-    fleet.goes_on(worker, trainer)
-    revoke(fleet.authority, "hpc")
-    # The Server sends the list, and does not close the links of the trainer.
-    (fleet.folder / "server" / SIGNED_FILE).write_bytes((fleet.authority / SIGNED_FILE).read_bytes())
-    until(lambda: worker.counts.reconnects > 0)
-    trainer.publish(WEIGHTS)
-    fleet.send(worker)
-    assert not worker.wait_policy(0.5)
-    assert worker.counts.queued_samples == 10
-    assert server.relay.trainer is not None
-
-
 def test_a_trainers_bundle_has_the_list_of_that_time(fleet: Fleet) -> None:
     revoke(fleet.authority, "robot")
     fleet.server()
@@ -268,17 +253,20 @@ def test_a_worker_with_the_list_ignores_a_revoked_trainer(fleet: Fleet) -> None:
     assert worker.counts.queued_samples == 10
 
 
-def test_a_trainer_that_is_revoked_while_it_runs_is_ignored(fleet: Fleet) -> None:
-    fleet.server()
+@pytest.mark.parametrize(("machine", "file"), [("robot", REVOKED_FILE), ("server", SIGNED_FILE)])
+def test_a_trainer_that_is_revoked_while_it_runs_is_ignored(fleet: Fleet, machine: str, file: str) -> None:
+    """The list comes to the worker by hand, or from a Server that does not close the trainer's link."""
+    server = fleet.server()
     trainer, worker = fleet.trainer(), fleet.worker()
     fleet.goes_on(worker, trainer)
     revoke(fleet.authority, "hpc")
-    (fleet.folder / "robot" / REVOKED_FILE).write_bytes((fleet.authority / REVOKED_FILE).read_bytes())
+    (fleet.folder / machine / file).write_bytes((fleet.authority / file).read_bytes())
     until(lambda: worker.counts.reconnects > 0)
     trainer.publish(WEIGHTS)
     fleet.send(worker)
     assert not worker.wait_policy(0.5)
     assert worker.counts.queued_samples == 10
+    assert server.relay.trainer is not None
 
 
 def test_an_older_server_is_named_with_the_setting(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.hostile.fleet import steal
 from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head
 from tests.waiting import until
 from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind
@@ -30,34 +29,14 @@ from tmrl_core.networking.protocol.messages import (
     Want,
     Welcome,
 )
-from tmrl_core.networking.relay import processor_time
-from tmrl_core.networking.security import credentials
 from tmrl_core.samples import Buffer, Chunk
 
 MB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("credentials")
-    credentials.create(folder, ["localhost"])
-    return folder
-
-
-@pytest.fixture(scope="module")
 def stolen(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The credentials of a machine that was stolen."""
-    there = tmp_path_factory.mktemp("robot7")
-    credentials.install(credentials.bundle(keys, "worker", "robot7", tmp_path_factory.mktemp("bundle")), there / "c")
-    return there / "c"
-
-
-@pytest.fixture
-def place(keys: Path) -> Iterator[Place]:
-    with ExitStack() as stack:
-        place = Place(keys, stack)
-        place.start_trainer()
-        yield place
+    return steal(keys, tmp_path_factory.mktemp("robot7"), "worker", "robot7")
 
 
 def thief(place: Place, stolen: Path, number: int = 0, streams: int = 1) -> tuple[Stranger, dict[int, Resume]]:
@@ -121,13 +100,6 @@ def overspend(place: Place, stolen: Path, principal: str) -> None:
     while not place.relay.processor_time.overspent(principal, time.monotonic()):
         step += 1
         link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + step) for i in range(4) for _ in range(250)))
-
-
-@pytest.fixture
-def small_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share that a test can use up however busy the machine is."""
-    monkeypatch.setattr(processor_time, "SHARE", 0.001)
-    monkeypatch.setattr(processor_time, "BURST_S", 0.1)
 
 
 @pytest.mark.usefixtures("small_share")

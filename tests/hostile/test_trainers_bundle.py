@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.hostile.fleet import steal
 from tests.hostile.test_one_bundle import fleet_goes_on
 from tests.networking.test_hostile import Place, Stranger
 from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
@@ -24,29 +24,13 @@ from tmrl_core.networking.protocol.messages import (
     StatusRequest,
     Welcome,
 )
+from tmrl_core.networking.relay import processor_time
 from tmrl_core.networking.security import credentials
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("credentials")
-    credentials.create(folder, ["localhost"])
-    return folder
-
-
-@pytest.fixture(scope="module")
 def stolen(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    there = tmp_path_factory.mktemp("hpc2")
-    credentials.install(credentials.bundle(keys, "trainer", "hpc2", tmp_path_factory.mktemp("bundle")), there / "c")
-    return there / "c"
-
-
-@pytest.fixture
-def place(keys: Path) -> Iterator[Place]:
-    with ExitStack() as stack:
-        place = Place(keys, stack)
-        place.start_trainer()
-        yield place
+    return steal(keys, tmp_path_factory.mktemp("hpc2"), "trainer", "hpc2")
 
 
 def thief(place: Place, stolen: Path, role: Role) -> Stranger:
@@ -69,15 +53,22 @@ def test_it_cannot_act_as_a_worker(place: Place, stolen: Path) -> None:
     fleet_goes_on(place, 1_000)
 
 
-def test_requests_for_the_status_block_nobody(place: Place, stolen: Path) -> None:
+@pytest.mark.usefixtures("small_share")
+def test_requests_for_the_status_have_a_share_and_block_nobody(place: Place, stolen: Path) -> None:
     links = [thief(place, stolen, "observer") for _ in range(3)]
     for link in links:
         assert isinstance(link.hear(Welcome), Welcome)
-    for _ in range(100):
+    sent = 0
+    while not place.relay.processor_time.overspent("certificate trainer hpc2", time.monotonic()):
         for link in links:
             link.tell(StatusRequest(0))
-            assert isinstance(link.hear(StatusPage), StatusPage)
-    fleet_goes_on(place, 1_000)
+            page = link.hear(StatusPage)
+            assert isinstance(page, StatusPage)
+            sent += len(page.body)
+    assert sent < 4 * processor_time.BURST_S / processor_time.STATUS_BYTE_S
+    for link in links:
+        link.tell(StatusRequest(0))
+    fleet_goes_on(place)
 
 
 @pytest.mark.parametrize("message", [Resume(1, 0), Ack(1, 9), Credit(0, 0, 1 << 40), Direct(0, 1, b""), Report(b"")])

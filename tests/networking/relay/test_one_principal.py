@@ -41,11 +41,13 @@ STALLED_S = RelaySettings().stalled_s
 class End:
     """One peer that sends exactly what a test says."""
 
-    def __init__(self, relay: Relay, role: str, name: str, number: int = 0, weight: int = 1) -> None:
+    def __init__(
+        self, relay: Relay, role: str, name: str, number: int = 0, weight: int = 1, request: str | None = None
+    ) -> None:
         self.link: RelayConnection = relay.connection()
         self.link.connected(Identity("there", role, name, weight=weight), 0.0)
         peer = f"{name}:{number}".encode().ljust(16, b".")[:16]
-        self.tell(Hello((1,), role, "", "run", name, peer))  # type: ignore[arg-type]
+        self.tell(Hello((1,), request or role, "", "run", name, peer))  # type: ignore[arg-type]
         self.resumes: dict[int, Resume] = {}
 
     def tell(self, *messages: Control, now: float = 0.0) -> None:

@@ -6,7 +6,17 @@ import pytest
 
 from tests.networking.relay.test_one_principal import End, Place
 from tmrl_core.networking.protocol.framing import control_frame
-from tmrl_core.networking.protocol.messages import CloseStream, Control, Have, Hello, OpenStream, Resume, Waits, Want
+from tmrl_core.networking.protocol.messages import (
+    CloseStream,
+    Control,
+    Have,
+    Hello,
+    OpenStream,
+    Resume,
+    StatusRequest,
+    Waits,
+    Want,
+)
 from tmrl_core.networking.relay.membership_log import MembershipLog
 from tmrl_core.networking.relay.processor_time import (
     AT_ONCE_S,
@@ -22,6 +32,7 @@ from tmrl_core.networking.relay.processor_time import (
     SHARE,
     SHARE_AT_ONCE,
     SIGNATURE_BYTE_S,
+    STATUS_BYTE_S,
     STREAM_S,
     TRAINER_BURST_S,
     TRAINER_SHARE,
@@ -222,6 +233,23 @@ def test_the_trainer_is_not_charged() -> None:
     place.trainer.tell()
     place.trainer.link.charge(100.0, 20, 0.0)
     assert paused.pauses == []
+
+
+def test_the_bytes_of_the_status_are_charged_although_its_requests_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    price_s = 1_000 * STATUS_BYTE_S
+    monkeypatch.setattr("tmrl_core.networking.relay.connection.STATUS_BYTE_S", price_s)
+    place = Place()
+    wolf, sent, now = End(place.relay, "trainer", "wolf", request="observer"), 0, 0.0
+    paused = Paused(wolf)
+    while now < 60.0:
+        wolf.tell(StatusRequest(0), now=now)
+        sent += sum(len(frame.payload) for frame in wolf.read(now))
+        wolf.link.charge(0.0, 20, now)
+        now += sum(paused.pauses) + 0.001
+        paused.pauses.clear()
+    assert sent * price_s <= 1.1 * (BURST_S + SHARE * 60.0)
 
 
 @pytest.mark.parametrize(("role", "of_each"), [("worker", 2 * EFFECTS * 0.003), (None, EFFECTS * 0.001)])

@@ -38,7 +38,15 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay.policies import Policy
 from tmrl_core.networking.relay.probes import PROBE_S, Echoes
-from tmrl_core.networking.relay.processor_time import EFFECTS, PAUSE_S, SIGNATURE_BYTE_S, STREAM_S, WAITS_S, ReadSize
+from tmrl_core.networking.relay.processor_time import (
+    EFFECTS,
+    PAUSE_S,
+    SIGNATURE_BYTE_S,
+    STATUS_BYTE_S,
+    STREAM_S,
+    WAITS_S,
+    ReadSize,
+)
 from tmrl_core.networking.relay.streams import RelayStream
 
 if TYPE_CHECKING:
@@ -109,6 +117,8 @@ class RelayConnection(Connection):
         """True: it has opened a stream."""
         self._trainer_s = 0.0
         """Price of the messages since then, in the trainer's processor time."""
+        self._answers_s = 0.0
+        """Price of the status since then."""
         self._credit_used_at = 0.0
         """Time of the last samples, or of the last check without unused credit."""
         self._checked_at = 0.0
@@ -218,6 +228,7 @@ class RelayConnection(Connection):
         body = self._snapshot[page * MAX_BODY_BYTES : (page + 1) * MAX_BODY_BYTES]
         if page == pages - 1:
             self._snapshot = b""
+        self._answers_s += len(body) * STATUS_BYTE_S
         self.send(StatusPage(page, pages, body))
 
     def charge(self, seconds: float, n: int, now: float) -> None:
@@ -235,7 +246,8 @@ class RelayConnection(Connection):
         samples = self._sample_frames / frames if 2 * plain > wire else 0.0
         self._charged, self._uncharged, self._sample_frames = (self.bytes_in, self.frames_in), (0.0, 0), 0
         relay, principal = self.relay, self.principal
-        pause_s = relay.processor_time.charge(principal, EFFECTS * (1.0 - samples) * used, now, self._trainer_s)
+        used, self._answers_s = EFFECTS * (1.0 - samples) * used + self._answers_s, 0.0
+        pause_s = relay.processor_time.charge(principal, used, now, self._trainer_s)
         self._trainer_s = 0.0
         if pause_s:
             links = [link for link in (*relay.workers.values(), *relay.observers) if link.principal == principal]

@@ -20,6 +20,9 @@ BURST_S = 1.0
 """Processor seconds at once, enough for a fleet that connects again."""
 SHARE_AT_ONCE, AT_ONCE_S = 0.5, 0.01
 """Part of a core that one principal may use while it has a burst left, and processor seconds without a pause."""
+STATUS_BYTE_S = 10e-9
+"""Price of a byte of the status: an observer's requests are a thousandth of their answers. It limits the answers to
+10 MB/s after a burst of 100 MB."""
 MIN_PAUSE_S = 0.02
 """Minimum pause. Short pauses delay others by little at a time."""
 PAUSE_S = 10e-6
