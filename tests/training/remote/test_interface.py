@@ -18,6 +18,7 @@ from tmrl_core.networking.protocol.messages import Blob, Lateness, PolicyUpdate,
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training.loops.evaluation import Evaluator
 from tmrl_core.training.remote.interface import (
+    MAX_CHARTED_NAMES,
     WORKERS_CHARTED,
     RemoteInterface,
     episode_label,
@@ -118,6 +119,18 @@ def test_the_lateness_of_workers_is_recorded_for_those_that_report_it() -> None:
     }
     many = {number.to_bytes(2, "big"): str(number) for number in range(1_000)}
     assert len(lateness_metrics(many, dict.fromkeys(many, Lateness(0, 1, 1, 1)))) == 2 * WORKERS_CHARTED
+
+
+def test_workers_that_change_their_names_make_a_bounded_number_of_series() -> None:
+    interface = RemoteInterface(TrainerLink(LinkSettings(transport="local"), name="t", run="run"))
+    series: set[str] = set()
+    for number in range(40):
+        workers = {bytes([number, n]): f"worker {n if n < 4 else 1_000 * number + n}" for n in range(WORKERS_CHARTED)}
+        interface._workers = workers
+        rates = interface._worker_rates()
+        assert {f"worker/worker {n}/steps_per_s" for n in range(4)} <= rates.keys()
+        series |= rates.keys()
+    assert len(series) == MAX_CHARTED_NAMES
 
 
 def test_a_target_is_not_confirmed_by_the_evaluation_that_reached_it() -> None:

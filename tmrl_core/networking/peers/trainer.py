@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
 from collections import Counter, OrderedDict, deque
@@ -79,6 +80,8 @@ MOST_RECORD_RAISES = 16
 """Number of times that the records of one worker can raise the incarnation: each makes the trainer publish again."""
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Seconds after which a message that did not open is requested again, the first time and after many."""
+_RETRY_PASS_S = 0.1
+"""Time between two searches for messages to request again: each looks at all streams that have sent a bad one."""
 PROVEN_POLICY_BYTES = 1 << 20
 """Size from which workers receive MACs of a policy, which take a tenth of the time of hashing it."""
 MAX_PROVEN = 64
@@ -603,7 +606,7 @@ class TrainerConnection(Connection):
                 self._retries[channel] = float("inf"), wait_s
                 self.send(Resume(channel, self._channels[channel].next_number))
             else:
-                self._retry_at = min(self._retry_at, due)
+                self._retry_at = min(self._retry_at, max(due, now + _RETRY_PASS_S))
 
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
@@ -674,9 +677,18 @@ class TrainerConnection(Connection):
         head = POLICY_HEAD.pack(*version, sum(map(len, parts)))
         self._cutter = cut(Kind.WEIGHTS, head, parts, epoch=0, channel=0)
         if len(body) >= PROVEN_POLICY_BYTES:
-            for stream, opener in itertools.islice(self._openers.items(), MAX_PROVEN):
+            for stream, opener in self._proven():
                 opener.prove_policy(version, *parts[:-1])
                 self.direct(stream)  # control messages arrive before the policy's last frame
+
+    def _proven(self) -> list[tuple[bytes | None, OpenedStream]]:
+        """Return the streams that receive MACs: the first ones of each certificate, then the second ones, and so on."""
+        streams_of: Counter[str] = Counter()
+        ranked: list[tuple[int, int, bytes | None, OpenedStream]] = []
+        for place, (stream, opener) in enumerate(self._openers.items()):
+            ranked.append((streams_of[opener.name], place, stream, opener))
+            streams_of[opener.name] += 1
+        return [(stream, opener) for _, _, stream, opener in heapq.nsmallest(MAX_PROVEN, ranked)]
 
     def _next_frame(self) -> Wire | None:
         if self._cutter is None:

@@ -76,6 +76,8 @@ JOINS_PER_S = 1.0
 a disk. Records of the network count all workers."""
 WORKERS_CHARTED = 32
 """Maximum number of workers whose rates are recorded separately."""
+MAX_CHARTED_NAMES = 256
+"""Maximum number of names among them in the life of a process: metric sinks keep a series for each name for ever."""
 POLICY = "policy"
 """Name of the published policy, if it is the only one."""
 
@@ -167,6 +169,7 @@ class RemoteInterface(TrainingInterface):
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         """Training episodes, of all workers."""
+        self._charted_names: set[str] = set()
         self._collected: dict[bytes, int] = {}
         """Number of steps received from each stream since the latest record of the network."""
         self._collected_since = self._started
@@ -645,7 +648,7 @@ class RemoteInterface(TrainingInterface):
                 names.LACK: self.progress.lack,
                 names.WAITING: self._waiting(),
                 **self._worker_rates(),
-                **lateness_metrics(self._workers, self.link.lateness),
+                **lateness_metrics(self._charted(), self.link.lateness),
             },
         )
 
@@ -654,13 +657,22 @@ class RemoteInterface(TrainingInterface):
         texts = [plain(text) for _, text in waits if text]
         return f"{len(texts)} of {len(waits)}: {texts[0]}" if texts else ""
 
+    def _charted(self) -> dict[bytes, str]:
+        """Return the workers that are recorded separately."""
+        charted: dict[bytes, str] = {}
+        for stream, name in itertools.islice(self._workers.items(), WORKERS_CHARTED):
+            if name in self._charted_names or len(self._charted_names) < MAX_CHARTED_NAMES:
+                self._charted_names.add(name)
+                charted[stream] = name
+        return charted
+
     def _worker_rates(self) -> dict[str, float]:
         """Return the steps per second of each worker since the last record, for as many as a chart can show."""
         now = self._clock()
         span_s = max(now - self._collected_since, 1e-9)
         rates = {
             f"{_group(name)}/steps_per_s": self._collected.get(stream, 0) / span_s
-            for stream, name in itertools.islice(self._workers.items(), WORKERS_CHARTED)
+            for stream, name in self._charted().items()
         }
         self._collected, self._collected_since = {}, now
         return rates

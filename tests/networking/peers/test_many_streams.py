@@ -1,0 +1,70 @@
+"""Thousands of streams of one stolen certificate at a trainer: others keep their share of its time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.networking.end_to_end.ends import Ends, signer, verifier
+from tests.networking.peers.test_own_incarnation import said
+from tests.networking.peers.test_unread_answers import give
+from tmrl_core.networking.end_to_end.worker import WorkerSeal
+from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tmrl_core.networking.peers import trainer as trainer_module
+from tmrl_core.networking.peers.trainer import MAX_PROVEN
+from tmrl_core.networking.protocol.connection import Identity
+from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, cut
+from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, Resume, StreamOpened, Welcome
+
+
+class Trainer:
+    """A trainer's link, with streams of several workers."""
+
+    def __init__(self) -> None:
+        self.ends = Ends()
+        self.state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, seal=self.ends.trainer)
+        self.link = TrainerConnection(self.state, silent_s=1_000, heartbeat_s=1_000)
+        self.link.connected(Identity("Server"), 0.0)
+        give(self.link, Welcome(2, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+        self.streams: dict[bytes, WorkerSeal] = {}
+
+    def open(self, name: str, streams: int) -> None:
+        worker = WorkerSeal("run", signer(name=name), verifier(), mode="authenticate")
+        assert worker.announced(self.ends.trainer.card(self.state.holding))
+        for _ in range(streams):
+            stream = worker.new_stream()
+            self.streams[stream] = worker
+            give(self.link, StreamOpened(len(self.streams), stream, name, worker.record(stream, b"")))
+        said(self.link)
+
+
+def test_bad_messages_of_many_streams_are_requested_again_a_few_times_a_second() -> None:
+    """Each search looks at all of them, so that one for each message would cost the square of their number."""
+    trainer = Trainer()
+    trainer.open("thief", 300)
+    link = trainer.link
+    for channel in range(1, 301):
+        packed = SAMPLES_HEAD.pack(0, 0, 0, 1, 70)
+        for wire in iter(cut(Kind.DATA, packed, (bytes(70),), epoch=1, channel=channel)):
+            data = bytes(wire)
+            link.get_buffer()[: len(data)] = data
+            link.received(len(data), channel * 0.003)
+    asked, searches = 0, 0
+    while asked < 300:
+        searches += 1
+        link.tick(link.deadline())
+        asked += sum(isinstance(message, Resume) for message in said(link))
+    assert searches <= 12
+
+
+def test_one_certificate_does_not_take_the_proofs_of_large_policies_from_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trainer_module, "PROVEN_POLICY_BYTES", 1_000)
+    trainer = Trainer()
+    trainer.open("thief", MAX_PROVEN)
+    trainer.open("robot", 2)
+    trainer.state.publish(PolicyUpdate((0, 0), {"": Blob("sim", bytes(2_000))}))
+    said(trainer.link)
+    proven = [one for stream, one in trainer.link._openers.items() if one._policy is not None]
+    assert len(proven) == MAX_PROVEN
+    assert sum(one.name == "robot" for one in proven) == 2
