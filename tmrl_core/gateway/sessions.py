@@ -23,10 +23,10 @@ from tmrl_core.errors import ObservationError, SessionClosedError, TmrlError
 from tmrl_core.gateway.contracts import EpisodeSink, FinishedEpisode, GatewayAgent, SessionInfo
 from tmrl_core.gateway.messages import MAX_INFO_BYTES, MAX_INFO_VALUES, EndMessage, RequestError, StepMessage
 from tmrl_core.gateway.session import Session
-from tmrl_core.networking.relay.membership_log import RateLimitedLog
 from tmrl_core.networking.security.admission import MAX_ADDRESSES, network_of
 from tmrl_core.networking.security.api_keys import ApiKeys
 from tmrl_core.networking.security.refusal_log import Refusals
+from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Role
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection
-from tmrl_core.networking.relay.membership_log import LINES_AT_ONCE
+from tmrl_core.rate_limited_log import LINES_AT_ONCE
 
 NOW = 1_000.0
 

@@ -22,7 +22,7 @@ from tmrl_core.errors import SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.learner import Learner, SessionContext
 from tmrl_core.gateway.advice.saves import Saves
-from tmrl_core.networking.relay.membership_log import RateLimitedLog
+from tmrl_core.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 
