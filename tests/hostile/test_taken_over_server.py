@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 from tests.hostile.fleet import Fleet
 from tests.networking.test_hostile import DEADLINE_S
 from tests.waiting import until
+from tmrl_core import rate_limited_log
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import TrainerLink, WorkerLink
@@ -20,11 +22,14 @@ from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     Ack,
     Blob,
+    Control,
     Direct,
     Directive,
+    Halt,
     PolicyUpdate,
     Progress,
     Report,
+    Resume,
     Version,
     encode_body,
 )
@@ -167,6 +172,31 @@ def test_forged_directives_and_reports_are_not_obeyed(taken: TakenOver) -> None:
     until(lambda: taken.worker.directive.pause)
     taken.trainer.report(Progress(updates=7))
     until(lambda: taken.worker.progress.updates == 7)
+    taken.fleet.goes_on(taken.worker, taken.trainer)
+
+
+def saying(message: Control) -> Callable[[RelayConnection], None]:
+    return lambda worker: worker.send(message)
+
+
+@pytest.fixture
+def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limited_log, "LINES_AT_ONCE", 5)
+
+
+def test_samples_that_are_halted_again_and_again_do_not_fill_the_log(
+    few_lines: None, taken: TakenOver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tmrl_core.networking.links.worker")
+    taken.fleet.goes_on(taken.worker, taken.trainer)
+    caplog.clear()
+    (stream,) = taken.server.relay.streams.values()
+    for number in range(30):
+        taken.do(saying(Halt(0, f"reason {number}")))
+        until(lambda: taken.worker._taken is False)
+        taken.do(saying(Resume(0, 1, stream.epoch, 1 << 20)))
+        until(lambda: taken.worker._taken)
+    assert 5 <= len([record for record in caplog.records if record.name.endswith("links.worker")]) <= 11
     taken.fleet.goes_on(taken.worker, taken.trainer)
 
 

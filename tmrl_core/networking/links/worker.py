@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ from tmrl_core.networking.protocol.messages import (
     plain,
 )
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
+from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.samples import (
     Chunk,
     EpisodeRecord,
@@ -154,6 +156,8 @@ class WorkerLink(Link):
         self._taken: bool | None = None
         """Last logged state. True: a trainer takes samples. None: nothing was logged yet."""
         self._logged_halts: set[str] = set()
+        self._receiver_line = RateLimitedLog(logger.info, "changes of the receiver of samples")
+        self._halt_line = RateLimitedLog(logger.warning, "reasons to keep samples")
         self._compression: Literal["auto", "zstd", "none"] = settings.compression
         if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
             self._compression = "none"  # on a loopback link, copying is faster than compressing
@@ -316,22 +320,23 @@ class WorkerLink(Link):
         worker = self._worker
         if remark := self._no_authentication():
             if remark not in self._logged_halts:
-                logger.warning("%s", remark)
+                self._halt_line(remark, time.monotonic())
                 self._logged_halts.add(remark)
             self._taken = False
         elif self._sender.active:
             # while the link drains, the Server's spool may be the receiver
             if self._taken is False and not worker.ending:
-                logger.info("a trainer of run %r takes samples", worker.run)
+                self._receiver_line(f"a trainer of run {worker.run!r} takes samples", time.monotonic())
             self._taken = True
             self._logged_halts.clear()
         elif worker.halted and worker.halt_reason:
             if worker.halt_reason not in self._logged_halts and len(self._logged_halts) < _REFUSALS_SAID:
-                logger.warning("%s", worker.halt_reason)
+                self._halt_line(worker.halt_reason, time.monotonic())
                 self._logged_halts.add(worker.halt_reason)
             self._taken = False
         elif worker.halted and self._taken is not False and not worker.ending:
-            logger.info("no trainer of run %r is connected: samples wait here until one connects", worker.run)
+            line = f"no trainer of run {worker.run!r} is connected: samples wait here until one connects"
+            self._receiver_line(line, time.monotonic())
             self._taken = False
 
     def _no_authentication(self) -> str:
