@@ -454,19 +454,17 @@ class TrainerConnection(Connection):
                 opener = state.seal.open_record(message.stream, signature)
                 state.check_stream(message.stream, opener.name)
             except ForgedError as exc:
-                if signature.startswith(AUTHENTICATED):
+                if message.live or signature.startswith(AUTHENTICATED):
                     self._refuse_stream(message, exc)
-                    return
-                name = plain(message.name, MAX_NAME_CHARACTERS)
-                state.on_remark(
-                    f"worker {name} does not authenticate its samples, so they stay there: use the same "
-                    "network.end_to_end on all machines"
-                    if message.live
-                    else f"the Server stores samples of worker {name} that are not authenticated, and they stay there: "
-                    "to take them, run the trainer once with network.end_to_end: off",
-                    "",
-                )
-                return  # without a `Resume`, the worker or the Server keeps them
+                else:
+                    # Nobody would hear a refusal, and the samples would be lost.
+                    state.on_remark(
+                        f"the Server stores samples of worker {plain(message.name, MAX_NAME_CHARACTERS)} that are not "
+                        "authenticated, and they stay there: to take them, run the trainer once with "
+                        "network.end_to_end: off",
+                        "",
+                    )
+                return
             signature = opener.signature
             if opener.incarnation > state.holding and state.may_raise(opener.peer):
                 self._raised(opener.incarnation + 1)  # otherwise its worker would not follow this trainer
