@@ -162,6 +162,27 @@ def test_an_exception_of_the_interface_is_raised_and_a_reset_goes_on(method: str
     env.close()
 
 
+class Malformed(Counter):
+    """Return something else than an observation, a reward, terminated and an info."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+    def get_obs_rew_terminated_info(self) -> Any:
+        return self.result
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("result", [([0.0], 1.0, False), (0.5, 1.0, False, {}), None])
+def test_a_malformed_result_of_the_interface_is_an_error(result: Any) -> None:
+    env = real_time_env(Malformed, {"result": result}, FAST)
+    env.reset()
+    with pytest.raises(TypeError, match=r"get_obs_rew_terminated_info of Malformed returned .*; it returns a list of"):
+        env.step(env.action_space.sample())
+    env.close()
+
+
 def test_a_wait_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     env = real_time_env(Failing, {"method": "wait", "closed": []}, FAST)
     env.reset()

@@ -118,7 +118,19 @@ class _Guard:
         return self._try(lambda: self._interface.reset(seed=seed, options=options), ([], {}))
 
     def get_obs_rew_terminated_info(self) -> Any:
-        return self._try(lambda: self._interface.get_obs_rew_terminated_info(), ([], 0.0, False, {}))
+        return self._try(self._observe, ([], 0.0, False, {}))
+
+    def _observe(self) -> Any:
+        result = self._interface.get_obs_rew_terminated_info()
+        try:
+            observation, _, _, _ = result
+            iter(observation)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"get_obs_rew_terminated_info of {type(self._interface).__name__} returned {result!r:.200}; it returns "
+                "a list of the parts of the observation, the reward, terminated and a dict"
+            ) from None
+        return result
 
     def wait(self) -> None:
         try:
