@@ -29,6 +29,7 @@ from tmrl_core.networking.protocol.messages import (
     Want,
     Welcome,
 )
+from tmrl_core.networking.relay import processor_time
 from tmrl_core.samples import Buffer, Chunk
 
 MB = 1 << 20
@@ -106,6 +107,37 @@ def overspend(place: Place, stolen: Path, principal: str) -> None:
 def test_one_bundle_gets_a_share_of_the_processor(place: Place, stolen: Path) -> None:
     overspend(place, stolen, "certificate worker robot7")
     fleet_goes_on(place)
+
+
+def test_a_flood_of_streams_leaves_the_trainer_to_the_others(
+    place: Place, stolen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor_time, "TRAINER_SHARE", 0.001)
+    monkeypatch.setattr(processor_time, "TRAINER_BURST_S", 0.01)
+    link, _ = thief(place, stolen)
+    for i in range(1, 900):
+        link.tell(OpenStream(i, bytes([4, 0, i >> 8, i & 255]) * 4, "robot7", bytes(1_000)))
+    fleet_goes_on(place)
+    assert len(place.relay.streams) < 600
+    assert place.relay.processor_time.overspent("certificate worker robot7", time.monotonic())
+
+
+@pytest.mark.parametrize("certificate", [False, True])
+def test_a_hundred_links_of_one_principal_come_back_at_once(place: Place, stolen: Path, certificate: bool) -> None:
+    """They are honest, so the burst of processor time suffices for them."""
+    links = []
+    for number in range(100):
+        link = place.stranger(stolen if certificate else None)
+        links.append(link)
+        peer = b"peer%12d" % number
+        changes: dict[str, Any] = {"token": ""} if certificate else {}
+        link.greet(**changes, name="robot7", peer=peer)
+        link.tell(OpenStream(0, peer, "robot7", bytes(1_000)))
+    for link in links:
+        assert isinstance(link.hear(Resume), Resume)
+    principal = "certificate worker robot7" if certificate else "token worker"
+    assert not place.relay.processor_time.overspent(principal, time.monotonic())
+    fleet_goes_on(place, 1_000)
 
 
 def test_links_that_never_read_hold_few_versions_of_the_policy(place: Place, stolen: Path) -> None:
