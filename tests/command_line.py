@@ -40,6 +40,7 @@ def started(
                     stdout=subprocess.PIPE,
                     stderr=stderr,
                     text=True,
+                    pipesize=1 << 20,  # a role whose output nobody reads stops when the pipe is full
                 )
             )
             stack.callback(process.kill)
