@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 
 from tests.command_line import started
+from tests.waiting import until
 from tmrl_core import __version__
 from tmrl_core.cli import main as cli
 from tmrl_core.config.documents import read_document
@@ -290,12 +291,26 @@ def test_a_worker_without_a_server_keeps_trying_and_ends_in_order(
     assert "samples acknowledged" in err
 
 
+NOTING = """
+from pathlib import Path
+from tmrl_core.envs import GenericGymEnv
+
+class Noting(GenericGymEnv):
+    def step(self, action):
+        Path("steps").open("a").write(".")
+        return super().step(action)
+"""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-def test_a_second_ctrl_c_ends_immediately(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_second_ctrl_c_ends_immediately(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     # Nobody will ever acknowledge what this worker collects, so it drains for as long as it is allowed to.
-    process = start("--worker", "--set", "server.port=9", "--set", "worker.drain_timeout_s=600")
+    (tmp_path / "noting.py").write_text(NOTING, encoding="utf-8")
+    settings = ("server.port=9", "worker.drain_timeout_s=600", "environment.cls=noting:Noting")
+    options = [word for setting in settings for word in ("--set", setting)]
+    process = start("--worker", *options, PYTHONPATH=os.pathsep.join((str(tmp_path), str(ROOT))))
     assert process.stderr is not None
-    read_until(process.stderr, "cannot reach")
+    until(lambda: (tmp_path / "steps").exists() and len((tmp_path / "steps").read_text()) > 1, limit_s=60)
     process.send_signal(signal.SIGINT)
     read_until(process.stderr, "a second signal ends immediately")
     process.send_signal(signal.SIGINT)
