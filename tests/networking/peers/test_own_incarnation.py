@@ -9,10 +9,11 @@ from tests.networking.peers.test_unread_answers import give
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
-from tmrl_core.networking.peers.trainer import MOST_RAISED, MOST_RECORD_RAISES
+from tmrl_core.networking.peers.trainer import MOST_RECORD_RAISES
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import FrameReader, Kind
 from tmrl_core.networking.protocol.messages import (
+    MOST_RAISED,
     Announce,
     Direct,
     Directive,

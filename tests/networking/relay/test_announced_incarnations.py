@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.networking.relay.test_one_principal import End
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.messages import Announce, Hello, Incarnation
+from tmrl_core.networking.protocol.messages import MOST_RAISED, Announce, Hello, Incarnation
 from tmrl_core.networking.relay import Relay
 
 
@@ -48,3 +48,37 @@ def test_a_trainer_that_cannot_take_the_suggestion_keeps_its_incarnation() -> No
     assert second.suggested() == [(1 << 40) + 1]
     second.announce(2)
     assert (relay.trainer_incarnation, second.suggested()) == (2, [])
+
+
+class Claimant(End):
+    """A worker that reports an incarnation."""
+
+    def __init__(self, relay: Relay, name: str, incarnation: int) -> None:
+        self.link = relay.connection()
+        self.link.connected(Identity("there", "worker", name), 0.0)
+        self.tell(Hello((2,), "worker", "", "run", name, name.encode().ljust(16, b"."), incarnation))
+
+
+def test_an_implausible_claim_does_not_hide_a_plausible_one() -> None:
+    relay = Relay()
+    trainer = Chooser(relay, b"first", 8)
+    trainer.suggested()
+    Claimant(relay, "thief", 1 << 40)
+    Claimant(relay, "honest", 9)  # it has seen another trainer of incarnation 8
+    assert trainer.suggested() == [(1 << 40) + 1]
+    trainer.announce(8)
+    assert trainer.suggested() == [10]
+    trainer.announce(10)
+    assert (relay.trainer_incarnation, trainer.suggested()) == (10, [])
+
+
+def test_a_trainer_that_keeps_its_incarnation_is_told_of_a_higher_one_once() -> None:
+    relay = Relay()
+    trainer = Chooser(relay, b"first", 8)
+    Claimant(relay, "thief", 1 << 40)
+    Claimant(relay, "honest", 8 + MOST_RAISED)
+    Claimant(relay, "stranger", 9 + MOST_RAISED)
+    trainer.announce(8)
+    assert trainer.suggested()[-1] == 9 + MOST_RAISED
+    trainer.announce(8)
+    assert (relay.trainer_incarnation, trainer.suggested()) == (8, [])

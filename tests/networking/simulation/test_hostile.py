@@ -28,7 +28,7 @@ def test_every_promise_to_honest_workers_is_kept(block: int, full: bool) -> None
     assert not full or moods.keys() == MOODS.keys()
 
 
-@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 79, 102, 112, 121, 669, 741])
+@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 79, 102, 112, 121, 669, 741, 6252])
 def test_found_attacks_stay_closed(seed: int) -> None:
     """Each is a way in which one member kept credit or the trainer's link from the others, or made it forget."""
     assert not simulate(seed, hostile=True).failure

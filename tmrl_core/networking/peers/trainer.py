@@ -37,6 +37,7 @@ from tmrl_core.networking.protocol.messages import (
     MAX_NAME_CHARACTERS,
     MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
+    MOST_RAISED,
     Ack,
     Announce,
     Control,
@@ -73,9 +74,6 @@ MAX_MEMBERS = 32_768
 """Maximum number of streams on a link, as many as a Server knows."""
 MAX_SIGNATURES_BYTES = 32 << 20
 """Maximum size of the signatures of all members. Later members have none, so only their samples are checked."""
-MOST_RAISED = 1 << 20
-"""Maximum number by which a Server can raise the incarnation of a trainer that chooses its own. No fleet has had that
-many trainers, and the numbers last for ever."""
 MOST_RECORD_RAISES = 16
 """Number of times that the records of one worker can raise the incarnation: each makes the trainer publish again."""
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0

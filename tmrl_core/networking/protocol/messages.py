@@ -41,6 +41,9 @@ PROOF_ENDS = b"\xc1tmrl e2"
 """End of a policy, directive or report with a proof of its origin."""
 MAX_CARD_BYTES = 16_384
 """Maximum size of a run card."""
+MOST_RAISED = 1 << 20
+"""Maximum number by which a Server can raise the incarnation of a trainer that chooses its own. No fleet has had that
+many trainers, and the numbers last for ever."""
 MAX_TAG_BYTES = 64
 """Maximum size of an acknowledgement's tag."""
 MAX_NAME_CHARACTERS = 200

@@ -92,6 +92,10 @@ class RelayConnection(Connection):
         self.streams: dict[int, RelayStream] = {}
         self.anew = False
         """True: the peer reported an implausible incarnation; see `Welcome`."""
+        self.claimed = 0
+        """Highest incarnation of a trainer that a worker reported in its `Hello`."""
+        self.suggested = 0
+        """Highest incarnation that a trainer was told because of such reports, after its announcement."""
         self.taken = 0
         """Incarnation that a trainer announced and that another trainer has had; it was told a free one."""
         self.have: Version = (0, 0)

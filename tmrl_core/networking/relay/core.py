@@ -25,6 +25,7 @@ from tmrl_core.networking.protocol.messages import (
     MAX_CARD_BYTES,
     MAX_NAME_CHARACTERS,
     MAX_WAITS_CHARACTERS,
+    MOST_RAISED,
     SUPPORTED_VERSIONS,
     Ack,
     Announce,
@@ -271,6 +272,7 @@ class Relay:
         self.workers[hello.peer] = connection
         connection.state = "worker"
         connection.have = hello.have
+        connection.claimed = hello.incarnation
         self._welcome(connection, self.incarnation)
         card = self._cards.get(connection.run)
         if card is not None and connection.version >= 2:
@@ -574,6 +576,18 @@ class Relay:
             worker.put("announce", message)
             if worker.unread_bytes <= MAX_CARD_BYTES:
                 worker.flush("announce")  # what an earlier trainer has sent belongs before it
+        self._suggest_above_claims(connection, message.incarnation)
+
+    def _suggest_above_claims(self, trainer: RelayConnection, announced: int) -> None:
+        """Suggest an incarnation above those that linked workers have reported, as far as the trainer would follow.
+
+        A report may have come while a higher one of another worker stood, which the trainer has ignored since.
+        """
+        claims = (worker.claimed for worker in self._workers_of_run())
+        highest = max((claim for claim in claims if claim <= announced + MOST_RAISED), default=0)
+        if highest > announced and highest >= trainer.suggested:  # once, because the trainer may keep its number
+            self.incarnation = trainer.suggested = highest + 1
+            trainer.send(Incarnation(self.incarnation))
 
     def card_of(self, run: str) -> bytes:
         """Return the card of the latest trainer of a run; empty: there is none."""
