@@ -1,4 +1,4 @@
-"""What others cause is logged for each of them, and the rest is counted."""
+"""Log of trouble that others cause: lines for each of them, and the number of the rest."""
 
 from __future__ import annotations
 
