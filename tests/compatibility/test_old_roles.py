@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -109,7 +110,7 @@ def test_samples_and_policies_pass_between_an_old_version_and_this_one(
     assert (tmp_path / "runs" / "small" / "worker" / "policy.tmod").exists()
 
 
-def test_an_old_worker_and_a_trainer_that_demands_proofs_say_why_nothing_is_trained(
+def test_an_old_worker_keeps_the_samples_that_a_trainer_that_demands_proofs_cannot_take(
     old: Path, start: Start, tmp_path: Path
 ) -> None:
     config = tmp_path / "small.yaml"
@@ -121,4 +122,7 @@ def test_an_old_worker_and_a_trainer_that_demands_proofs_say_why_nothing_is_trai
     read_until(trainer, "connected to the Server")
     worker = start("--worker", PYTHONPATH=str(old))
     read_until(trainer, "network.end_to_end")
-    read_until(worker, "the trainer refused message 0 of this worker: .*network.end_to_end")
+    read_until(worker, "does not authenticate its samples.*network.end_to_end")
+    worker.send_signal(signal.SIGTERM)
+    report = read_until(worker, r"0 samples acknowledged, (\d+) handed over to the Server, 0 lost")
+    assert int(report[1]) > 0

@@ -7,9 +7,10 @@ import pytest
 from tests.networking.end_to_end.ends import Ends
 from tests.networking.peers.test_own_incarnation import said
 from tests.networking.peers.test_unread_answers import give
+from tmrl_core.networking.end_to_end.trainer import TrainerSeal
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.messages import AUTHENTICATED, Resume, StreamOpened, Welcome
+from tmrl_core.networking.protocol.messages import AUTHENTICATED, Halt, Resume, StreamOpened, Welcome
 
 
 @pytest.fixture
@@ -17,9 +18,8 @@ def remarks() -> list[str]:
     return []
 
 
-@pytest.fixture
-def link(remarks: list[str]) -> TrainerConnection:
-    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, seal=Ends().trainer)
+def new_link(remarks: list[str], seal: TrainerSeal | None) -> TrainerConnection:
+    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, seal=seal)
     state.on_remark = lambda text, name: remarks.append(text)
     made = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     made.connected(Identity("Server"), 0.0)
@@ -28,22 +28,45 @@ def link(remarks: list[str]) -> TrainerConnection:
     return made
 
 
+@pytest.fixture
+def link(remarks: list[str]) -> TrainerConnection:
+    return new_link(remarks, Ends().trainer)
+
+
 @pytest.mark.parametrize(
     ("signature", "live", "taken"),
-    [(b"", True, True), (b"", False, False), (AUTHENTICATED + b"junk", False, True), (AUTHENTICATED, True, True)],
+    [(b"", True, False), (b"", False, False), (AUTHENTICATED + b"junk", False, True), (AUTHENTICATED, True, True)],
 )
-def test_only_stored_samples_of_earlier_releases_stay_where_they_are(
+def test_only_streams_that_claim_a_proof_are_resumed_and_refused(
     link: TrainerConnection, remarks: list[str], signature: bytes, live: bool, taken: bool
 ) -> None:
     give(link, StreamOpened(1, b"s" * 16, "robot7", signature, live))
+    answers = said(link)
     # A refused stream is resumed, and each of its messages answered with the reason.
-    assert any(isinstance(one, Resume) for one in said(link)) == taken
+    assert any(isinstance(one, Resume) for one in answers) == taken
+    assert any(isinstance(one, Halt) for one in answers) == (live and not taken)
     assert bool(remarks) != taken
     assert not link.trainer.members
 
 
-def test_the_remark_says_what_to_do(link: TrainerConnection, remarks: list[str]) -> None:
-    give(link, StreamOpened(1, b"s" * 16, "robot7", b"", False))
+@pytest.mark.parametrize(
+    ("live", "advice"),
+    [
+        (True, "use the same network.end_to_end on all machines"),
+        (False, "run the trainer once with network.end_to_end: off"),
+    ],
+)
+def test_the_remark_says_what_to_do(link: TrainerConnection, remarks: list[str], live: bool, advice: str) -> None:
+    give(link, StreamOpened(1, b"s" * 16, "robot7", b"", live))
     (remark,) = remarks
-    assert "worker robot7" in remark
-    assert "run the trainer once with network.end_to_end: off" in remark
+    assert "worker robot7 does not authenticate its samples" in remark
+    assert advice in remark
+
+
+def test_a_trainer_that_checks_nothing_halts_a_stream_with_proofs(remarks: list[str]) -> None:
+    link = new_link(remarks, None)
+    give(link, StreamOpened(1, b"s" * 16, "robot7", AUTHENTICATED + b"record"))
+    (halt,) = said(link)
+    assert isinstance(halt, Halt)
+    assert "use the same network.end_to_end on all machines" in halt.reason
+    assert len(remarks) == 1

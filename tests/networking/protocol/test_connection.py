@@ -466,7 +466,7 @@ STATES = [
         "worker",
         {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have, Forged, Lateness},
     ),
-    ("relay", (HELLO_TRAINER,), "trainer", {Resume, Ack, Announce, Credit, Direct, Report, Forged}),
+    ("relay", (HELLO_TRAINER,), "trainer", {Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged}),
     ("relay", (HELLO_OBSERVER,), "observer", {StatusRequest}),
     ("observer", (), "greeting", {Welcome}),
     ("observer", (WELCOME,), "open", {StatusPage}),

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.networking.end_to_end.ends import Ends
 from tests.networking.relay.test_relay import KB, Network, Trainer, Worker
-from tmrl_core.networking.peers import WorkerConnection
+from tmrl_core.networking.peers import TrainerState, WorkerConnection
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, FrameReader, Kind, control_frame, cut
 from tmrl_core.networking.protocol.messages import (
@@ -97,6 +98,44 @@ def hand_over_all(network: SpoolNetwork, worker: Worker) -> None:
     leave(worker)
     network.settle()
     assert not network.relay.workers
+
+
+class CheckingTrainer(Trainer):
+    """A trainer that takes authenticated samples only."""
+
+    def start(self) -> None:
+        super().start()
+        self.state = TrainerState(
+            run=self.run, name="checking", peer=b"c" * 16, inbox_bytes=self.inbox_bytes, seal=Ends().trainer
+        )
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_samples_that_the_linked_trainer_cannot_check_are_handed_over(network: SpoolNetwork, ends_first: bool) -> None:
+    worker, checking, trainer = Worker(network, "a"), CheckingTrainer(network), Trainer(network)
+    worker.connect()
+    for size in (10, 70_000, 500, 300_000):
+        worker.make(size)
+    if ends_first:
+        end(worker)  # the spool takes them while the trainer connects
+    checking.connect()
+    network.settle()
+    assert worker.sender.samples_acked == worker.sender.samples_refused == 0
+    if not ends_first:
+        assert "use the same network.end_to_end on all machines" in worker.state.halt_reason
+        end(worker)
+    network.settle(until=lambda: worker.sender.settled)
+    leave(worker)
+    network.settle()
+    assert spooled(network, worker) == 4
+    assert network.relay.streams == {}
+    assert network.relay.flow.reserved_bytes == network.relay.flow.queued_bytes == 0
+    checking.kill()
+    network.settle()
+    trainer.connect()
+    network.settle(work=trainer)
+    assert trainer.memory == worker.made
+    assert network.spool.streams == {}
 
 
 def test_handed_over_samples_reach_a_later_trainer_in_order_and_once(network: SpoolNetwork) -> None:

@@ -45,6 +45,7 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Directive,
     Forged,
+    Halt,
     Have,
     Incarnation,
     Lateness,
@@ -452,27 +453,17 @@ class TrainerConnection(Connection):
                 opener = state.seal.open_record(message.stream, signature)
                 state.check_stream(message.stream, opener.name)
             except ForgedError as exc:
-                if message.live or signature.startswith(AUTHENTICATED):
+                if signature.startswith(AUTHENTICATED):
                     self._refuse_stream(message, exc)
                 else:
-                    # Nobody would hear a refusal, and the samples would be lost.
-                    state.on_remark(
-                        f"the Server stores samples of worker {plain(message.name, MAX_NAME_CHARACTERS)} that are not "
-                        "authenticated, and they stay there: to take them, run the trainer once with "
-                        "network.end_to_end: off",
-                        "",
-                    )
+                    self._leave_stream(message, "does not authenticate its samples and this trainer checks them")
                 return
             signature = opener.signature
             if opener.incarnation > state.holding and state.may_raise(opener.peer):
                 self._raised(opener.incarnation + 1)  # otherwise its worker would not follow this trainer
         elif signature.startswith(AUTHENTICATED):
-            state.on_remark(
-                f"worker {plain(message.name, MAX_NAME_CHARACTERS)} authenticates its samples and this trainer does "
-                "not check them, so they stay there: use the same network.end_to_end on all machines",
-                "",
-            )
-            return  # without a `Resume`, the worker keeps them
+            self._leave_stream(message, "authenticates its samples and this trainer does not check them")
+            return
         with state.lock:
             receiver = state.receiver(message.stream)
             receiver.opener = opener
@@ -490,6 +481,18 @@ class TrainerConnection(Connection):
         if opener is not None and message.live:
             self._openers[message.stream] = opener
         self.direct(message.stream)
+
+    def _leave_stream(self, message: StreamOpened, cause: str) -> None:
+        """Leave a stream where it is, in its worker or in the Server's spool, because the machines' modes differ."""
+        name = plain(message.name, MAX_NAME_CHARACTERS)
+        advice = "use the same network.end_to_end on all machines"
+        if not message.live:
+            cause = f"{cause}, and the Server stores them"
+            if not message.signature.startswith(AUTHENTICATED):
+                advice = "to take them, run the trainer once with network.end_to_end: off"
+        elif self.trainer.protocol_version >= 2:
+            self.send(Halt(message.channel, f"this worker {cause}: {advice}"))
+        self.trainer.on_remark(f"worker {name} {cause}, so they stay there: {advice}", "")
 
     def _refuse_stream(self, message: StreamOpened, error: ForgedError) -> None:
         """Refuse a stream without a proof of its origin, message by message. It has no state that outlives its channel.

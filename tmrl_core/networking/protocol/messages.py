@@ -15,7 +15,8 @@ from tmrl_core.decodable import decodable
 from tmrl_core.errors import RemoteProtocolError
 
 PROTOCOL_VERSION = 2
-"""Newest supported version of the protocol. Version 2 adds `Announce`, `Forged`, `Revoked` and `Ack.tag`."""
+"""Newest supported version of the protocol. Version 2 adds `Announce`, `Forged`, `Revoked`, `Ack.tag` and a
+trainer's `Halt`."""
 SUPPORTED_VERSIONS: tuple[int, ...] = (1, 2)
 """All supported versions of the protocol."""
 
@@ -347,9 +348,10 @@ class Resume(_Control, frozen=True, tag="resume"):
 
 
 class Halt(_Control, frozen=True, tag="halt"):
-    """Relay -> worker: there is no trainer of this run; keep all messages until the next `Resume`.
+    """Relay -> worker: no trainer takes this stream; keep all messages until the next `Resume`.
 
-    `reason` is set if the user should see it (the trainer serves another run).
+    `reason` is set if the user should see it (the trainer serves another run). Trainer -> relay -> worker, in protocol
+    2: this trainer cannot take the stream, for the reason given, and never resumes it.
     """
 
     channel: Channel

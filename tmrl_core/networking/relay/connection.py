@@ -18,6 +18,7 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Echo,
     Forged,
+    Halt,
     HandOver,
     Have,
     Hello,
@@ -69,7 +70,7 @@ class RelayConnection(Connection):
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
         "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged, Lateness}),
-        "trainer": frozenset({Resume, Ack, Announce, Credit, Direct, Report, Forged}),
+        "trainer": frozenset({Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged}),
         "observer": frozenset({StatusRequest}),
     }
 
@@ -202,6 +203,8 @@ class RelayConnection(Connection):
                     self.wake()
             case Resume():
                 relay.resume(message)
+            case Halt():
+                relay.halt(message)
             case Ack():
                 relay.forward_ack(message)
             case Credit():

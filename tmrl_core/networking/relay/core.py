@@ -512,6 +512,18 @@ class Relay:
         if stream.replay is not None:
             self.flow.take_turns(stream)
 
+    def halt(self, message: Halt) -> None:
+        """Halt a stream that the linked trainer cannot take. As without a trainer, its worker may hand it over."""
+        stream = self._by_trainer_channel.pop(message.channel, None)
+        if stream is None:
+            return  # the stream has left, and the trainer is notified
+        stream.trainer_channel = 0
+        if stream.worker is None:
+            self.forget_if_done(stream)
+        elif not stream.handing:  # otherwise the spool still acts as the stream's trainer
+            self.flow.void(stream)
+            stream.worker.send(Halt(stream.channel, message.reason))
+
     def waits(self, connection: RelayConnection, message: Waits) -> None:
         """Record a worker's wait reason, a last value for the trainer."""
         stream = connection.stream(message.channel)

@@ -1,4 +1,4 @@
-"""Handoff: the relay acts as trainer for workers that end while no trainer is connected. Sans-I/O.
+"""Handoff: the relay acts as trainer for workers that end while no trainer takes their samples. Sans-I/O.
 
 Theory of operation
 -------------------
