@@ -338,6 +338,38 @@ def test_a_damaged_list_keeps_the_last_good_one_and_a_server_does_not_start_with
     place.goes_on()
 
 
+@pytest.mark.parametrize("form", ["folder", "bundle"])
+def test_a_server_sends_no_signed_list_that_is_damaged_or_of_another_ca(
+    folder: Path, tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = folder if form == "folder" else credentials.bundle(folder, "server", out=folder)
+    credentials.create(tmp_path / "foreign")
+    for keys in (folder, tmp_path / "foreign"):
+        credentials.bundle(keys, "worker", "robot7", tmp_path)
+        renewal.revoke(keys, "robot7")
+    file = folder / "revoked.crl"
+    own = file.read_bytes()
+    access = ServerAccess(place)
+    assert access.signed_revocations == own
+    file.write_bytes(own[:-40])
+    caplog.clear()
+    for _ in range(15):
+        access.refresh()
+    assert access.signed_revocations == own
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "the previous signed list of revoked certificates stays in use"
+    ]
+    with pytest.raises(CredentialsError, match=r"revoked\.crl: .* damaged\. Copy it"):
+        ServerAccess(place)
+    file.write_bytes((tmp_path / "foreign" / "revoked.crl").read_bytes())
+    caplog.clear()
+    for _ in range(15):
+        access.refresh()
+    assert access.signed_revocations == b""
+    assert sum("is of another CA" in line for line in caplog.messages) == 1
+    assert ServerAccess(place).signed_revocations == b""
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
 @pytest.mark.parametrize("form", ["folder", "bundle"])
 def test_a_revocation_takes_effect_once_the_server_has_a_file_descriptor(

@@ -22,7 +22,7 @@ from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.connection import Authenticate, Connection, Identity
 from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES, Hello
 from tmrl_core.networking.security.admission import Admission
-from tmrl_core.networking.security.certificates import read_end
+from tmrl_core.networking.security.certificates import read_end, read_signed_list
 from tmrl_core.networking.security.handshakes import BUNDLE, RENEW
 from tmrl_core.networking.security.logins import check_login
 from tmrl_core.networking.security.revocations import SIGNED_FILE, revoked_file
@@ -200,8 +200,12 @@ class ServerAccess:
         return changed
 
     def _read_signed(self) -> bytes:
-        file = folder_of(self._directory) / SIGNED_FILE
-        body = read_file(file).encode() if file.exists() else b""
+        place = self._directory
+        file = folder_of(place) / SIGNED_FILE
+        if not file.exists():
+            return b""
+        text = read_file(file)
+        body = text.encode()
         if len(body) > MAX_BODY_BYTES:
             logger.warning(
                 "%s has %d bytes, and peers are sent at most %d. Copy it to the trainer's machine.",
@@ -209,6 +213,13 @@ class ServerAccess:
                 len(body),
                 MAX_BODY_BYTES,
             )
+            return b""
+        try:
+            listed = read_signed_list(text, read_bundle(place).ca if place.is_file() else read_file(place / "ca.pem"))
+        except CredentialsError as exc:
+            raise CredentialsError(f"{file}: {exc}. Copy it from the machine of the CA, or delete it.") from exc
+        if listed is None:  # tolerated, because the folder of several bundle files may have the list of another CA
+            logger.warning("%s is of another CA and is not sent. Copy it from the machine of this Server's CA.", file)
             return b""
         return body
 
