@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.networking.end_to_end.ends import Ends, signer, verifier
 from tmrl_core.errors import ForgedError, UnknownGroupKeyError
 from tmrl_core.networking.end_to_end.group_key import GroupKey, decrypted
 from tmrl_core.networking.end_to_end.run_key import RunKey
+from tmrl_core.networking.end_to_end.statements import TRAILER_BYTES
 from tmrl_core.networking.end_to_end.trainer import TrainerSeal
 from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, check_update_head, decode_body, encode_body
@@ -136,6 +140,26 @@ def test_a_renewed_key_hides_everything_later_and_letters_keep_the_key_of_the_la
     assert opened == SECRET
     ends.trainer.seal_policy((3, 2), b"another")
     assert len(ends.trainer.group_keys) == 1
+
+
+def test_a_key_that_is_renewed_while_a_policy_is_sealed_stays_with_that_policy() -> None:
+    trainer = Secret().trainer
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.is_set():
+            trainer.renew_group_key()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(renew)
+        try:
+            for number in range(300):
+                content = bytes(200_000)
+                body = memoryview(b"".join(trainer.seal_policy((3, number), content)))
+                keys = {key.id: key for key in map(GroupKey, trainer.group_keys)}
+                assert decrypted(keys, "run", "policy", body[:-TRAILER_BYTES]) == content
+        finally:
+            ended.set()
 
 
 def test_a_trainer_that_authenticates_has_no_group_key() -> None:

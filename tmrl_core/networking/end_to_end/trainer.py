@@ -106,9 +106,10 @@ class TrainerSeal:
         if (
             self._policy is None or self._policy[0] is not body
         ):  # encrypted and hashed once, also if its incarnation is raised
-            parts = (body,) if self._group is None else self._group.encrypt(self.run, "policy", body)
+            group = self._group  # may be renewed meanwhile
+            parts = (body,) if group is None else group.encrypt(self.run, "policy", body)
             self._policy = body, parts, digest(*parts)
-            self._policy_key = self._group
+            self._policy_key = group
         return [*self._policy[1], self._trailer("policy", version, self._policy[2])]
 
     def seal_directive(self, incarnation: int, body: bytes, *, readable: bool = False) -> bytes:
