@@ -197,3 +197,9 @@ def test_a_login_has_a_key() -> None:
     for text in ("{}", '{"apikey": null}', '{"key": "K"}'):
         with pytest.raises(RequestError, match="apikey is missing"):
             fields_from_json(text).login()
+
+
+@pytest.mark.parametrize("given", [FIRST, {"obs": None}])
+def test_no_key_is_in_a_repr(given: dict[str, Any]) -> None:
+    fields = fields_from_json(json.dumps({**given, "session_key": "secret", "apikey": "secret"}))
+    assert "secret" not in f"{fields!r} {fields.message()!r}"

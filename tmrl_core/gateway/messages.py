@@ -70,6 +70,9 @@ class StepMessage(msgspec.Struct, frozen=True, gc=False):
     number: int | None
     encoding: Encoding
 
+    def __repr__(self) -> str:
+        return f"StepMessage(number={self.number}, ...)"
+
     def read_info(self) -> dict[str, Any] | None:
         """Return the decoded info; None if it has more than `MAX_INFO_BYTES` or `MAX_INFO_VALUES`.
 
@@ -107,6 +110,9 @@ class EndMessage(msgspec.Struct, frozen=True, gc=False):
 
     session_key: str | None
 
+    def __repr__(self) -> str:
+        return "EndMessage(...)"
+
 
 class Fields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a message as a client sent them. Unknown fields are ignored."""
@@ -123,6 +129,9 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     truncated: Flag = None
     info: Raw | UnsetType = UNSET
     step: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(step={self.step}, ...)"
 
     @property
     def is_end(self) -> bool:

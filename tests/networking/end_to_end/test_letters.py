@@ -6,7 +6,7 @@ import pytest
 
 from tests.networking.end_to_end.ends import Ends
 from tmrl_core.errors import ForgedError
-from tmrl_core.networking.end_to_end.statements import TRAILER_BYTES
+from tmrl_core.networking.end_to_end.statements import TRAILER_BYTES, Letter
 from tmrl_core.networking.end_to_end.stream_keys import NONCE_BYTES
 
 POLICY = bytes(range(256)) * 400
@@ -154,3 +154,7 @@ def test_a_trainer_that_is_not_believed_any_more_proves_nothing() -> None:
     ends.worker._card = None
     with pytest.raises(ForgedError):
         ends.worker.open_policy((3, 1), ends.unsigned())
+
+
+def test_the_group_keys_of_a_letter_are_in_no_repr() -> None:
+    assert repr(Letter((3, 1), b"directive", None, (b"secret",))) == "Letter(version=(3, 1), ...)"

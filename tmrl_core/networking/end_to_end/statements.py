@@ -101,6 +101,9 @@ class Letter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     policy: PolicyTag | None
     keys: tuple[bytes, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"Letter(version={self.version}, ...)"
+
 
 Statement = TypeVar("Statement", StreamRecord, RunCard)
 
