@@ -74,7 +74,7 @@ def test_on_windows_a_lock_that_is_held_for_a_moment_is_tried_again_soon(
         windows.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
         windows.setattr(os, "name", "nt")
         if wait:
-            lock_file(file.fileno(), wait=True)
+            lock_file(file.fileno(), wait_s=10.0)
         else:
             with pytest.raises(BlockingIOError, match="held"):
                 lock_file(file.fileno())

@@ -16,8 +16,7 @@ LOCKED_BYTE = 1 << 20
 """Position of the locked byte: after the file's content, because Windows locks bytes against reading too."""
 
 
-_WINDOWS_WAIT_S = 10.0
-_WINDOWS_RETRY_S = 0.01
+_RETRY_S = 0.005
 
 
 class FolderLock:
@@ -88,36 +87,41 @@ class FolderLock:
         self.close()
 
 
-def lock_file(descriptor: int, *, wait: bool = False) -> None:
+def lock_file(descriptor: int, *, wait_s: float = 0.0) -> None:
     """Lock an open file until it is closed.
 
     Args:
         descriptor: descriptor of the file; on Windows, its position is at the beginning afterwards.
-        wait: wait for another holder; Windows waits for at most ten seconds.
+        wait_s: maximum time to wait for another holder.
 
     Raises:
         BlockingIOError: another open file holds the lock.
         OSError: the file system has no locks.
     """
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            _try_lock(descriptor)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_RETRY_S)
+
+
+def _try_lock(descriptor: int) -> None:
     if os.name == "posix":
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     else:
         import msvcrt
 
-        # LK_LOCK would wait too, but try only once a second, while others lock the file for a millisecond.
-        end = time.monotonic() + (_WINDOWS_WAIT_S if wait else 0.0)
         os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
         try:
-            while True:
-                try:
-                    msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-                    return
-                except OSError as exc:
-                    if time.monotonic() >= end:
-                        raise BlockingIOError(exc.errno, exc.strerror) from exc
-                time.sleep(_WINDOWS_RETRY_S)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        except OSError as exc:
+            raise BlockingIOError(exc.errno, exc.strerror) from exc
         finally:
             os.lseek(descriptor, 0, os.SEEK_SET)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.certificates import read_facts
 from tmrl_core.networking.security.renewal import renew, revoke
 from tmrl_core.networking.security.revocations import ISSUED_FILE, REVOKED_FILE, SIGNED_FILE, read_list
+from tmrl_core.networking.security.secret_files import writing
 from tmrl_core.networking.security.tls_contexts import client_certificate
 from tmrl_core.networking.transports.selection import LinkSettings
 
@@ -202,3 +204,14 @@ def test_a_signed_list_is_used_although_the_folder_cannot_be_written(
     assert "kept until this process ends" in caplog.text
     identity.refresh()
     assert len(set(identity.verifier.revoked)) >= 2  # type: ignore[call-overload]
+
+
+def test_a_lock_that_another_process_keeps_does_not_stop_the_link(
+    robot: Path, lists: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tmrl_core.networking.links.sealing.LINK_WAIT_S", 0.1)
+    identity = Identity(robot, "worker")
+    with ThreadPoolExecutor(1) as pool, writing(robot):
+        pool.submit(identity.take_revocations, lists[1]).result(10.0)
+    assert len(set(identity.verifier.revoked)) >= 2  # type: ignore[call-overload]
+    assert "kept until this process ends" in caplog.text

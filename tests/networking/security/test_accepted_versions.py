@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.accepted_versions import AcceptedVersions
+from tmrl_core.networking.security.secret_files import writing
 
 ACCEPT = """
 import sys
@@ -113,3 +115,14 @@ def test_a_file_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: py
         accepted.accept((1, 2))
     assert accepted.version == (1, 2)
     assert len(caplog.records) == 1
+
+
+def test_a_lock_that_another_process_keeps_does_not_stop_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tmrl_core.networking.security.accepted_versions.LINK_WAIT_S", 0.1)
+    accepted = AcceptedVersions(tmp_path / "policy", "run")
+    with ThreadPoolExecutor(1) as pool, writing(tmp_path):
+        pool.submit(accepted.accept, (1, 1)).result(10.0)
+    assert accepted.version == (1, 1)
+    assert "is being written by another process" in caplog.text

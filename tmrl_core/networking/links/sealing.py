@@ -21,7 +21,7 @@ from tmrl_core.networking.security.credentials import DAYS, find
 from tmrl_core.networking.security.handshakes import BUNDLE
 from tmrl_core.networking.security.revocations import ISSUED_FILE, NO_LIST, SIGNED_FILE, read_list, read_signed
 from tmrl_core.networking.security.run_keys import RunKeyFiles
-from tmrl_core.networking.security.secret_files import folder_of, need, write_file, writing
+from tmrl_core.networking.security.secret_files import LINK_WAIT_S, folder_of, need, write_file, writing
 from tmrl_core.networking.security.tls_contexts import ClientRole, client_certificate, read_bundle, read_revoked
 from tmrl_core.networking.transports.selection import LinkSettings, uses_plaintext
 
@@ -150,7 +150,7 @@ class Identity:
         self.recheck()
         folder = folder_of(self._directory)
         try:
-            with writing(folder):
+            with writing(folder, wait_s=LINK_WAIT_S):
                 if read_signed(folder, self._known[0]).number < listed.number:  # several roles may share the folder
                     write_file(folder / SIGNED_FILE, text)
         except CredentialsError as exc:

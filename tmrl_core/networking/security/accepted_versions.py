@@ -18,7 +18,7 @@ from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import Version
-from tmrl_core.networking.security.secret_files import read_record, write_record, writing
+from tmrl_core.networking.security.secret_files import LINK_WAIT_S, read_record, write_record, writing
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ class AcceptedVersions:
         if self._file is None:
             return
         try:
-            with writing(self._file.parent, mode=0o777):  # else a worker could replace what another has just stored
+            # Without the lock, a worker could replace what another has just stored.
+            with writing(self._file.parent, mode=0o777, wait_s=LINK_WAIT_S):
                 runs = self._read()
                 highest = max(version, runs.pop(self._run, version))  # another worker may have stored a later one
                 kept = dict([*runs.items(), (self._run, highest)][-_MAX_RUNS:])

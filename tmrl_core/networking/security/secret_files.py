@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
+LINK_WAIT_S = 2.0
+"""Maximum time that a link waits for another writer, while it sends no heartbeats."""
 _MAX_FILE_BYTES = 16 << 20
 """Maximum size of a file, enough for a list of 70,000 certificates."""
 
@@ -146,10 +148,13 @@ def write_record(file: Path, record: msgspec.Struct, *, private: bool = False, s
 
 
 @contextlib.contextmanager
-def writing(folder: Path, *, mode: int = 0o700) -> Iterator[None]:
+def writing(folder: Path, *, mode: int = 0o700, wait_s: float = 10.0) -> Iterator[None]:
     """Create the folder with this mode if it is missing, and lock it against other writers.
 
     The lock ends with the process.
+
+    Raises:
+        CredentialsError: the folder cannot be written, or another process has held the lock for `wait_s` seconds.
     """
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -160,7 +165,7 @@ def writing(folder: Path, *, mode: int = 0o700) -> Iterator[None]:
         raise CredentialsError(f"{folder} cannot be written: {exc.strerror}") from exc
     with lock:
         try:
-            lock_file(lock.fileno(), wait=True)
+            lock_file(lock.fileno(), wait_s=wait_s)
         except OSError as exc:
             raise CredentialsError(f"{folder} is being written by another process: {exc.strerror}") from exc
         # Closing the file releases the lock.

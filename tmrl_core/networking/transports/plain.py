@@ -38,7 +38,7 @@ class PlainNotice:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY
         self._descriptor = os.open(self.path, flags, 0o600)
         try:
-            lock_file(self._descriptor, wait=True)
+            lock_file(self._descriptor, wait_s=10.0)
             said = {"port": port, "pid": os.getpid(), "host": platform.node()}
             os.write(self._descriptor, json.dumps(said).encode())
         except BaseException:
