@@ -118,6 +118,8 @@ def test_all_checks_succeed_for_a_worker(server: Server, robot: Path) -> None:
     [
         (None, None, "authenticate; the trainer of run 'mine' has proved its identity"),
         ("encrypt", "encrypt", "encrypt; the trainer"),
+        ("encrypt", "authenticate", "encrypt; the trainer"),
+        ("authenticate", "encrypt", "authenticate; the trainer"),
         (None, "off", "authenticate here, and the trainer of run 'mine' has proved nothing"),
         ("off", None, "off here, and the trainer of run 'mine' authenticates"),
         ("off", "off", "off: the Server can change samples and weights"),
@@ -137,12 +139,14 @@ def test_both_ends_must_agree_on_end_to_end_authentication(
         assert trainer.wait_connected(10.0)
         config = configured(server.port, robot, end_to_end=here)
         steps = look(config)
-        if here == there:
+        if (here == "off") == (there == "off"):
             assert steps["end to end"].state == "ok"
             assert words in steps["end to end"].found
         else:
             assert "network.end_to_end" in only_failed(steps, "end to end", words).todo
-        assert look(configured(server.port, bundle, end_to_end=there))["end to end"].state == "ok"
+        own = look(configured(server.port, bundle, end_to_end=there))["end to end"]
+        assert own.state == "ok"
+        assert own.found.endswith("workers need off too" if there == "off" else "workers need authenticate or encrypt")
     finally:
         trainer.close()
         server.close()

@@ -27,10 +27,11 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield Fleet(tmp_path, stack)
 
 
+@pytest.mark.parametrize("theirs", ["authenticate", "encrypt"])
 @pytest.mark.parametrize("mode", ["authenticate", "encrypt"])
-def test_samples_policies_and_acknowledgements_pass(fleet: Fleet, mode: str) -> None:
+def test_samples_policies_and_acknowledgements_pass(fleet: Fleet, mode: str, theirs: str) -> None:
     fleet.server()
-    trainer, worker = fleet.trainer(settings={"end_to_end": mode}), fleet.worker(settings={"end_to_end": mode})
+    trainer, worker = fleet.trainer(settings={"end_to_end": theirs}), fleet.worker(settings={"end_to_end": mode})
     trainer.publish(WEIGHTS)
     fleet.goes_on(worker, trainer)
     assert worker.wait_policy(DEADLINE_S)

@@ -348,7 +348,8 @@ class NetworkSection(Section, frozen=True, kw_only=True):
             "Protection of samples, acknowledgements, weights and directives against the Server. authenticate: their "
             "origin signs them, and the other end checks that. encrypt: besides, the Server cannot read them. off: "
             "the Server is trusted. null: authenticate if this machine has a client certificate (a bundle), or the "
-            "CA's key with which bundles were made; otherwise off. Use the same value on all machines of a run."
+            "CA's key with which bundles were made; otherwise off. A machine with off works only with others that are "
+            "off; encrypt hides what the machine that sets it sends, so set it on all machines of a run."
         ),
     ] = None
     heartbeat_s: Annotated[PositiveSeconds, doc("Seconds after which an idle link sends a heartbeat.")] = 3.0

@@ -346,7 +346,8 @@ class _Examiner:
             mode = mode_of(self.settings, self.role)
             said = "off: the Server can change samples and weights" if mode == "off" else mode
             if self.role == "trainer":
-                return Step(name, "ok", f"{said}; workers need the same")
+                workers = "off too" if mode == "off" else "authenticate or encrypt"
+                return Step(name, "ok", f"{said}; workers need {workers}")
             run = self.config.run.name
             there = diagnosis.trainer and diagnosis.trainer_run == run
             if mode == "off":
