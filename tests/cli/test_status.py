@@ -323,6 +323,30 @@ def test_forged_and_outdated_messages_are_shown(capsys: pytest.CaptureFixture[st
     assert "4 outdated messages ignored by members" in capsys.readouterr().out
 
 
+def test_one_is_not_many(capsys: pytest.CaptureFixture[str]) -> None:
+    status = seen_from(1)
+    stream = msgspec.structs.replace(status.streams[0], dropped_messages=1)
+    status = msgspec.structs.replace(
+        status, max_workers=None, dropped_messages=1, refused_peers=1, streams=(stream,), peers_left_out=1
+    )
+    cli_status.Shown(False, as_json=False, watched=False)(status, None, "here")
+    out = " ".join([capsys.readouterr().out, *drawn(status, 100, 20)])
+    for text in (
+        "1 worker, a trainer",
+        "1 message dropped by workers",
+        "1 peer refused",
+        "dropped 1 message",
+        "1 more peer",
+    ):
+        assert text in out
+        assert f"{text}s" not in out
+
+
+def test_the_policy_of_a_peer_is_named_as_the_received_one(capsys: pytest.CaptureFixture[str]) -> None:
+    cli_status.Shown(False, as_json=False, watched=False)(seen_from(1), None, "here")
+    assert "policy received" in capsys.readouterr().out
+
+
 def test_lateness_is_shown_for_workers_whose_environments_have_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
     status = seen_from(2)
     assert not any(" late" in line for line in drawn(status, 120, None))

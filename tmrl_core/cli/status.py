@@ -115,15 +115,15 @@ def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableTy
     parts: list[RenderableType] = [_summary(status, rate, where), _budgets(status.budgets)]
     parts.append(_peers(status.peers))
     if status.peers_left_out:
-        parts.append(Text(f"... and {status.peers_left_out} more peers"))
+        parts.append(Text(f"... and {count(status.peers_left_out, 'more peer')}"))
     if status.streams:
         parts.append(_streams([worker.stream for worker in _workers(status)], rate))
     if status.streams_left_out:
-        parts.append(Text(f"... and {status.streams_left_out} more streams"))
+        parts.append(Text(f"... and {count(status.streams_left_out, 'more stream')}"))
     if status.spooled:
         parts.append(_spooled(status.spooled))
     if status.spooled_left_out:
-        parts.append(Text(f"... and {status.spooled_left_out} more spooled streams"))
+        parts.append(Text(f"... and {count(status.spooled_left_out, 'more spooled stream')}"))
     waiting = [stream for stream in status.streams if stream.waits]
     for stream in waiting[:10]:
         parts.append(Text(f"worker {plain(stream.worker)} waits: {plain(stream.waits)}"))
@@ -169,12 +169,12 @@ def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | Non
         (rank, text)
         for rank, holds, text in (
             (5, not stream.linked, "has gone"),
-            (6, forged, f"ignored {forged:,} forged messages"),
+            (6, forged, f"ignored {count(forged, 'forged message')}"),
             (4, peer is not None and peer.heard_s >= SILENT_S, f"silent for {duration(peer.heard_s if peer else 0)}"),
-            (3, stream.dropped_messages, f"dropped {stream.dropped_messages:,} messages"),
+            (3, stream.dropped_messages, f"dropped {count(stream.dropped_messages, 'message')}"),
             (2, behind >= FAR_BEHIND, f"{behind:,} policies behind"),
             (2, late > MANY_LATE * steps, f"{late / max(1, steps):.0%} of its steps late"),
-            (1, outdated, f"ignored {outdated:,} outdated messages"),
+            (1, outdated, f"ignored {count(outdated, 'outdated message')}"),
             (1, stream.waits, f"waits: {plain(stream.waits)}"),
         )
         if holds
@@ -182,7 +182,7 @@ def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | Non
 
 
 def _behind(status: ServerStatus, peer: PeerStatus | None) -> int | None:
-    """Return the policy lag of a worker, in versions; None: unknown."""
+    """Return the number of policies that a worker has not received yet; None: unknown."""
     policy = status.policy
     if policy is None or peer is None or peer.run != policy.run or peer.policy[0] != policy.incarnation:
         return None
@@ -196,12 +196,17 @@ def _lateness(stream: StreamStatus) -> str:
     return f"{stream.late_steps:,}, {milliseconds_text(stream.lateness_p999_s)}"
 
 
-def _ignored(status: ServerStatus) -> list[tuple[int, str]]:
-    """Return the numbers of forged and of outdated messages that linked members have ignored."""
-    return [
-        (sum(peer.forged or 0 for peer in status.peers), "forged messages ignored by members"),
-        (sum(peer.outdated or 0 for peer in status.peers), "outdated messages ignored by members"),
+def _troubles_of_all(status: ServerStatus) -> list[tuple[int, str]]:
+    """Return numbers of what has gone wrong, each with its text."""
+    counts = [
+        (status.dropped_messages, "message", " dropped by workers"),
+        (status.discarded_messages, "message", " sent again"),
+        (status.refused_peers, "peer", " refused"),
+        (status.protocol_errors, "protocol error", ""),
+        (sum(peer.forged or 0 for peer in status.peers), "forged message", " ignored by members"),
+        (sum(peer.outdated or 0 for peer in status.peers), "outdated message", " ignored by members"),
     ]
+    return [(number, count(number, noun) + rest) for number, noun, rest in counts]
 
 
 def overview(
@@ -223,16 +228,18 @@ def overview(
         left = workers[len(shown) :]
         troubled = sum(worker.rank > 0 for worker in left)
         if left or status.streams_left_out:
-            more = f"... and {len(left) + status.streams_left_out:,} more workers"
+            more = f"... and {count(len(left) + status.streams_left_out, 'more worker')}"
             parts.append(Text(f"{more}, {troubled} of them in trouble" if troubled else more, style="dim"))
     return Group(*parts)
 
 
+def _worker_count(status: ServerStatus) -> str:
+    limit = status.max_workers
+    return count(status.workers, "worker") if limit is None else f"{status.workers} of {count(limit, 'worker')}"
+
+
 def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Text]:
     policy = status.policy
-    workers = count(status.workers, "worker")
-    if status.max_workers is not None:
-        workers = f"{status.workers} of {status.max_workers} workers"
     observers = sum(peer.role == "observer" for peer in status.peers)
     server = [f"Server {where}", f"tmrl_core {plain(status.version)}"]
     server += [f"up {duration(status.uptime_s)}"] if status.uptime_s is not None else []
@@ -245,19 +252,12 @@ def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Tex
         f"{plain(name)} {size(budget.used_bytes)}" + (f" of {size(budget.limit_bytes)}" if budget.limit_bytes else "")
         for name, budget in status.budgets.items()
     ]
-    counts = [
-        (status.dropped_messages, "messages dropped by workers"),
-        (status.discarded_messages, "sent again"),
-        (status.refused_peers, "peers refused"),
-        (status.protocol_errors, "protocol errors"),
-        *_ignored(status),
-    ]
-    troubles = ", ".join(f"{count:,} {text}" for count, text in counts if count)
+    troubles = ", ".join(text for number, text in _troubles_of_all(status) if number)
     spooled = sum(stream.samples for stream in status.spooled)
     trainer = Text("a trainer") if status.trainer else Text("no trainer", style="bold yellow")
     lines = [
         Text(", ".join(server), style="bold"),
-        Text.assemble(f"{workers}, ", trainer, f", {count(observers, 'observer')}; {version}"),
+        Text.assemble(f"{_worker_count(status)}, ", trainer, f", {count(observers, 'observer')}; {version}"),
         Text(f"{now}relayed {status.relayed_samples:,} samples, {size(status.relayed_bytes)}"),
         Text(f"held: {', '.join(stores)}" + (f"; {spooled:,} samples spooled" if spooled else "")),
         Text(f"trouble: {troubles}", style="bold red") if troubles else Text("trouble: none", style="dim"),
@@ -313,7 +313,6 @@ def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates 
 def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
     table = Table.grid(padding=(0, 2))
     policy = status.policy
-    limit = f" of {status.max_workers}" if status.max_workers is not None else ""
     per_s = "unknown"
     if rate is not None:
         per_s = (
@@ -329,7 +328,7 @@ def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
         ("Server", f"{where}, tmrl_core {plain(status.version)}, process {status.pid or 'unknown'}"),
         ("up", "unknown" if status.uptime_s is None else duration(status.uptime_s)),
         ("memory", ", ".join(memory) or "unknown"),
-        ("peers", f"{status.workers}{limit} workers, {'a' if status.trainer else 'no'} trainer"),
+        ("peers", f"{_worker_count(status)}, {'a' if status.trainer else 'no'} trainer"),
         (
             "policy",
             "none yet"
@@ -342,12 +341,7 @@ def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
             "relayed",
             f"{status.relayed_samples:,} samples in {status.relayed_messages:,} messages, {size(status.relayed_bytes)}",
         ),
-        (
-            "trouble",
-            f"{status.dropped_messages:,} messages dropped by workers, {status.discarded_messages:,} discarded (sent "
-            f"again), {status.refused_peers:,} peers refused, {status.protocol_errors:,} protocol errors, "
-            + ", ".join(f"{count:,} {text}" for count, text in _ignored(status)),
-        ),
+        ("trouble", ", ".join(text for _, text in _troubles_of_all(status))),
     ]
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(value))
@@ -406,7 +400,7 @@ def _peers(peers: Sequence[PeerStatus]) -> Table:
             ("in", lambda peer: size(peer.bytes_in)),
             ("out", lambda peer: size(peer.bytes_out)),
             ("unread", lambda peer: size(peer.unread_bytes)),
-            ("policy", _policy_of),
+            ("policy received", _policy_of),  # a worker may not use it yet
         ],
         texts=5,
     )

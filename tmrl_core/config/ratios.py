@@ -197,7 +197,7 @@ def _synchronous_message(config: Config, workers: int, updates: int, samples: in
 
 def count(number: int, noun: str) -> str:
     """Return `1 worker`, `2 workers`."""
-    return f"{number} {noun}" + ("s" if number != 1 else "")
+    return f"{number:,} {noun}" + ("s" if number != 1 else "")
 
 
 def rounded_up(number: Fraction) -> str:

@@ -28,7 +28,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
         heard_s: time since its last byte.
         bytes_in, bytes_out: bytes from and to the peer on this link, without TLS overhead.
         unread_bytes: control messages that wait because the peer does not read.
-        policy: for a worker, (incarnation, counter) of its newest complete policy.
+        policy: for a worker, (incarnation, counter) of the newest policy that it has received; it may not use it yet.
         certificate: name in its certificate, which it cannot choose; empty: no certificate.
         forged: number of messages without a valid proof of their origin that it has ignored; left out if there are
             none, as by earlier releases.
