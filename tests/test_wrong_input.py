@@ -218,7 +218,11 @@ WRONG: list[tuple[list[str], int, str]] = [
         1,
         "the name 'a b' is not allowed in a certificate: use 1 to 64",
     ),
-    (["--credentials", "install", "none.bundle"], 1, "none.bundle cannot be read: No such file or directory"),
+    (
+        ["--credentials", "install", "none.bundle"],
+        1,
+        "none.bundle not found. Make a bundle on the machine that holds the CA",
+    ),
     (["--credentials", "install", "file"], 1, "file is not a bundle of tmrl_core. Make one with"),
     (["--credentials", "revoke", "nobody"], 1, "credentials/ca.pem not found. Create credentials with"),
     (["--credentials", "renew", "nobody"], 1, "'nobody' has no certificate to renew"),

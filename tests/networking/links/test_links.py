@@ -392,6 +392,7 @@ def test_a_wrong_token_is_logged_on_both_sides_and_ends_the_attempts(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1, said
     assert "refused a connection from 127.0.0.1" in said[0]
+    assert said[0].count("refused") == 1
     assert "token of the role worker" in said[0]
     assert "wrong-token" not in said[0]
 

@@ -279,7 +279,9 @@ def test_a_servers_certificate_is_not_valid_for_a_client(place: Place) -> None:
 # -- taken back while the Server runs ----------------------------------------------------------------------------------
 
 
-def test_a_revoked_machine_alone_is_disconnected_and_refused(place: Place, tmp_path: Path) -> None:
+def test_a_revoked_machine_alone_is_disconnected_and_refused(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bundle = credentials.bundle(place.keys, "worker", "robot7", tmp_path)
     stolen, other = place.stranger(bundle), place.stranger(machine(place.keys, "worker", "robot8"))
     enter(stolen, peer=b"7" * 16)
@@ -289,6 +291,8 @@ def test_a_revoked_machine_alone_is_disconnected_and_refused(place: Place, tmp_p
     again = place.stranger(bundle)
     again.greet(token="", peer=b"7" * 16)
     again.refused("certificate", "was revoked")
+    (said,) = [line for line in caplog.messages if "refused" in line]
+    assert ": robot7: this machine's client certificate (robot7) was revoked" in said
     other.tell(OpenStream(0, b"stream of robot8", "robot8"))
     assert isinstance(other.hear(Resume), Resume), "robot8 goes on over the link that it had"
     new = place.stranger(credentials.bundle(place.keys, "worker", "robot7", tmp_path / "new.bundle"))

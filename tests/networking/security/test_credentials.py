@@ -478,6 +478,12 @@ def test_several_certificates_without_a_token_are_an_error_before_any_server_is_
         client_context(there, "worker")
 
 
+def test_a_missing_bundle_is_named_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(CredentialsError, match=r"nofile not found\. .*--credentials bundle"):
+        credentials.install(tmp_path / "nofile", tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
 def test_install_refuses_to_mix_authorities(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     create(tmp_path / "foreign")
     foreign = bundle(tmp_path / "foreign", "worker", "robot7", tmp_path)

@@ -49,6 +49,13 @@ def test_the_list_is_in_the_credentials_folder_or_that_of_the_bundle(tmp_path: P
     assert revoked_file(tmp_path) == revoked_file(bundle) == tmp_path / "revoked.json"
 
 
+def test_a_damaged_list_of_issued_ones_has_its_own_advice(tmp_path: Path) -> None:
+    for name, advice in (("revoked.json", "would be valid again"), ("issued.json", "only by their files")):
+        (tmp_path / name).write_text("{")
+        with pytest.raises(CredentialsError, match=f"is damaged .*Restore it .* {advice}"):
+            read_list(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     "text",
     [

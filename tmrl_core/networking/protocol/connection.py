@@ -42,6 +42,10 @@ class Identity(NamedTuple):
     weight: int = 1
     """Weight in its client certificate: its part of the Server's throughput, in parts of a worker."""
 
+    def named(self, text: str) -> str:
+        """Return a text about the other side, after the name in its certificate if it showed one."""
+        return text if self.name is None else f"{self.name}: {text}"
+
 
 class Connection:
     """The common part of both sides of a link.

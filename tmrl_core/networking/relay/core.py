@@ -214,7 +214,7 @@ class Relay:
     def refuse_peer(self, connection: RelayConnection, code: str, reason: str, delay_s: float = 0.0) -> None:
         """Refuse a peer's request with the reason, count the refusal and log it immediately."""
         self.refused_peers += 1
-        self.on_refused(connection.identity.address, f"{connection.identity.name or 'it'} was refused: {reason}")
+        self.on_refused(connection.identity.address, connection.identity.named(reason))
         if delay_s > 0:
             connection.refuse_later(code, reason, delay_s)
         else:

@@ -330,8 +330,14 @@ def install(
         CredentialsError: the file is not a bundle, its certificate does not fit its CA, or the folder holds other
             credentials that `overwrite` does not cover.
     """
-    content = read_bundle(Path(bundle_file).expanduser())
-    _check_bundle(content, Path(bundle_file))
+    file = Path(bundle_file).expanduser()
+    if not file.exists():
+        raise CredentialsError(
+            f"{file} not found. Make a bundle on the machine that holds the CA (`{BUNDLE} ROLE --name NAME`), copy it "
+            "here, and name its file."
+        )
+    content = read_bundle(file)
+    _check_bundle(content, file)
     folder = Path(directory).expanduser()
     with writing(folder):
         ca_file = folder / "ca.pem"

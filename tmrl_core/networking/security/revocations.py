@@ -59,8 +59,10 @@ def read_list(file: Path) -> tuple[Listed, ...]:
     Raises:
         CredentialsError: the file cannot be read, or is damaged.
     """
-    advice = "Restore it from a copy; without it, revoked certificates would be valid again."
-    content = read_record(file, _List, advice)
+    lack = "revoked certificates would be valid again"
+    if file.name == ISSUED_FILE:
+        lack = "certificates could be revoked only by their files, not by names"
+    content = read_record(file, _List, f"Restore it from a copy; without it, {lack}.")
     return () if content is None else content.certificates
 
 

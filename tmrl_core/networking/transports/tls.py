@@ -134,7 +134,7 @@ class TlsTransport(Transport):
             rejection = access.rejection_of(connection)
             if rejection is not None:
                 identity = connection.identity
-                self.on_refused(identity.address, f"{identity.name or 'it'} was refused: {rejection[1]}")
+                self.on_refused(identity.address, identity.named(rejection[1]))
                 connection.refuse(*rejection, now=driver.loop.time())
 
     def signed_revocations(self) -> bytes:
