@@ -59,6 +59,11 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"network": {"security": "SSL"}}, ["network.security", "'SSL'", "TLS or null"]),
         ({"environment": {"cls": "gymnasium.make"}}, ["environment.cls", "a reference `package.module:Name`"]),
         ({"environment": {"kwargs": [1]}}, ["environment.kwargs", "found a list", "allowed: a mapping"]),
+        ({"run": {"tags": "one"}}, ["run.tags", "found the text 'one'", "allowed: a list"]),
+        (
+            {"worker": {"safe_action": "left"}},
+            ["worker.safe_action", "found the text 'left'", "a number or a list or a"],
+        ),
         ({"run": {"name": "a/b"}}, ["run.name", "'a/b'"]),
         ({"run": {"name": ".."}}, ["run.name"]),
         ({"worker": {"name": 7}}, ["worker.name", "the number 7", "write it in quotes"]),

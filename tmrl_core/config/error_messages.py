@@ -143,6 +143,8 @@ def allowed(kind: inspect.Type) -> str:
         return "a text" + (" that is not empty" if kind.min_length else "")
     if isinstance(kind, inspect.BoolType):
         return "true or false"
+    if isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        return "a list"
     if isinstance(kind, inspect.DictType):
         return "a mapping"
     if isinstance(kind, inspect.StructType):
