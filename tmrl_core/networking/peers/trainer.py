@@ -678,7 +678,7 @@ class TrainerConnection(Connection):
         if len(body) >= PROVEN_POLICY_BYTES:
             for stream, opener in self._proven():
                 opener.prove_policy(version, *parts[:-1])
-                self.direct(stream)  # control messages arrive before the policy's last frame
+                self.direct(stream)  # control messages are sent before the policy's first frame
 
     def _proven(self) -> list[tuple[bytes | None, OpenedStream]]:
         """Return the streams that receive MACs: the first ones of each certificate, then the second ones, and so on."""
