@@ -1,4 +1,4 @@
-"""What every test runs under: processes are spawned, never forked, and nothing of the user's own is read or written."""
+"""Environment of every test: processes are spawned, never forked, and nothing of the user's own is read or written."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ def pytest_configure() -> None:
     )
     hypothesis.settings.load_profile("untimed")
     layers.install()
+
+
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> tuple[str, str, str] | None:
+    """Name each failed test at once: a run shows nothing but dots for half an hour."""
+    if not report.failed or report.when == "collect":
+        return None
+    category = "failed" if report.when == "call" else "error"
+    return category, f"{category[0].upper()} {report.nodeid}\n", category.upper()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
