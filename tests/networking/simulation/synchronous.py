@@ -288,7 +288,7 @@ class SynchronousScenario(Scenario):
             network.step()
             if network.now > 300:
                 break
-        self._end_faults()
+        self.end_faults()
         training = self.trainings[-1]
         updates = training.trainer.memory.updates + 5 * self.interval
         settled = network.run(
@@ -323,20 +323,21 @@ class SynchronousScenario(Scenario):
         # A worker that was away when the trainer gave up knows of none, and waits for the next one.
         return not any(pace.worker.alive and pace.worker.state.progress.lack for pace in self.paces)
 
-    def _end_faults(self) -> None:
+    def end_faults(self) -> None:
+        """No more faults: somebody of each role is there, and all links are good."""
         self.peace = True
         network = self.network
         if not network.server_up:
             network.start_server()
-        for client in (*self.workers, *self.trainers):
-            client.route.mend()
-            client.route.heal()
-        for trainer in self.trainers:
-            trainer.idle = False
         if not self.any_trainer and not self.ended:
             self.new_trainer(self.memories[0])
         if not self.living() and not self.gave_up():
             self.new_worker()
+        for trainer in self.trainers:
+            trainer.idle = False
+        for client in (*self.workers, *self.trainers):
+            client.route.mend()
+            client.route.heal()
 
 
 def simulate_synchronous(seed: int) -> SynchronousScenario:

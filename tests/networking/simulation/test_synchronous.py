@@ -10,7 +10,7 @@ import pytest
 from tests.networking.simulation.actors import Trainer
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route
-from tests.networking.simulation.synchronous import LinkView, simulate_synchronous
+from tests.networking.simulation.synchronous import LinkView, SynchronousScenario, simulate_synchronous
 from tmrl_core.errors import StarvedError
 from tmrl_core.networking.peers import Member
 from tmrl_core.networking.protocol.messages import Progress
@@ -28,6 +28,15 @@ def test_the_run_continues_or_reports_the_reason(full: bool) -> None:
         assert not scenario.result.failure, f"seed {seed}: {scenario.result.failure}"
         gave_up[scenario.surplus > 1] += scenario.gave_up()
     assert gave_up[False], "workers and trainers whose ratios starve each other are among them"
+
+
+def test_members_that_start_after_the_last_fault_have_good_links() -> None:
+    scenario = SynchronousScenario(0)
+    scenario.new_trainer(Memory(durable=True)).kill()
+    scenario.end_faults()
+    assert len(scenario.trainers) == 2
+    assert len(scenario.workers) == 1
+    assert {client.route.window_bytes for client in (*scenario.workers, *scenario.trainers)} == {131_072}
 
 
 def test_a_trainer_waits_for_a_disconnected_worker_before_it_gives_up() -> None:
