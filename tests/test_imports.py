@@ -20,7 +20,16 @@ PACKAGE = Path(tmrl_core.__file__).parent
 # From the bottom to the top. A module imports from its own package and from packages of lower ranks; the longest prefix
 # decides. Only packages have ranks, and the modules beside them at the top.
 LAYERS: list[tuple[str, ...]] = [
-    ("decodable", "errors", "functional", "lazy_names", "rate_limit", "rate_limited_log", "token_bucket"),
+    (
+        "decodable",
+        "errors",
+        "functional",
+        "lazy_names",
+        "rate_limit",
+        "rate_limited_log",
+        "terminal_log",
+        "token_bucket",
+    ),
     ("storage",),
     ("config",),
     ("samples", "metrics"),

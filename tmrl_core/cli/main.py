@@ -27,6 +27,7 @@ from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.shutdown import ShutdownSignal
+from tmrl_core.terminal_log import TerminalHandler
 
 if TYPE_CHECKING:
     from tmrl_core.multiagent.worker import MultiAgentWorker
@@ -341,7 +342,7 @@ def config_schema() -> dict[str, object]:
 
 def set_up_logging(level: str) -> None:
     """Send log messages to standard error. Only the command line sets up handlers."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = TerminalHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("tmrl_core").setLevel(level.upper())

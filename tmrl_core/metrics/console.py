@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 
+from tmrl_core.terminal_log import TerminalHandler
+
 _PACKAGE = "tmrl_core"
 
 
-class _StandardErrorHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class _StandardErrorHandler(TerminalHandler):
     """Handler that writes to the current `sys.stderr`, until the application sets up logging itself."""
 
     def __init__(self) -> None:
