@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,6 +25,27 @@ def test_the_first_request_calls_and_the_second_ends_immediately() -> None:
     assert shutdown.requested
     shutdown.request("a test")
     assert said == ["stop", "kill", f"exit {AT_ONCE}"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes that refuse instead of blocking")
+def test_a_terminal_that_takes_nothing_does_not_prevent_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    unread, full = os.pipe()
+    os.set_blocking(full, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(full, bytes(1024)):
+            pass
+    os.set_blocking(full, True)
+    shutdown = ShutdownSignal(now=lambda status: None)
+    with open(full, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        requesting = threading.Thread(target=shutdown.request, args=("a test",), daemon=True)
+        requesting.start()
+        ended = shutdown.wait(10.0)
+        while os.read(unread, 1 << 16)[-1:] != b"\n":
+            pass
+        requesting.join()
+    os.close(unread)
+    assert ended
 
 
 def test_functions_registered_after_the_request_are_called_immediately() -> None:

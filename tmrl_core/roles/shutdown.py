@@ -16,6 +16,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from tmrl_core.terminal_log import WAIT_S
+
 logger = logging.getLogger(__name__)
 
 STOP = b"stop"
@@ -99,10 +101,12 @@ class ShutdownSignal:
                     kill()
             self._now(AT_ONCE)
             return
-        # Printed before the request takes effect, because the process may end before the next line. Printed through
-        # sys.stderr, which a panel on the terminal may replace.
-        with contextlib.suppress(OSError, ValueError):
-            print(f"{why}: ending in order; a second signal ends immediately", file=sys.stderr, flush=True)
+        # Printed before the request takes effect, because the process may end before the next line; and by a thread,
+        # because a terminal that is paused takes nothing.
+        line = f"{why}: ending in order; a second signal ends immediately"
+        printing = threading.Thread(target=_print, args=(line,), name="tmrl-ending", daemon=True)
+        printing.start()
+        printing.join(WAIT_S)
         self._requested.set()
         for stop in list(self._calls):
             stop()
@@ -172,3 +176,9 @@ class ShutdownSignal:
                 break
         if not self.requested:
             self.request("the control pipe" if data else "the supervisor is gone")
+
+
+def _print(line: str) -> None:
+    # Through sys.stderr, which a panel on the terminal may replace.
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
