@@ -113,7 +113,8 @@ class AgainstRandom(PettingZooEnvironment):
 def against_random(model: Blob, games: int, seed: int) -> list[float]:
     """Return the scores of games against a random player. The seats alternate."""
     actor = Actor(AgainstRandom(), self_play("inference"))
-    played = (actor.roll_out({"player": model}, seed=seed + game, test=True)[0] for game in range(games))
+    actor.agents.load_models({"player": model})
+    played = (actor.roll_out(seed=seed + game, test=True)[0] for game in range(games))
     return [performance["local"]["score"] for performance in played]
 
 

@@ -36,6 +36,7 @@ def test_a_few_games_of_self_play_improve_the_play(example: Any) -> None:
     assert after > max(0.65, before + 0.05)
 
 
+@pytest.mark.timeout(600)  # 90 s of processor time, on a machine that does other things too
 @pytest.mark.full
 def test_self_play_beats_a_random_player(example: Any) -> None:
     assert fmean(example.against_random(example.train(example.EPISODES, seed=3), 1_000, seed=5_000_000)) >= 0.9
