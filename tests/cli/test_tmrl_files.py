@@ -25,16 +25,31 @@ def test_a_configuration_is_printed_and_the_rest_is_listed(tmp_path: Path, capsy
     assert "hunter2" not in out + err
 
 
+@pytest.mark.parametrize("option", ["--import-config", "--import-weights"])
+def test_help_needs_no_file(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([option, "--help"])
+    assert "Nothing in the files is run." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["my.yaml", "my.json"])
 def test_a_configuration_is_written_to_a_new_file_that_loads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"MAX_EPOCHS": 3}), encoding="utf-8-sig")
-    arguments = [f"--import-config={tmp_path / 'config.json'}", "-o", str(tmp_path / "my.yaml")]
+    arguments = [f"--import-config={tmp_path / 'config.json'}", "-o", str(tmp_path / name)]
     assert main(arguments) == 0
-    assert load(tmp_path / "my.yaml").trainer.epochs == 3
-    assert f"start the roles with -c {tmp_path / 'my.yaml'}" in capsys.readouterr().out
+    assert load(tmp_path / name).trainer.epochs == 3
+    assert f"start the roles with -c {tmp_path / name}" in capsys.readouterr().out
     assert main(arguments) == 1
     assert "exists; name a new file" in capsys.readouterr().err
+
+
+def test_a_file_that_no_role_would_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert main(["--import-config", str(tmp_path / "config.json"), "-o", str(tmp_path / "my.txt")]) == 2
+    assert "ends in .yaml, .yml, .json, not in '.txt'" in capsys.readouterr().err
+    assert not (tmp_path / "my.txt").exists()
 
 
 @pytest.mark.parametrize(("content", "problem"), [("{", "not valid JSON"), ("[]", "json: this is not a conf")])

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from tmrl_core.cli.main import shown
+from tmrl_core.config.documents import SUFFIXES
 from tmrl_core.errors import ConfigError, StorageError, WeightsError
 from tmrl_core.storage import write_whole
 
@@ -54,17 +55,22 @@ def run_import(arguments: Sequence[str]) -> int:
         WeightsError: a file holds no weights of tmrl's MLP policy.
         StorageError: the output exists, or cannot be written.
     """
-    options = parser().parse_args(arguments)
+    # `--import-config --help` names no FILE, which the parser would report before it sees the request for help.
+    asks_for_help = not {"-h", "--help"}.isdisjoint(arguments)
+    options = parser().parse_args(["--help"] if asks_for_help else arguments)
     if options.import_config is not None:
-        return _import_config(Path(options.import_config), options.output)
+        output = None if options.output is None else Path(options.output)
+        return _import_config(Path(options.import_config), output)
     if options.output is None:
         raise ConfigError("--import-weights needs a file to write: add -o FILE")
     return _import_weights(Path(options.import_weights), Path(options.output))
 
 
-def _import_config(path: Path, output: str | None) -> int:
+def _import_config(path: Path, output: Path | None) -> int:
     from tmrl_core.compat.config.conversion import converted
 
+    if output is not None and output.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"-o {output}: a configuration's name ends in {', '.join(SUFFIXES)}, not in {output.suffix!r}")
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path} has more than {MOST_BYTES} bytes: it is not a configuration")
@@ -79,11 +85,14 @@ def _import_config(path: Path, output: str | None) -> int:
         values, notes = converted(content)
     except ConfigError as exc:
         raise ConfigError(f"{path}: {exc}") from exc
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    if output is not None and output.suffix.lower() == ".json":
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    else:
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     if output is None:
         print(text, end="")
     else:
-        _write(Path(output), text.encode())
+        _write(output, text.encode())
     for note in notes:
         print(shown(note), file=sys.stderr)
     if output is not None:
