@@ -2,9 +2,9 @@
 
 The amount of a round is divided into *assignments*, one for each worker's stream. Rows of a stream count if they are of
 the round's version and within its assignment. All other rows are counted and discarded. A worker is *stalled* if it has
-disconnected, has sent nothing for `grace_s`, or has not finished `grace_s` after the first worker that has. The missing
-part of its assignment is reassigned to others. Rows that have arrived are kept, so that the amount of a round is always
-exact.
+sent nothing for `grace_s` (also because it has disconnected), or has not finished `grace_s` after the first worker that
+has. The missing part of its assignment is reassigned to others. Rows that have arrived are kept, so that the amount of
+a round is always exact.
 """
 
 from __future__ import annotations
