@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -48,6 +48,15 @@ def test_an_argument_overrides_the_configuration() -> None:
     with Server(port=0, max_workers=3, config=config(server={"port": 1, "max_workers": 7})) as server:
         assert server.port > 1
         assert server.relay.settings.max_workers == 3
+
+
+@pytest.mark.parametrize(("security", "warns"), [("TLS", True), (None, False)])
+def test_a_password_that_has_no_effect_is_named(
+    security: Literal["TLS"] | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Server(password="secret", security=security, config=config()):
+        assert ("password: no effect with TLS" in caplog.text) is warns
+    assert "secret" not in caplog.text
 
 
 def test_a_port_in_use_is_raised_and_leaves_no_thread() -> None:

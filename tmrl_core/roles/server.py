@@ -77,6 +77,11 @@ class Server:
             local_port=given(local_port, network.local_port_server),
             header_size=header_size,
         )
+        if isinstance(password, str) and network.transport == "tls" and listens.security is not None:
+            logger.warning(
+                "password: no effect with TLS: the Server accepts the certificates and tokens of its credentials. "
+                "Leave out password here, and in workers and trainers."
+            )
         if network.transport != "local" and listens.security is not None and is_loopback(listens.host):
             # Credentials for this machine need no host names, so they are created at their first use.
             credentials.ensure(credentials.find(listens.credentials_dir), tlspyo=network.transport == "tlspyo")
