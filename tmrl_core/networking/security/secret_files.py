@@ -47,7 +47,7 @@ def need(file: Path, *, private: bool = False) -> str:
     if not file.exists():
         raise CredentialsError(
             f"{file} not found. Create credentials with `{CREATE}`, or, on another machine than the Server's, install "
-            f"a bundle that was made with `{BUNDLE} worker --name NAME`; or set network.credentials_dir."
+            f"a bundle that was made with `{BUNDLE} worker --name NAME` (or trainer); or set network.credentials_dir."
         )
     return read_file(file, private=private)
 
