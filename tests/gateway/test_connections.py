@@ -158,6 +158,17 @@ def test_the_number_of_connections_is_limited(gateway: Served) -> None:
         assert gateway.login()
 
 
+def test_one_address_has_half_of_the_connections(gateway: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "is_loopback", lambda host: False)  # this machine has no such limit
+    with contextlib.closing(gateway.connect()) as first, contextlib.closing(gateway.connect()) as second:
+        for connection in (first, second):
+            assert gateway.request("GET", "/shepherd/", connection=connection).status == 200
+        with opened(gateway) as third:
+            assert ended(third)
+        monkeypatch.undo()
+        assert gateway.request("GET", "/shepherd/").status == 200
+
+
 @pytest.fixture
 def websocket(gateway: Served) -> Iterator[ClientConnection]:
     with connect(f"ws://127.0.0.1:{gateway.port}/shepherd/ws/", proxy=None) as connection:

@@ -49,6 +49,15 @@ def test_a_dangling_link_creates_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk", target_is_directory=True)
+    FolderLock(tmp_path / "run", "the memory").close()
+    os.close(open_own(tmp_path / "run" / "records", os.O_WRONLY | os.O_CREAT))
+    write_whole(tmp_path / "run" / "whole", b"")
+    assert {path.name for path in (tmp_path / "disk").iterdir()} >= {"lock", "records", "whole"}
+
+
 def test_a_lock_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FolderLock(tmp_path, "the memory").close()
     owner = os.stat(tmp_path / "lock").st_uid

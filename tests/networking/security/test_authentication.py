@@ -38,6 +38,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.security import admission, credentials, renewal
 from tmrl_core.networking.security.authentication import WARN_DAYS, ClientAccess, ServerAccess
+from tmrl_core.networking.security.certificates import Signed, SignedList, sign_list
 from tmrl_core.networking.security.tls_contexts import read_bundle
 from tmrl_core.networking.transports import tls
 
@@ -372,6 +373,15 @@ def test_a_server_sends_no_signed_list_that_is_damaged_or_of_another_ca(
     assert access.signed_revocations == b""
     assert sum("is of another CA" in line for line in caplog.messages) == 1
     assert ServerAccess(place).signed_revocations == b""
+
+
+def test_a_server_sends_no_signed_list_that_fits_no_frame(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority = Signed((folder / "ca.pem").read_text(), (folder / "ca.key").read_text())
+    for count in (1_100, 1_200):
+        listed = SignedList(count, frozenset(f"{(1 << 158) + number:x}" for number in range(count)))
+        (folder / "revoked.crl").write_text(sign_list(authority, listed))
+        assert bool(ServerAccess(folder).signed_revocations) == (count == 1_100)
+    assert [line for line in caplog.messages if "peers are sent at most 60000" in line]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such limit")
