@@ -70,7 +70,9 @@ def _import_config(path: Path, output: Path | None) -> int:
     from tmrl_core.compat.config.conversion import converted
 
     if output is not None and output.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"-o {output}: a configuration's name ends in {', '.join(SUFFIXES)}, not in {output.suffix!r}")
+        raise ConfigError(
+            f"-o {output}: a configuration's name ends in {', '.join(SUFFIXES)}, not in {output.suffix!r}"
+        )
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path} has more than {MOST_BYTES} bytes: it is not a configuration")
