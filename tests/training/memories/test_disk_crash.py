@@ -181,6 +181,24 @@ def test_damage_in_an_older_file_removes_the_rows_up_to_it_with_a_warning(
         caplog.clear()
 
 
+def test_a_checkpoint_continues_without_the_rows_of_a_missing_file(tmp_path: Path, make_rows: Any) -> None:
+    """The newest rows are those that the checkpoint was written with; older ones are missing."""
+    memory = make(tmp_path, memory_size=1000, batch_size=64, priority={})
+    for i in range(20):
+        memory.append_chunk(make_rows(1, i, 0, 11, end="truncated"))
+    memory.sample()
+    state = memory.state_dict()
+    memory.close()
+    segments(tmp_path)[1].unlink()
+    memory = make(tmp_path, memory_size=1000, batch_size=64, priority={})
+    memory.load_state_dict(state)
+    first = memory.written - len(memory)
+    assert 0 < first < memory.written
+    for _ in range(20):
+        assert memory.sample()[6]["indices"].min() >= first
+    memory.close()
+
+
 def test_a_changed_row_in_an_older_file_is_found_by_verify(tmp_path: Path, make_rows: Any) -> None:
     memory = make(tmp_path, memory_size=1000)
     for i in range(20):

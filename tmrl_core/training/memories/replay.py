@@ -526,7 +526,7 @@ class ReplayMemory(TrainingMemory):
                     disk.readable,
                     written,
                 )
-            return disk.readable == written
+            return disk.readable == written and len(disk) == _rows_saved(state)
         if disk.readable or not state["layout"]:
             return False
         # A run that began in RAM continues on disk.
