@@ -328,17 +328,19 @@ def test_a_score_that_fails_is_a_failure_of_the_episode() -> None:
         made.worker.run()
 
 
+class Wild(Weights):
+    def choose_action(self, state: Any, epsilon: float) -> Any:
+        return np.nan if self.weights[0] > 5 else super().choose_action(state, epsilon)
+
+
+def wild(mode: Any) -> Any:
+    made = manager(mode)
+    for policy in made.policies.values():
+        policy.__class__ = Wild
+    return made
+
+
 def test_actions_that_are_not_finite_wait_for_another_version(caplog: pytest.LogCaptureFixture) -> None:
-    class Wild(Weights):
-        def choose_action(self, state: Any, epsilon: float) -> Any:
-            return np.nan if self.weights[0] > 5 else super().choose_action(state, epsilon)
-
-    def wild(mode: Any) -> Any:
-        made = manager(mode)
-        for policy in made.policies.values():
-            policy.__class__ = Wild
-        return made
-
     made = Made(make_manager=wild, max_failures=0)
     Trainer(made.link, asks(1, models={**MODELS, "a": blob(9.0, 0.0)}), asks(1))
     made.worker.run()
@@ -373,6 +375,17 @@ def test_evaluations_are_deterministic_and_without_exploration() -> None:
     actor = Actor(Stocks(), manager("inference"))
     performances, _ = actor.roll_out(MODELS, EPSILONS, 7, test=True)
     assert performances["local"]["score"] == first
+
+
+def test_an_evaluation_whose_policy_fails_is_played_again_with_the_next_policy() -> None:
+    made = Made(make_manager=wild, max_failures=0)
+    asked = Evaluation(1, (7, 8), (1, 1))
+    Trainer(made.link, asks(1, models={**MODELS, "a": blob(9.0, 0.0)}, evaluation=asked), asks(1, evaluation=asked))
+    made.worker.run()
+    assert [(record.seed, record.version) for record in made.link.records if record.mode == "test"] == [
+        (7, (1, 2)),
+        (8, (1, 2)),
+    ]
 
 
 def test_tests_use_their_own_environment() -> None:

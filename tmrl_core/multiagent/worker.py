@@ -280,6 +280,7 @@ class MultiAgentCollector:
             ended = self.test(seed, evaluation)
             self.uplink.send()
             if not ended:
+                self.uplink.postpone_evaluation()
                 break
         return True
 

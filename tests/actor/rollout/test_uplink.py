@@ -15,7 +15,7 @@ from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import LinkClosedError, PolicyFailedError, RefusedError, RemoteProtocolError, WeightsError
 from tmrl_core.networking.protocol.delivery import CloseReport
-from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate
+from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, PolicyUpdate
 from tmrl_core.sessions import SessionWriter, read_sessions
 
 
@@ -388,6 +388,20 @@ def test_an_action_that_is_not_finite_is_never_executed_and_the_episodes_samples
     assert len(said) == 2
     assert "the policy's action is not finite, so it is not executed: [nan]" in said[0]
     assert "waits for another" in said[1]
+
+
+def test_an_evaluation_whose_policy_fails_is_played_again_with_the_next_policy(
+    make: Any, link: Any, constant_actor: Any
+) -> None:
+    worker = make(actor=BrokenActor(constant_actor), send_pause_s=0.0)
+    link.directive = Directive(1, Evaluation(1, (100, 101)))
+    link.on_send = lambda link: link.publish(0.5) if len(link.sends) == 3 else None
+    worker.run(nb_episodes=5, verbose=False)
+    assert [(record.seed, record.version) for record in link.records if record.evaluation] == [
+        (100, (1, 1)),
+        (101, (1, 1)),
+    ]
+    assert worker.env.seeds.count(100) == 2, "it is not tried again before that"
 
 
 def test_an_action_that_is_not_finite_ends_a_worker_without_a_server(make: Any, constant_actor: Any) -> None:

@@ -223,7 +223,8 @@ class Collector:
             ended = self.play(collect=False, test=True, seed=seed, evaluation=evaluation.id)
             self.uplink.send()
             if not ended:
-                return
+                self.uplink.postpone_evaluation()
+                break
         env = self.loop.environment.env
         if isinstance(env, Filmed):
             env.stop()

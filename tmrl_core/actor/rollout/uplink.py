@@ -126,7 +126,9 @@ class Uplink:
         self._versions_counted = 0
         self._versions_taken = 0
         self._evaluated: int | None = None
-        """Id of the latest evaluation that `due_evaluation` has returned."""
+        """Id of the latest evaluation that `due_evaluation` has returned; None: also after it was postponed."""
+        self._postponed: Version | None = None
+        """Version of the policy that the latest postponed evaluation failed with."""
         self._refusal = ""
         """Reason of the latest refusal of a policy, so that the same reason is logged once."""
         self._finish_logged = False
@@ -256,8 +258,14 @@ class Uplink:
             self.take_policy(verbose=False)
             if self._source.version < evaluation.version:
                 return None
+        if self._source.version == self._postponed:
+            return None
         self._evaluated = evaluation.id
         return evaluation
+
+    def postpone_evaluation(self) -> None:
+        """Make the latest evaluation due again with the next policy, because the present one has failed in it."""
+        self._evaluated, self._postponed = None, self._source.version
 
     @property
     def unfit(self) -> bool:
