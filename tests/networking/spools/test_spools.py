@@ -443,6 +443,62 @@ def test_a_full_disk_refuses_messages_which_can_be_offered_again(tmp_path: Path)
     again.spool.close()
 
 
+def test_a_late_result_of_a_lost_message_lets_no_later_one_past_a_new_failure(tmp_path: Path) -> None:
+    calls = FailingDisk()
+    kept = disk(tmp_path, calls=calls)
+    kept.fill(0, info=A)
+
+    def result() -> Callable[[], None]:
+        return kept.thread.posted.get(timeout=DEADLINE_S)
+
+    calls.full = True
+    kept.append(1, info=A)
+    kept.append(2, info=A)
+    first, second = result(), result()
+    first()
+    kept.append(1, info=A)
+    again = result()  # it has failed again
+    second()
+    calls.full = False
+    kept.append(2, info=A)
+    after = result()
+    again()
+    after()
+    stream = kept.spool.streams[A.stream]
+    assert (stream.next_number, stream.stored) == (1, 1), "message 2 is not stored before message 1"
+    kept.fill(1, 2, info=A)
+    kept.spool.close()
+    reopened = disk(tmp_path)
+    assert [number for number, _, _ in reopened.bodies(A)] == [0, 1, 2]
+    reopened.spool.close()
+
+
+def test_a_stream_whose_lost_messages_were_acknowledged_can_return(tmp_path: Path) -> None:
+    calls = FailingDisk()
+    kept = disk(tmp_path, calls=calls)
+    calls.full = True
+    kept.append(0, info=A)
+    lost = kept.thread.posted.get(timeout=DEADLINE_S)
+    kept.spool.drop(A.stream, 1)
+    lost()
+    assert kept.failed == []
+    calls.full = False
+    kept.fill(1, info=A)
+    kept.spool.close()
+
+
+def test_messages_that_could_not_be_stored_use_no_space(tmp_path: Path) -> None:
+    calls = FailingDisk()
+    kept = disk(tmp_path, calls=calls)
+    kept.fill(0, info=A)
+    used = kept.spool.used_bytes
+    calls.full = True
+    kept.append(1, info=A)
+    kept.thread.run(lambda: bool(kept.failed))
+    assert kept.spool.used_bytes == used
+    kept.spool.close()
+
+
 def test_a_worker_keeps_samples_that_the_disk_refuses_and_gets_the_reason(tmp_path: Path) -> None:
     calls = FailingDisk()
     network = SpoolNetwork()

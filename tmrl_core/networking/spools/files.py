@@ -178,8 +178,9 @@ class DiskSpool(Spool):
             message.body = None
             self._is_stored(kept, message)
             return
-        self._is_lost(kept, message, reason)
-        self._do(lambda: self._repair(kept.info.stream, reason))
+        # Only the first lost message ends the failure: one that was handed over again may have failed since.
+        if self._is_lost(kept, message, reason):
+            self._do(lambda: self._repair(kept.info.stream))
 
     def close(self) -> None:
         """Finish pending writes and release the folder. No callback follows; a second call has no effect."""
@@ -265,11 +266,11 @@ class DiskSpool(Spool):
             logger.warning("the end of worker %s could not be recorded: %s", kept.info.name, exc)
         self._close_file(stream)
 
-    def _repair(self, stream: bytes, reason: str) -> None:
-        if self._broken.get(stream) == reason:
-            del self._broken[stream]
+    def _repair(self, stream: bytes) -> None:
+        self._broken.pop(stream, None)
 
     def _delete(self, stream: bytes) -> None:
+        self._repair(stream)
         self._close_file(stream)
         self._lengths.pop(stream, None)
         try:

@@ -222,26 +222,31 @@ class Spool(ABC):
             kept.stored = message.number + 1
             self.on_stored(kept.info.stream)
 
-    def _is_lost(self, kept: SpooledStream, message: SpooledMessage, reason: str) -> None:
-        """Drop a message that could not be stored, and all later ones. Must be called in the relay's thread."""
+    def _is_lost(self, kept: SpooledStream, message: SpooledMessage, reason: str) -> bool:
+        """Drop a message that could not be stored, and all later ones. Must be called in the relay's thread.
+
+        Returns:
+            False: it had been dropped before.
+        """
         index = kept.find(message.number)
         here = kept.messages[index : index + 1]
         # Later messages are lost too. Their results are ignored, even if the messages were handed over again.
         if self.streams.get(kept.info.stream) is not kept or not here or here[0] is not message:
-            return
+            return False
         kept.next_number = message.number
-        self._remove(kept, index, len(kept.messages))
+        self._remove(kept, index, len(kept.messages), freed=True)
         self.on_failed(kept.info.stream, reason)
+        return True
 
-    def _remove(self, kept: SpooledStream, start: int, stop: int) -> int:
+    def _remove(self, kept: SpooledStream, start: int, stop: int, *, freed: bool = False) -> int:
         gone = kept.messages[start:stop]
         del kept.messages[start:stop]
         samples = sum(message.samples for message in gone)
         kept.samples -= samples
-        if self.frees_messages:
-            freed = sum(message.cost for message in gone)
-            kept.cost -= freed
-            self.used_bytes -= freed
+        if freed or self.frees_messages:
+            cost = sum(message.cost for message in gone)
+            kept.cost -= cost
+            self.used_bytes -= cost
         if not kept.messages:
             del self.streams[kept.info.stream]
             self.used_bytes -= kept.cost
