@@ -6,14 +6,14 @@
 Processes on this machine: a Server, a trainer that commits everything and publishes a policy of 8 MB every two seconds,
 three honest WorkerLinks that send messages of 10 kB as fast as they are taken, two more with 25 such messages a second
 each, whose latency is measured, and a thief with a stolen bundle, which signs its streams. Phases take turns: once
-nothing, then each attack, whose bundle is revoked at its end, and after it a control process that burns the same
-processor time as the thief and the Server's increase together, as far as the machine has it. The slow-down of honest
-workers is the loss of acknowledged samples a second in an attack's phase compared with its control's; with several
-turns, the median of the turns counts, because two phases without any attack differ by 10 % and more. Processor seconds
-of the Server are those of the attack's phase, scaled to 60 s, less what the samples of that phase cost in the phase
-without anything. Growth is the peak of the Server's resident memory in the attack's phase, above that before it. Only
-an idle machine gives meaningful figures: the bounds of one principal are processor seconds of the Server, however few
-it gets.
+nothing, then each attack, whose bundle is revoked at its end, and after it two control processes, of which one burns
+the processor time of the thief and the other one the Server's increase, as far as the machine has it. The slow-down of
+honest workers is the loss of acknowledged samples a second in an attack's phase compared with its control's; with
+several turns, the median of the turns counts, because two phases without any attack differ by 10 % and more. Processor
+seconds of the Server are those of the attack's phase, scaled to 60 s, less what the samples of that phase cost in the
+phase without anything. Growth is the peak of the Server's resident memory in the attack's phase, above that before it.
+Only an idle machine gives meaningful figures: the bounds of one principal are processor seconds of the Server, however
+few it gets.
 """
 
 from __future__ import annotations
@@ -273,22 +273,23 @@ def main() -> int:
         greedy = Process(workers, network, [Sender(f"good{i}", 0.0, 1, 2_500) for i in range(GREEDY)])
         timed = [Sender(f"probe{i}", RATE, 1, 2_500, "drop_oldest", 64 << 20, watched=True) for i in range(PROBES)]
         probes = Process(workers, network, timed)
-        wolf, burner = Process(thief, network.port), Process(control)
-        for process in (greedy, probes, wolf, burner):
+        wolf, burners = Process(thief, network.port), (Process(control), Process(control))
+        for process in (greedy, probes, wolf, *burners):
             process.recv()
         acknowledged, timed_before = 0, 0
 
-        def phase(what: Process | None, *command: Any) -> tuple[Phase, Any]:
+        def phase(*commands: tuple[Process, tuple[Any, ...]]) -> tuple[Phase, list[Any]]:
+            """Let processes work on commands beside the honest workers; figures of the phase and their answers."""
             nonlocal acknowledged, timed_before
             used, resident, _ = relay.ask("forget")
             sink.pipe.send(("publish", int(seconds / POLICY_EVERY_S), POLICY_BYTES, 1 / POLICY_EVERY_S))
-            if what is not None:
-                what.pipe.send(command)
+            for process, command in commands:
+                process.pipe.send(command)
             for process in (greedy, probes):
                 process.pipe.send(("send", seconds, 30.0))
             time.sleep(seconds)
             after, _, peak = relay.ask("look")
-            answer = what.recv() if what is not None else None
+            answers = [process.recv() for process, _ in commands]
             sink.recv()
             fast, slow = greedy.recv(), probes.recv()
             meanwhile = sum(one.acknowledged_meanwhile for one in fast)
@@ -303,7 +304,7 @@ def main() -> int:
             )
             acknowledged = sum(one.acknowledged for one in fast)
             timed_before = min(len(one.latencies_s) for one in slow)
-            return found, answer
+            return found, answers
 
         print(
             f"{GREEDY} greedy and {PROBES} timed workers; {seconds:g} s a phase; cores: {os.cpu_count()}; {versions()}"
@@ -318,22 +319,22 @@ def main() -> int:
                 flush=True,
             )
 
-        phase(None)  # memory and caches that every later phase has
-        calm, _ = phase(None)
+        phase()  # memory and caches that every later phase has
+        calm, _ = phase()
         row("none", "none", calm)
         good = True
         for attack in arguments.attacks:
             slower, extra, growth_mb, lost = list[float](), list[float](), 0.0, 0
             for turn in range(arguments.turns):
-                hit, (used, links) = phase(wolf, attack, bundles[attack, turn], seconds)
+                hit, [(used, links)] = phase((wolf, (attack, bundles[attack, turn], seconds)))
                 # The Server closes its links, and what they have sent is gone.
                 revoke(keys, names[attack, turn])
                 time.sleep(REVOKED_S)
                 row(attack, f"attack ({links} links, thief {used:.0f} s)", hit)
                 extra.append(hit.server_s - calm.server_s * hit.rate / calm.rate)
-                share = used / seconds + max(0.0, extra[-1]) / 60
-                burnt, burnt_s = phase(burner, share, seconds)
-                row(attack, f"control ({share:.2f} of a core, had {burnt_s / seconds:.2f})", burnt)
+                shares = (used / seconds, max(0.0, extra[-1]) / 60)
+                burnt, had = phase(*zip(burners, ((share, seconds) for share in shares), strict=True))
+                row(attack, f"control ({sum(shares):.2f} of a core, had {sum(had) / seconds:.2f})", burnt)
                 slower.append(1.0 - hit.rate / burnt.rate)
                 growth_mb = max(growth_mb, hit.growth_mb)
                 lost += hit.lost
@@ -343,11 +344,11 @@ def main() -> int:
             spread = f" ({100 * min(slower):.1f} to {100 * max(slower):.1f})" if arguments.turns > 1 else ""
             words = f"slow-down {100 * slow:.1f} %{spread}, Server {server_s:.1f} s of 60 s"
             print(f"| {attack} | {words}: {'kept' if kept else 'PASSED'} |  |  |  |  |  |", flush=True)
-        for process in (wolf, burner, relay):
+        for process in (wolf, *burners, relay):
             process.pipe.send("end")
         for process in (greedy, probes, sink):
             process.pipe.send(("end",))
-        for process in (greedy, probes, sink, wolf, burner, relay):
+        for process in (greedy, probes, sink, wolf, *burners, relay):
             process.end()
     return 0 if good else 1
 
