@@ -17,6 +17,7 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.networking import RolloutWorker, Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
+from tmrl_core.training.interface import Delivery
 from tmrl_core.training.remote.interface import RemoteInterface
 
 DIFFERENCE = "another policy, hidden_sizes: [64] at the worker, [16] at the trainer. Give both the same actor.cls"
@@ -36,6 +37,7 @@ class Place:
         stack.callback(link.close)
         self.interface = RemoteInterface(link)
         self.samples = 0
+        self.deliveries: list[Delivery] = []
 
     def publish(self, hidden: int = 16) -> None:
         env = GenericGymEnv()
@@ -59,7 +61,10 @@ class Place:
 
     def take_until(self, condition: Callable[[], bool]) -> None:
         for _ in range(200):
-            self.samples += len(self.interface.retrieve_buffer())
+            for delivery in self.interface.receive():
+                delivery.accept()
+                self.deliveries.append(delivery)
+                self.samples += len(delivery.buffer)
             self.interface.commit()
             if condition():
                 return
@@ -141,6 +146,14 @@ def test_an_experts_policy_may_be_any(place: Place) -> None:
     place.publish()
     place.worker(64).run(nb_episodes=2, expert=True)
     place.take_until(lambda: place.samples == 10)
+    assert all(one.expert for one in place.deliveries)
+
+
+def test_the_policy_of_other_workers_is_the_trainers(place: Place) -> None:
+    place.publish()
+    place.worker(16).run(nb_episodes=2)
+    place.take_until(lambda: place.samples == 10)
+    assert not any(one.expert for one in place.deliveries)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch"])

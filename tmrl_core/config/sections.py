@@ -459,7 +459,8 @@ class MemorySection(Section, frozen=True, kw_only=True):
             "Maximum policy lag of sampled transitions, in versions. Older transitions stay stored but are not "
             "sampled. If none is left, training waits for samples. This many versions (of "
             "`trainer.update_model_interval` updates each) must therefore take longer than an episode of a worker, "
-            "and longer than `worker.max_env_steps_per_update` makes workers wait. null: no limit."
+            "and longer than `worker.max_env_steps_per_update` makes workers wait. Samples of experts count as those "
+            "of version 0. null: no limit."
         ),
     ] = None
     prefetch: Annotated[
@@ -610,8 +611,8 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     max_policy_lag: Annotated[
         Count | None,
         doc(
-            "Maximum policy lag of arriving samples, in versions. Older samples are discarded. null: no limit. "
-            "`memory.max_drawn_lag` limits the lag when samples are sampled from the memory."
+            "Maximum policy lag of arriving samples, in versions. Older samples are discarded, except those of "
+            "experts. null: no limit. `memory.max_drawn_lag` limits the lag when samples are sampled from the memory."
         ),
     ] = None
     max_bad_updates: Annotated[

@@ -27,11 +27,13 @@ class Delivery:
     Args:
         buffer: samples and episode records of the message.
         refusal: reason of a refusal; empty: accepted; None: undecided.
+        expert: True: the samples are of an expert, whose policy is not the trainer's and so has no policy lag.
     """
 
-    def __init__(self, buffer: Buffer, refusal: str | None = None) -> None:
+    def __init__(self, buffer: Buffer, refusal: str | None = None, expert: bool = False) -> None:
         self.buffer = buffer
         self.refusal = refusal
+        self.expert = expert
 
     @property
     def chunks(self) -> list[Chunk]:

@@ -45,6 +45,7 @@ class Fed(LocalInterface):
         self.published: list[int] = []
         self.reports: list[Progress] = []
         self.agent: Any = None
+        self.expert = False
         self._make_rows = make_rows
         self._rows = rows
         self._row_version = version
@@ -53,7 +54,10 @@ class Fed(LocalInterface):
         if self._rows:
             self.put_rows(self._make_rows(1, len(self.asked), 0, self._rows, version=self._row_version))
         self.asked.append(self.agent.updates)
-        return super().receive()
+        deliveries = super().receive()
+        for one in deliveries:
+            one.expert = self.expert
+        return deliveries
 
     def put_rows(self, chunk: Chunk) -> None:
         buffer = Buffer(maxlen=None)
@@ -323,6 +327,20 @@ def test_stale_samples_are_discarded_and_counted(make_rows: Any) -> None:
     assert len(training.memory) == 5 + 2
     assert training.statistics.lag_max == 2
     assert training.statistics.row()["policy_lag_mean"] == (4 * 2 + 3) / 13
+
+
+def test_samples_of_an_expert_are_never_stale(make_rows: Any) -> None:
+    interface = Fed(make_rows, 0)
+    training = make(interface, max_policy_lag=1)
+    for _ in range(5):
+        interface.broadcast_model(0)
+    buffer = Buffer(maxlen=None)
+    buffer.extend([make_rows(1, 0, 0, 6, version=(0, 0))])
+    for interface.expert, stale in ((True, 0), (False, 6)):
+        interface.put(buffer)
+        training.update_buffer(interface)
+        assert (training.samples_stale, len(training.memory)) == (stale, 5)
+    assert training.statistics.row()["policy_lag_mean"] == 5
 
 
 def test_policy_lag_is_in_the_row(make_rows: Any) -> None:

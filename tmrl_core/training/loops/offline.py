@@ -470,7 +470,9 @@ class TrainingOffline(TrainingLoop):
         origins: list[tuple[Delivery, list[Chunk]]] = []
         received = 0
         for delivery in deliveries:
-            kept, stale = without_stale(delivery.buffer, counter, self.max_policy_lag, self.statistics.note_lag)
+            kept, stale = delivery.buffer, 0
+            if not delivery.expert:
+                kept, stale = without_stale(kept, counter, self.max_policy_lag, self.statistics.note_lag)
             self.samples_stale += stale
             received += len(delivery.buffer)
             origins.append((delivery, kept.chunks))

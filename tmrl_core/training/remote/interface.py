@@ -204,7 +204,8 @@ class RemoteInterface(TrainingInterface):
             if chunk is not None:
                 chunk.stream = one.stream
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
-            if one.stream in self._unfit and (message.signature != EXPERT or one.stream in self._foreign):
+            delivery.expert = message.signature == EXPERT
+            if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
             if chunk is not None:
                 check_finite_samples(chunk)
