@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,17 @@ def test_any_bytes_give_a_value_or_the_documented_error(name: str) -> None:
 def test_twenty_thousand_cases_are_tried() -> None:
     assert 19_900 < sum(CASES.values()) <= 20_000 + len(NAMES)
     assert min(CASES.values()) > 100
+
+
+def test_a_handshake_on_a_slow_machine_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(seconds)))
+    target = runner.make("handshake")
+    try:
+        report = runner.run(target, seed=2, cases=50)
+    finally:
+        target.close()
+    assert not report.findings, report.findings[0].trace
 
 
 # -- the fuzzing itself ------------------------------------------------------------------------------------------------

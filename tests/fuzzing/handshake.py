@@ -99,6 +99,12 @@ class _Socket(asyncio.Transport):
         for data in list_of_data:
             self.written += data
 
+    def pause_reading(self) -> None:
+        """Go on: when a Server pauses is a matter of processor time, on which no case may depend."""
+
+    def resume_reading(self) -> None:
+        pass
+
     def write_eof(self) -> None:
         pass
 
