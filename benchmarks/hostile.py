@@ -6,14 +6,14 @@
 Processes on this machine: a Server, a trainer that commits everything and publishes a policy of 8 MB every two seconds,
 three honest WorkerLinks that send messages of 10 kB as fast as they are taken, two more with 25 such messages a second
 each, whose latency is measured, and a thief with a stolen bundle, which signs its streams. Phases take turns: once
-nothing, then each attack, whose bundle is revoked at its end, and after it two control processes, of which one burns
-the processor time of the thief and the other one the Server's increase, as far as the machine has it. The slow-down of
-honest workers is the loss of acknowledged samples a second in an attack's phase compared with its control's; with
-several turns, the median of the turns counts, because two phases without any attack differ by 10 % and more. Processor
-seconds of the Server are those of the attack's phase, scaled to 60 s, less what the samples of that phase cost in the
-phase without anything. Growth is the peak of the Server's resident memory in the attack's phase, above that before it.
-Only an idle machine gives meaningful figures: the bounds of one principal are processor seconds of the Server, however
-few it gets.
+nothing, then each attack, whose bundle is revoked at its end, and after it control processes, which burn the processor
+time of the thief and the Server's increase. There are so many because the scheduler gives one process, and two, less
+than an attack whose threads wait for sockets. The slow-down of honest workers is the loss of acknowledged samples a
+second in an attack's phase compared with its control's; with several turns, the median of the turns counts, because two
+phases without any attack differ by 10 % and more. Processor seconds of the Server are those of the attack's phase,
+scaled to 60 s, less what the samples of that phase cost in the phase without anything. Growth is the peak of the
+Server's resident memory in the attack's phase, above that before it. Only an idle machine gives meaningful figures: the
+bounds of one principal are processor seconds of the Server, however few it gets.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from processes import Process
 from wire_bytes import versions
 
 GREEDY, PROBES, RATE = 3, 2, 25.0
+BURNERS = 8
 POLICY_BYTES, POLICY_EVERY_S = 8 << 20, 2.0
 MB = 1 << 20
 BUDGET_BYTES = 64 * MB
@@ -273,7 +274,7 @@ def main() -> int:
         greedy = Process(workers, network, [Sender(f"good{i}", 0.0, 1, 2_500) for i in range(GREEDY)])
         timed = [Sender(f"probe{i}", RATE, 1, 2_500, "drop_oldest", 64 << 20, watched=True) for i in range(PROBES)]
         probes = Process(workers, network, timed)
-        wolf, burners = Process(thief, network.port), (Process(control), Process(control))
+        wolf, burners = Process(thief, network.port), [Process(control) for _ in range(BURNERS)]
         for process in (greedy, probes, wolf, *burners):
             process.recv()
         acknowledged, timed_before = 0, 0
@@ -332,9 +333,9 @@ def main() -> int:
                 time.sleep(REVOKED_S)
                 row(attack, f"attack ({links} links, thief {used:.0f} s)", hit)
                 extra.append(hit.server_s - calm.server_s * hit.rate / calm.rate)
-                shares = (used / seconds, max(0.0, extra[-1]) / 60)
-                burnt, had = phase(*zip(burners, ((share, seconds) for share in shares), strict=True))
-                row(attack, f"control ({sum(shares):.2f} of a core, had {sum(had) / seconds:.2f})", burnt)
+                share = used / seconds + max(0.0, extra[-1]) / 60
+                burnt, had = phase(*((burner, (share / BURNERS, seconds)) for burner in burners))
+                row(attack, f"control ({share:.2f} of a core, had {sum(had) / seconds:.2f})", burnt)
                 slower.append(1.0 - hit.rate / burnt.rate)
                 growth_mb = max(growth_mb, hit.growth_mb)
                 lost += hit.lost
