@@ -352,6 +352,22 @@ def test_a_message_stays_one_message_with_any_quoted_text(capsys: pytest.Capture
     assert "\n    12:00:00 ERROR   second" in said
 
 
+def test_new_credentials_are_for_the_server_that_the_configuration_names(run: Run) -> None:
+    def names(*arguments: str) -> str:
+        made = run("--credentials", "create", *arguments)
+        assert made.returncode == 0, made.stderr
+        assert ("bundle worker" in made.stdout) == ("example.org" in made.stdout)
+        return made.stdout.partition("certificate is for ")[2].splitlines()[0]
+
+    loopback = "localhost, 127.0.0.1, ::1"
+    assert names() == names("--set", "server.host=::1") == loopback
+    relay, other = "relay.example.org", "other.example.org"
+    assert names("--set", f"server.host={relay}") == f"{relay}, {loopback}", "in place of the loopback alone"
+    assert names("--set", f"server.host={other}") == f"{relay}, {loopback}", "existing names stay"
+    assert names("--set", f"server.host={relay}", "--host", other) == f"{other}, {loopback}"
+    assert names("--set", f"network.hostname={relay}", "--overwrite") == f"{relay}, {loopback}"
+
+
 def test_a_bundle_installs_on_another_machine(run: Run, tmp_path: Path) -> None:
     made = run("--credentials", "create", "--host", "server.example.org", "--host", "192.0.2.7")
     assert made.returncode == 0, made.stderr

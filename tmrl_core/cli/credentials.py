@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tmrl_core.cli.main import common_options, load_config, set_up_logging
 from tmrl_core.config import Config
+from tmrl_core.config.sections import is_loopback
 from tmrl_core.errors import ConfigError, CredentialsError
 from tmrl_core.networking.security import api_keys, credentials, renewal
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
@@ -80,7 +81,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="name or address of the Server; may be repeated; the loopback names are always added",
+        help="name or address of the Server; may be repeated; the loopback names are always added (default: the "
+        "names in the existing certificate, or server.host)",
     )
     create.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
     create.add_argument(
@@ -154,8 +156,9 @@ def run_credentials(arguments: Sequence[str]) -> int:
     folder = credentials.find(config.network.credentials_dir)
     if options.command == "key":
         return key(config, options.agent, folder)
+    if options.command == "create":
+        return create(options, config, folder)
     command = {
-        "create": create,
         "bundle": bundle,
         "install": install,
         "show": show,
@@ -166,12 +169,19 @@ def run_credentials(arguments: Sequence[str]) -> int:
     return command(options, folder)
 
 
-def create(options: argparse.Namespace, folder: Path) -> int:
+def create(options: argparse.Namespace, config: Config, folder: Path) -> int:
     """Make credentials."""
-    made = credentials.create(folder, options.host, days=options.days, overwrite=options.overwrite)
+    name = config.network.hostname or config.server.host
+    made = credentials.create(
+        folder,
+        options.host,
+        days=options.days,
+        overwrite=options.overwrite,
+        default_host="" if is_loopback(name) else name,
+    )
     print(f"{made.directory}: " + ("a new CA, tokens" if made.new_authority else "the CA and the tokens as they were"))
     print(f"the server's certificate is for {', '.join(made.hosts)}")
-    if not options.host:
+    if all(map(is_loopback, made.hosts)):
         print("for other machines, name the Server: python -m tmrl_core --credentials create --host NAME")
     else:
         print("next, for each other machine: python -m tmrl_core --credentials bundle worker --name NAME (or trainer)")

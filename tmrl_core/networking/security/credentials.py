@@ -158,6 +158,7 @@ def create(
     days: float = DAYS,
     ca_days: float = CA_DAYS,
     overwrite: bool = False,
+    default_host: str = "",
 ) -> Created:
     """Create a CA, a token per role, and a server certificate for these hosts and this machine's loopback.
 
@@ -170,6 +171,7 @@ def create(
         days: validity of the server certificate, limited by the CA's.
         ca_days: validity of a new CA.
         overwrite: replace an existing CA and its tokens; all bundles of the old CA become invalid.
+        default_host: for a certificate that would otherwise be for this machine's loopback alone.
 
     Raises:
         CredentialsError: a host is not a host name, the folder holds an installed bundle, or the folder cannot be
@@ -180,7 +182,7 @@ def create(
         raise CredentialsError(f"{folder} is a file. Credentials are created in a folder.")
     wanted = tuple(clean_host(host) for host in hosts)
     with writing(folder):
-        return _create(folder, wanted, days, ca_days, overwrite)
+        return _create(folder, wanted, days, ca_days, overwrite, default_host)
 
 
 def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
@@ -207,7 +209,9 @@ def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
     return True
 
 
-def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, overwrite: bool) -> Created:
+def _create(
+    folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, overwrite: bool, default_host: str = ""
+) -> Created:
     ca_file, key_file = folder / "ca.pem", folder / "ca.key"
     now = datetime.now(timezone.utc)
     new = overwrite or not (ca_file.exists() or key_file.exists())
@@ -226,6 +230,8 @@ def _create(folder: Path, wanted: tuple[str, ...], days: float, ca_days: float, 
         tokens = {}
         if not wanted and (folder / "server.pem").exists():
             wanted = read_facts(read_file(folder / "server.pem")).names
+    if default_host and not set(wanted).difference(LOOPBACK_HOSTS):
+        wanted = (clean_host(default_host),)
     hosts = tuple(dict.fromkeys((*wanted, *LOOPBACK_HOSTS)))
     server = make_server_certificate(authority, hosts, now + timedelta(days=days))
     tlspyo_files.make(folder, hosts, now + timedelta(days=ca_days), overwrite=overwrite)
