@@ -140,6 +140,25 @@ def test_an_idle_worker_is_replaced_and_patience_grows(asked: Asked) -> None:
     assert len(asked) == 3
 
 
+def test_the_only_worker_is_asked_again_after_a_loss(asked: Asked) -> None:
+    now = [0.0]
+    evaluator = Evaluator(2, 10, 0, asked, patience_s=60.0, clock=lambda: now[0])
+    evaluator.start(0, (1, 1), [A])
+    evaluator.take(played(asked[0][0], {10: -1.0}), A)
+    evaluator.lost(B)
+    now[0] = 60
+    evaluator.poll(0, (1, 1), [A])
+    assert len(asked) == 1, "it has lost nothing, and its episodes may be long"
+    evaluator.lost(A)
+    for second, requests in ((119, 1), (120, 2), (239, 2), (240, 2), (10_000, 2)):
+        now[0] = second
+        evaluator.poll(0, (1, 1), [A])
+        assert len(asked) == requests
+    result = evaluator.take(played(asked[1][0], {10: -1.0, 11: -3.0}), A)
+    assert result is not None
+    assert result.mean == -2.0
+
+
 @pytest.mark.parametrize(
     ("returns", "mean", "spread"),
     [

@@ -14,8 +14,11 @@ from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import encode_arrays
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.peers.trainer import Member
+from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import Blob, Lateness, PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, EpisodeRecord
+from tmrl_core.samples.codec import encode_message
 from tmrl_core.training.loops.evaluation import Evaluator
 from tmrl_core.training.remote.interface import (
     MAX_CHARTED_NAMES,
@@ -172,3 +175,23 @@ def test_an_episode_is_recorded_with_the_numbers_of_its_infos() -> None:
     assert training.number("rollout/ep_info/arm/angle") == 0.5
     assert evaluated.number("eval/ep_info/arm/angle") == 0.5
     assert not any("\n" in name for name in training.values)
+
+
+@pytest.mark.parametrize("lost", ["missing", "refused", "none"])
+def test_an_evaluation_whose_record_may_be_lost_is_requested_again_from_the_only_worker(lost: str) -> None:
+    stream, now = bytes(16), [0.0]
+    requested = []
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    state = link._trainer
+    state.members[stream] = Member(stream, "robot", b"", 0.0)
+    evaluator = Evaluator(1, 7, 0, lambda evaluation, _: requested.append(evaluation.id), 60.0, lambda: now[0])
+    interface = RemoteInterface(link, evaluator=evaluator)
+    evaluator.start(0, (1, 1), [stream])
+    for number in (3, 5 if lost == "missing" else 4):
+        payload = b"no message" if lost == "refused" else encode_message(None, [])
+        state.inbox.append(Received(stream, number, 0, memoryview(payload), len(payload)))
+    interface.receive()
+    assert len(requested) == 1
+    now[0] = 60.0
+    interface._tick()
+    assert len(requested) == (1 if lost == "none" else 2)

@@ -80,7 +80,8 @@ class Evaluator:
     """Request evaluations from workers, one at a time, and collect the results.
 
     One worker is chosen and kept. If it disconnects, or runs no episode for a long time (an expert never does), the
-    complete evaluation is requested from another one, so that one worker runs all its episodes.
+    complete evaluation is requested from another one, so that one worker runs all its episodes. The only worker is
+    asked again after a loss alone, because its episodes may be long.
 
     Args:
         episodes: episodes in one evaluation.
@@ -111,6 +112,8 @@ class Evaluator:
         self._clock = clock
         self._heard_s = clock()
         self._worker: bytes | None = None
+        self._lost = False
+        """True: some records of the open evaluation may never arrive."""
         self._open: _Open | None = None
 
     @property
@@ -144,7 +147,7 @@ class Evaluator:
             self._assign(members)
         elif self._clock() - self._heard_s >= self._patience_s:
             self._heard_s = self._clock()
-            if len(members) > 1:
+            if len(members) > 1 or self._lost:
                 self._patience_s *= 2
                 self._worker = members[(members.index(self._open.stream) + 1) % len(members)]
                 self._assign(members)
@@ -163,8 +166,14 @@ class Evaluator:
         current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
         current.stream, current.records = self._worker, {}
         self.next_id += 1
+        self._lost = False
         self._heard_s = self._clock()
         self._ask(current.evaluation, self._worker)
+
+    def lost(self, stream: bytes) -> None:
+        """Handle the loss or the refusal of a stream's message, which may have held records of the open evaluation."""
+        if self._open is not None and stream == self._open.stream:
+            self._lost = True
 
     def take(self, records: Iterable[EpisodeRecord], stream: bytes) -> EvaluationResult | None:
         """Process episode records of a stream. Return the evaluation that they complete, if any.

@@ -154,6 +154,8 @@ class RemoteInterface(TrainingInterface):
         self._takes_turns = True
         self._revision = 0
         self._evaluations: dict[bytes, Evaluation] = {}
+        self._next_numbers: dict[bytes, int] = {}
+        """Number of the next message of each stream, if none is lost."""
         self._shares: dict[bytes, bytes] = {}
         self._in_round = False
         self._workers: dict[bytes, str] = {}
@@ -189,6 +191,10 @@ class RemoteInterface(TrainingInterface):
         for one in received:
             delivery = self._decoded(one)
             self._outstanding.append((one, delivery))
+            missing = self._next_numbers.get(one.stream, one.number) != one.number
+            self._next_numbers[one.stream] = one.number + 1
+            if self.evaluator is not None and (missing or delivery.refusal):
+                self.evaluator.lost(one.stream)
             if not delivery.refusal:
                 deliveries.append(delivery)
                 self._note_episodes(delivery.buffer.episodes, one.stream)
@@ -576,6 +582,7 @@ class RemoteInterface(TrainingInterface):
             for stream, name in self._workers.items():
                 if stream not in members:
                     self._evaluations.pop(stream, None)
+                    self._next_numbers.pop(stream, None)
                     self._unfit.pop(stream, None)
                     self._foreign.discard(stream)
                     if stream in self._announced:
