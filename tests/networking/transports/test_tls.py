@@ -22,8 +22,10 @@ from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.peers import WorkerConnection, WorkerState
+from tmrl_core.networking.protocol.framing import control_frame
+from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream
 from tmrl_core.networking.security import credentials
-from tmrl_core.networking.transports.tls import TlsTransport
+from tmrl_core.networking.transports.tls import _READ_BYTES, TlsTransport, _TlsListener
 
 DEADLINE_S = 20.0
 
@@ -367,3 +369,56 @@ def test_a_server_that_never_finishes_the_handshake_is_given_up(
     link.close(drain=False)
     (said,) = warnings(caplog)
     assert "did not finish the TLS handshake within 0.05 s" in said
+
+
+class _Watched:
+    """Received bytes of a link that were not decrypted yet, and the most of them at any time."""
+
+    def __init__(self, bio: ssl.MemoryBIO) -> None:
+        self._bio = bio
+        self.most = 0
+
+    def write(self, data: memoryview) -> None:
+        self._bio.write(data)
+        self.most = max(self.most, self._bio.pending)
+
+
+def test_what_follows_a_refusal_is_not_stored(
+    folders: dict[str, Path], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)  # a fast machine: no read pauses the link
+    server = serve(stack, folders["good"])
+    loop, listener = server._loop, server._listener
+    assert loop is not None
+    assert isinstance(listener, _TlsListener)
+    context = credentials.client_context(folders["certified"], "worker")
+    raw = socket.create_connection(("127.0.0.1", server.port))
+    caller = stack.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
+    caller.sendall(control_frame(Hello((2,), "worker", "", "run", "robot", bytes(16))))
+    for channel in range(150):  # the system and the Server read more at a time after many large messages
+        opening = control_frame(OpenStream(channel, channel.to_bytes(16, "big"), "robot", bytes(58_000)))
+        caller.sendall(opening + control_frame(CloseStream(channel)))
+    held, go_on = threading.Event(), threading.Event()
+    stack.callback(go_on.set)
+    until(lambda: [worker.frames_in for worker in server.relay.workers.values()] == [301])
+    watched: list[_Watched] = []
+
+    def hold() -> None:
+        for driver in listener.drivers:
+            driver._in = _Watched(driver._in)  # type: ignore[assignment]
+            watched.append(driver._in)  # type: ignore[arg-type]
+        held.set()
+        go_on.wait(DEADLINE_S)
+
+    loop.call_soon_threadsafe(hold)
+    assert held.wait(DEADLINE_S)
+    sent = 0
+    caller.settimeout(0.3)
+    with suppress(OSError):
+        while sent < 8 << 20:  # illegal messages
+            sent += caller.send(bytes(1 << 16))
+    assert sent > 4 * _READ_BYTES
+    go_on.set()
+    until(lambda: server.relay.protocol_errors > 0 and not listener.drivers)
+    (most,) = (one.most for one in watched)
+    assert 0 < most < 2 * _READ_BYTES

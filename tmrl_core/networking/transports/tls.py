@@ -293,8 +293,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         return self._raw[: self.connection.read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._finishing:
-            return  # lingering: further data is discarded
+        if self._finishing or self.connection.closing:
+            return  # lingering, or about to: further data is discarded
         begun = time.thread_time() if self._server_side else 0.0
         self._take(nbytes)
         if self._server_side:
@@ -545,6 +545,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
             self._flush()
+        self._tls, self._in, self._out = None, ssl.MemoryBIO(), ssl.MemoryBIO()  # a lingering link needs no memory
         # Closing with unread bytes in the socket would reset the connection and lose the last message.
         with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
             self._socket.write_eof()
