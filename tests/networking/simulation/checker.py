@@ -49,13 +49,13 @@ class Checker:
                 self._incarnation(owner, relay)
 
     def _incarnation(self, trainer: Trainer, relay: Relay) -> None:
-        announced = relay._announced.incarnation if relay._announced is not None else 0
-        if trainer.state.seal is not None and (relay._held_by[1], announced) != (
-            trainer.state.peer,
-            trainer.state.holding,
-        ):
-            return  # it may still follow the Server's suggestion
-        number = trainer.holding = trainer.state.holding
+        number = trainer.state.holding
+        if trainer.state.seal is not None:
+            # What the Server has accepted counts, also if the trainer has followed a suggestion meanwhile.
+            number = relay._announced.incarnation if relay._announced is not None else 0
+            if not number or relay._held_by != (number, trainer.state.peer):
+                return
+        trainer.holding = number
         before = self._given.setdefault(number, (trainer, relay))
         if before[0] is trainer:
             return

@@ -34,6 +34,11 @@ def test_found_attacks_stay_closed(seed: int) -> None:
     assert not simulate(seed, hostile=True).failure
 
 
+def test_who_lost_everything_may_repeat_a_number_that_the_first_trainer_had_left() -> None:
+    """The check knew only numbers that a trainer still held when the Server accepted them, and gave a false alarm."""
+    assert not simulate(401_580, hostile=True).failure
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_simulation_notices_a_removed_protection(name: str) -> None:
