@@ -235,8 +235,9 @@ class Thief:
         self._streams = 0
         self._blocked: dict[End, float] = {}
         """Since when each link at the Server has output that its peer does not read."""
-        self._idle: dict[RelayConnection, tuple[int, float, int]] = {}
-        """For links with unused credit that others wait for: bytes received, since when, how often it was seen."""
+        self._idle: dict[RelayConnection, tuple[int, set[tuple[bytes, int]], float, int]] = {}
+        """For links with unused credit that others wait for: bytes received, stream and epoch of what holds such credit
+        all the time, since when, how often it was seen."""
 
     def audit(self, relay: Relay) -> None:
         """Check the bounds of what one principal may hold.
@@ -265,10 +266,13 @@ class Thief:
         found = {}
         for link in idle:
             received = sum(stream.received for stream in link.streams.values())
-            seen = self._idle.get(link, (received, now, 0))
-            found[link] = (received, seen[1], seen[2] + 1) if seen[0] == received else (received, now, 0)
+            holders = {(one.id, one.epoch) for one in link.streams.values() if one.limit > one.received + one.standing}
+            before, kept, since, times = self._idle.get(link, (received, holders, now, 0))
+            if before != received or not holders & kept:  # a new epoch has new credit
+                kept, since, times = holders, now, -1
+            found[link] = received, holders & kept, since, times + 1
         self._idle = found
-        if any(now - since > late_s and times > 20 for _, since, times in found.values()):
+        if any(now - since > late_s and times > 20 for _, _, since, times in found.values()):
             raise Violation(f"credit that others wait for stays unused for more than {late_s:g} s")
 
     def act(self) -> None:

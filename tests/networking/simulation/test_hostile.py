@@ -39,6 +39,11 @@ def test_who_lost_everything_may_repeat_a_number_that_the_first_trainer_had_left
     assert not simulate(401_580, hostile=True).failure
 
 
+def test_credit_of_a_new_epoch_is_not_the_unused_one_of_the_last() -> None:
+    """Another false alarm: the trainer's link had ended between two checks, and the same credit was granted again."""
+    assert not simulate(410_205, hostile=True).failure
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_simulation_notices_a_removed_protection(name: str) -> None:
