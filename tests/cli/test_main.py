@@ -363,6 +363,8 @@ def test_new_credentials_are_for_the_server_that_the_configuration_names(run: Ru
     assert names() == names("--set", "server.host=::1") == loopback
     relay, other = "relay.example.org", "other.example.org"
     assert names("--set", f"server.host={relay}") == f"{relay}, {loopback}", "in place of the loopback alone"
+    assert names("--set", f"server.host={other}", "--host", "localhost") == loopback, "that name alone was wanted"
+    assert names("--set", f"server.host={relay}") == f"{relay}, {loopback}"
     assert names("--set", f"server.host={other}") == f"{relay}, {loopback}", "existing names stay"
     assert names("--set", f"server.host={relay}", "--host", other) == f"{other}, {loopback}"
     assert names("--set", f"network.hostname={relay}", "--overwrite") == f"{relay}, {loopback}"

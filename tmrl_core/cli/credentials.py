@@ -177,7 +177,7 @@ def create(options: argparse.Namespace, config: Config, folder: Path) -> int:
         options.host,
         days=options.days,
         overwrite=options.overwrite,
-        default_host="" if is_loopback(name) else name,
+        default_host="" if options.host or is_loopback(name) else name,
     )
     print(f"{made.directory}: " + ("a new CA, tokens" if made.new_authority else "the CA and the tokens as they were"))
     print(f"the server's certificate is for {', '.join(made.hosts)}")
