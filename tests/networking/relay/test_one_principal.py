@@ -42,12 +42,19 @@ class End:
     """One peer that sends exactly what a test says."""
 
     def __init__(
-        self, relay: Relay, role: str, name: str, number: int = 0, weight: int = 1, request: str | None = None
+        self,
+        relay: Relay,
+        role: str,
+        name: str,
+        number: int = 0,
+        weight: int = 1,
+        request: str | None = None,
+        run: str = "run",
     ) -> None:
         self.link: RelayConnection = relay.connection()
         self.link.connected(Identity("there", role, name, weight=weight), 0.0)
         peer = f"{name}:{number}".encode().ljust(16, b".")[:16]
-        self.tell(Hello((1,), request or role, "", "run", name, peer))  # type: ignore[arg-type]
+        self.tell(Hello((1,), request or role, "", run, name, peer))  # type: ignore[arg-type]
         self.resumes: dict[int, Resume] = {}
 
     def tell(self, *messages: Control, now: float = 0.0) -> None:
@@ -309,6 +316,30 @@ def test_links_that_read_nothing_are_closed_and_hold_few_old_policies() -> None:
     assert all(end.link.closing for end in silent)
     assert not honest.link.closing
     assert "old policies" not in snapshot(place.relay, place.now).budgets
+
+
+@pytest.mark.parametrize("change", ["another run", "a part of a version"])
+def test_versions_that_became_old_by_a_change_of_the_trainer_are_limited(change: str) -> None:
+    place = Place(budget_bytes=16 * MB, max_policy_bytes=8 * MB)
+    for counter in (1, 2):
+        silent = place.worker("silent", number=counter)
+        silent.tell(Have(place.relay.incarnation, counter - 1))
+        place.publish(counter, 3 * MB)
+        silent.read(most=1)
+    if change == "a part of a version":
+        silent = place.worker("silent", number=3)
+        silent.tell(Have(place.relay.incarnation, 2))
+        head = POLICY_HEAD.pack(place.relay.incarnation, 3, 3 * MB)
+        frames = list(cut(Kind.WEIGHTS, head, [bytes(3 * MB)], epoch=0, channel=0))
+        place.trainer.write(b"".join(map(bytes, frames[:-1])))
+        silent.read(most=1)
+        assert silent.link._policy is place.relay.policies.arriving is not None
+    place.trainer.link.lost(None, 0.0)
+    if change == "another run":
+        End(place.relay, "trainer", "trainer", number=1, run="other")
+        assert place.relay.policies.latest is None
+    held = {id(link._policy): link._policy for link in place.relay.workers.values() if link.old_policy is not None}
+    assert len(held) == 1, "a quarter of the budget is one version"
 
 
 def test_slow_links_receive_a_version_however_often_new_ones_come() -> None:

@@ -65,8 +65,9 @@ LINKS = 10
 """Links that one certificate may have beside a thief."""
 STALLED_S = 12.0
 """Longest time, in seconds, in which a link may make no progress beside a thief."""
-CALLS, CALLS_OF_A_BYTE = 400, 5
-"""Calls of functions that a piece of bytes may cost the relay."""
+CALLS, CALLS_OF_A_BYTE, CALLS_OF_A_MESSAGE = 400, 5, 5
+"""Calls of functions that a piece of bytes may cost the relay, and in addition each message that the link's streams have
+in the relay: a link that ends looks at all of them."""
 
 
 class Mood(NamedTuple):
@@ -254,7 +255,7 @@ class Thief:
         if held > OF_A_THIEF_BYTES:
             raise Violation(f"the streams of a thief hold {held} bytes of {OF_A_THIEF_BYTES}")
         old = {link.old_policy.version: link.old_policy for link in links if link.old_policy is not None}
-        sizes = sorted(policy.size for policy in old.values() if not policy.abandoned)
+        sizes = sorted(policy.size for policy in old.values())
         if len(sizes) > 1 and sum(sizes) > settings.budget_bytes // 4 + sizes[-1]:
             raise Violation(f"a thief keeps {sum(sizes)} bytes of old policies; a quarter of {settings.budget_bytes}")
         late_s = settings.stalled_s + 3 * settings.heartbeat_s
@@ -462,13 +463,14 @@ class _MeteredConnection(RelayConnection):
             nonlocal calls
             calls += 1
 
+        messages = sum(len(stream.queue) + len(stream.handed) for stream in self.streams.values())
         before = sys.getprofile()
         sys.setprofile(count)
         try:
             super().received(n, now)
         finally:
             sys.setprofile(before)
-        if calls > CALLS + CALLS_OF_A_BYTE * n:
+        if calls > CALLS + CALLS_OF_A_BYTE * n + CALLS_OF_A_MESSAGE * messages:
             raise Violation(f"{n} bytes of an honest worker cost the Server {calls} calls")
 
 

@@ -28,9 +28,9 @@ def test_every_promise_to_honest_workers_is_kept(block: int, full: bool) -> None
     assert not full or moods.keys() == MOODS.keys()
 
 
-@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 79, 102, 112, 121, 669, 741, 6252])
+@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 79, 102, 112, 121, 669, 741, 6252, 420_727])
 def test_found_attacks_stay_closed(seed: int) -> None:
-    """Each is a way in which one member kept credit or the trainer's link from the others, or made it forget."""
+    """Each is a way in which one member kept credit, memory or the trainer's link, or made the trainer forget."""
     assert not simulate(seed, hostile=True).failure
 
 
@@ -42,6 +42,11 @@ def test_who_lost_everything_may_repeat_a_number_that_the_first_trainer_had_left
 def test_credit_of_a_new_epoch_is_not_the_unused_one_of_the_last() -> None:
     """Another false alarm: the trainer's link had ended between two checks, and the same credit was granted again."""
     assert not simulate(410_205, hostile=True).failure
+
+
+def test_a_link_that_ends_may_cost_as_much_as_its_own_messages() -> None:
+    """A third one: a worker left with a hundred messages in the Server."""
+    assert not simulate(426_162, hostile=True).failure
 
 
 @pytest.mark.timeout(600)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.framing import MAX_PAYLOAD_BYTES, Frame, Kind
+from tmrl_core.networking.protocol.framing import FIRST, MAX_PAYLOAD_BYTES, Frame, Kind
 from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
     MAX_COUNT,
@@ -298,6 +298,7 @@ class RelayConnection(Connection):
         policy = self.relay.policies.take(frame, self.relay.trainer_incarnation)
         if policy.whole:
             self.put("have", Have(*policy.version))
+        if policy.whole or frame.flags & FIRST:
             self.relay.limit_old_policies()
         if not policy.abandoned:
             self.relay.notify_policy()

@@ -325,6 +325,7 @@ class Relay:
         self._lasting.pop(hello.run, None)
         if 1 in hello.versions and self._cards.pop(hello.run, None) is not None:
             self.policies.latest = None  # this trainer does not authenticate, and workers that do not cannot use it
+        self.limit_old_policies()
         self.trainer = connection
         self.flow.trainer_came()
         connection.state = "trainer"
@@ -473,6 +474,7 @@ class Relay:
             if len(self._lasting) > _MAX_RUNS:
                 self._lasting.popitem(last=False)
         self.policies.abandon()
+        self.limit_old_policies()
         self.notify_policy()  # workers may have received only a part of it
         self.trainer = None
         self._by_trainer_channel.clear()
@@ -581,6 +583,7 @@ class Relay:
         self.incarnation = message.incarnation
         self._held_by = (message.incarnation, connection.peer)
         self.policies.begin_incarnation(message.incarnation)
+        self.limit_old_policies()
         self._cards[connection.run] = message
         if len(self._cards) > _MAX_RUNS:
             self._cards.popitem(last=False)
@@ -638,6 +641,8 @@ class Relay:
 
     def limit_old_policies(self) -> None:
         """Limit the memory of versions that only slow links still send, for each owner of such links.
+
+        Called when the latest or the arriving version has become such a version.
 
         The oldest transfer always goes on, so that a slow link receives a version however often new ones come.
         """
