@@ -124,20 +124,65 @@ def test_an_idle_worker_is_replaced_and_patience_grows(asked: Asked) -> None:
     now = [0.0]
     evaluator = Evaluator(2, 10, 0, asked, patience_s=60.0, clock=lambda: now[0])
     evaluator.start(0, (1, 1), [A, B])
-    for second, expected in ((59, [A]), (60, [A, B]), (179, [A, B]), (180, [A, B, A])):
+    for second, expected in ((59, [A]), (60, [A, B]), (119, [A, B]), (120, [A, B, A]), (239, [A, B, A])):
         now[0] = second
         evaluator.poll(0, (1, 1), [A, B])
         assert [stream for _, stream in asked] == expected
     # Episodes show that it plays.
     now[0] = 400
     evaluator.take(played(asked[-1][0], {10: -1.0}), A)
-    now[0] = 600
+    now[0] = 519
     evaluator.poll(0, (1, 1), [A, B])
     assert len(asked) == 3
     # There is nobody else to ask.
     now[0] = 1000
     evaluator.poll(0, (1, 1), [A])
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_one_origin_with_many_streams_does_not_hold_up_evaluations(asked: Asked, leaves: bool) -> None:
+    now = [0.0]
+    evaluator = Evaluator(
+        1, 10, 0, asked, patience_s=60.0, clock=lambda: now[0], origin=lambda stream: stream[:1].decode()
+    )
+    hostile = [b"h%d" % number for number in range(1_000)]
+    for number in range(3):
+        evaluator.start(0, (1, 1), [*hostile, A])
+        if number == 0:
+            assert asked[-1][1] == hostile[0]
+            if leaves:
+                hostile.remove(hostile[0])
+            now[0] += 60.0
+            evaluator.poll(0, (1, 1), [*hostile, A])
+        evaluation, stream = asked[-1]
+        assert stream == A
+        assert evaluator.take(played(evaluation, {10: -1.0}), A) is not None
+    assert len(evaluator._failures) <= len(hostile) + 3
+
+
+def test_repeated_and_invented_episodes_do_not_delay_the_next_worker(asked: Asked) -> None:
+    now = [0.0]
+    evaluator = Evaluator(2, 10, 0, asked, patience_s=60.0, clock=lambda: now[0])
+    evaluator.start(0, (1, 1), [A, B])
+    for second in range(60):
+        now[0] = second
+        evaluator.take(played(asked[0][0], dict.fromkeys([10, *range(12, 99)], -1.0)), A)
+        evaluator.poll(0, (1, 1), [A, B])
+    assert evaluator._open is not None
+    assert list(evaluator._open.records) == [10]
+    now[0] = 60
+    evaluator.poll(0, (1, 1), [A, B])
+    assert asked[-1][1] == B
+
+
+def test_a_worker_is_asked_although_an_expert_has_the_same_certificate(asked: Asked) -> None:
+    now = [0.0]
+    evaluator = Evaluator(1, 10, 0, asked, patience_s=60.0, clock=lambda: now[0], origin=lambda stream: "robot7")
+    evaluator.start(0, (1, 1), [A, B])
+    now[0] = 60
+    evaluator.poll(0, (1, 1), [A, B])
+    assert [stream for _, stream in asked] == [A, B]
 
 
 def test_the_only_worker_is_asked_again_after_a_loss(asked: Asked) -> None:

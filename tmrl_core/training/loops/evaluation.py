@@ -9,7 +9,8 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 Ask = Callable[[Evaluation, bytes], None]
 """Sends the worker of a stream the request for an evaluation."""
+
+DOUBLINGS = 10
+"""Maximum number of doublings of the patience with a worker."""
 
 
 @dataclass(frozen=True)
@@ -74,23 +78,26 @@ class _Open:
     updates: int
     stream: bytes
     records: dict[int, EpisodeRecord]
+    origin: Hashable = None
 
 
 class Evaluator:
     """Request evaluations from workers, one at a time, and collect the results.
 
     One worker is chosen and kept. If it disconnects, or runs no episode for a long time (an expert never does), the
-    complete evaluation is requested from another one, so that one worker runs all its episodes. The only worker is
-    asked again after a loss alone, because its episodes may be long.
+    complete evaluation is requested from another one, so that one worker runs all its episodes. It is one whose origin
+    (its certificate) has failed least, so that one origin with many streams cannot hold up evaluations. The only worker
+    is asked again after a loss alone, because its episodes may be long.
 
     Args:
         episodes: episodes in one evaluation.
         first_seed: seeds are first_seed, first_seed + 1, ...
         every_updates: interval in updates; 0: only `start` begins evaluations.
         ask: sends a worker a request.
-        patience_s: seconds without an episode after which another worker gets the request. The period doubles each
-            time, because episodes may be long.
+        patience_s: seconds without a further episode after which another worker gets the request. The period doubles
+            with each failure of an origin, because episodes may be long.
         clock: seconds.
+        origin: returns the origin of a stream. By default, each stream is its own origin.
     """
 
     def __init__(
@@ -101,6 +108,7 @@ class Evaluator:
         ask: Ask,
         patience_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
+        origin: Callable[[bytes], Hashable] = bytes,
     ) -> None:
         self.seeds = tuple(range(first_seed, first_seed + episodes))
         self.every_updates = every_updates
@@ -110,6 +118,9 @@ class Evaluator:
         self._ask = ask
         self._patience_s = patience_s
         self._clock = clock
+        self._origin = origin
+        self._failures: Counter[Hashable] = Counter()
+        """Number of failures of each connected origin, and of each connected stream."""
         self._heard_s = clock()
         self._worker: bytes | None = None
         self._lost = False
@@ -144,19 +155,27 @@ class Evaluator:
                 self.due_updates = updates - updates % self.every_updates + self.every_updates
                 self.start(updates, version, members)
         elif self._open.stream not in members:
-            self._assign(members)
-        elif self._clock() - self._heard_s >= self._patience_s:
+            self._replace(members)
+        elif self._clock() - self._heard_s >= self._patience_s * 2 ** min(self._failures[self._open.origin], DOUBLINGS):
             self._heard_s = self._clock()
             if len(members) > 1 or self._lost:
-                self._patience_s *= 2
-                self._worker = members[(members.index(self._open.stream) + 1) % len(members)]
-                self._assign(members)
+                self._replace(members)
+
+    def _replace(self, members: Sequence[bytes]) -> None:
+        """Request the open evaluation from another worker; from the same one if it is alone."""
+        assert self._open is not None
+        self._failures.update({self._open.stream, self._open.origin})
+        self._worker = None
+        self._assign(members)
 
     def _assign(self, members: Sequence[bytes]) -> None:
         current = self._open
         assert current is not None
         if self._worker not in members:
-            self._worker = members[0] if members else None
+            origins = {stream: self._origin(stream) for stream in members}
+            failures = self._failures
+            self._worker = min(members, key=lambda one: (failures[origins[one]], failures[one]), default=None)
+            self._failures = Counter({one: failures[one] for one in {*members, *origins.values()}})
         if self._worker is None:
             current.stream = b""
             return
@@ -165,6 +184,7 @@ class Evaluator:
         self.next_id = max(self.next_id, 1000 * current.evaluation.version[0] + 1)
         current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
         current.stream, current.records = self._worker, {}
+        current.origin = self._origin(self._worker)
         self.next_id += 1
         self._lost = False
         self._heard_s = self._clock()
@@ -185,10 +205,11 @@ class Evaluator:
         if current is None or stream != current.stream:
             return None
         for record in records:
-            if record.evaluation != current.evaluation.id or record.seed is None or record.end == "aborted":
+            if record.evaluation != current.evaluation.id or record.end == "aborted" or record.seed not in self.seeds:
                 continue
+            if record.seed not in current.records:
+                self._heard_s = self._clock()
             current.records[record.seed] = record
-            self._heard_s = self._clock()
         if any(seed not in current.records for seed in self.seeds):
             return None
         played = [current.records[seed] for seed in self.seeds]

@@ -78,7 +78,9 @@ class LinkedTraining:
         # In a resumed run, records before the first round continue with the earlier counters.
         interface.progress = Progress(samples=training.total_samples, updates=training.total_updates)
         if wanted:
-            evaluator = Evaluator(settings.episodes, settings.first_seed, settings.every_updates, interface.ask)
+            evaluator = Evaluator(
+                settings.episodes, settings.first_seed, settings.every_updates, interface.ask, origin=link.origin
+            )
             if settings.every_updates:
                 done = training.total_updates
                 evaluator.due_updates = done - done % settings.every_updates + settings.every_updates
