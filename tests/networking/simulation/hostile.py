@@ -66,7 +66,7 @@ LINKS = 10
 STALLED_S = 12.0
 """Longest time, in seconds, in which a link may make no progress beside a thief."""
 CALLS, CALLS_OF_A_BYTE, CALLS_OF_A_MESSAGE = 400, 5, 5
-"""Calls of functions that a piece of bytes may cost the relay, and in addition each message that the link's streams have
+"""Calls of functions that a piece of bytes may cost the relay, and in addition each message of the link's own streams
 in the relay: a link that ends looks at all of them."""
 
 
