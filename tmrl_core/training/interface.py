@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import takewhile
 
 from tmrl_core.networking.protocol.messages import Collect, Progress
@@ -116,6 +116,10 @@ class TrainingInterface(ABC):
     def workers(self) -> list[tuple[bytes, str]]:
         """Return stream and name of each worker that can collect in lockstep, in any order."""
         return []
+
+    def origin(self, stream: bytes) -> Hashable:
+        """Return what stands for the worker's credentials, which several streams may share; by default, the stream."""
+        return stream
 
     def collect(self, what: Collect | None, stream: bytes) -> None:
         """Request a collection from a worker, in lockstep; None: cancel."""

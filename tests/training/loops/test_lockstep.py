@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from tmrl_core.training.agents.ppo import PPOAgent
+from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 
 SPACES = (spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2))
@@ -24,3 +26,26 @@ def test_each_stream_gets_one_unique_seed() -> None:
     assert made(3)._seed_of(streams[5], 0) == first[0]
     assert made(4)._seed_of(streams[5], 0) != first[0]
     assert made(None)._seed_of(streams[0], 0) is None
+
+
+class OneWorker(LocalInterface):
+    def workers(self) -> list[tuple[bytes, str]]:
+        return [(b"here", "robot")]
+
+
+def test_streams_that_have_left_are_not_kept_forever() -> None:
+    training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, seed=3, device="cpu")
+    left = {number.to_bytes(16, "big") for number in range(5_000)}
+    training.suspended = {b"here", *left}
+    training._seeded = {b"here", *left}
+    suspended = training._begin_round(OneWorker())._suspended
+    assert training.suspended == training._seeded == suspended == {b"here"}
+
+
+def test_a_message_names_few_of_many_stalled_workers(caplog: pytest.LogCaptureFixture) -> None:
+    training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, device="cpu")
+    round_ = training._begin_round(OneWorker())
+    for count, text in ((3, "from w0, w1, w2 and given"), (100, "from w0, w1, w2, w3, w4 and 95 more and given")):
+        round_.stalled = [f"w{number}" for number in range(count)]
+        training._count(round_)
+        assert text in caplog.messages[-1]

@@ -165,6 +165,49 @@ def test_a_stalled_worker_gets_no_assignment_until_it_has_sent_something(make_ro
     assert [stream for stream, _ in make(3, suspended={A}).poll(HERE[1:], 0.0, never)] == [A]
 
 
+def test_one_origin_with_many_streams_delays_a_round_by_a_few_grace_periods(make_rows: Rows) -> None:
+    """Half of its workers finish their first part. Those that have lost one send a row, so that they get another."""
+    hostile = [bytes([number]) * 16 for number in range(10, 210)]
+    here = [(A, "a"), (B, "b"), *((stream, "thief") for stream in hostile)]
+    round_, rows = make(800, origin_of=lambda stream: stream if stream in (A, B) else "thief"), LastRows()
+    sent: dict[bytes, int] = dict.fromkeys((A, B, *hostile), 0)
+    now = 0.0
+    while not round_.complete and now < 300:
+        round_.poll(here, now, never)
+        for stream in sent:
+            assignment = round_.assignments[stream]
+            works = stream in (A, B) or (now == 0 and stream[0] % 2)
+            count = assignment.missing + (sent[stream] == 0) if works else int(not assignment.missing)
+            if count:
+                take(round_, rows, make_rows(stream[0], 0, sent[stream], count, version=(1, 7)), now)
+                sent[stream] += count
+        now += 1.0
+    assert round_.complete
+    assert now <= 2 * round_.grace_s + 1
+
+
+def test_the_parts_of_thousands_of_stalled_workers_are_given_to_others_at_once() -> None:
+    stalled = [(number.to_bytes(16, "big"), "thief") for number in range(5_000)]
+    round_ = make(5_001)
+    assert len(round_.poll(stalled, 0.0, never)) == 5_000
+    requests = dict(round_.poll([*stalled, (C, "c")], 5.0, never))
+    assert requests[C].steps == round_.redistributed == 5_001
+    assert {what.steps for stream, what in requests.items() if stream != C} == {0}
+
+
+def test_an_origin_whose_streams_have_stalled_gets_more_if_there_is_no_other(make_rows: Rows) -> None:
+    round_, rows = make(12, origin_of=lambda stream: "farm"), LastRows()
+    here = [(A, "a"), (B, "b"), (C, "c")]
+    round_.poll(here, 0.0, never)
+    take(round_, rows, make_rows(1, 0, 0, 5, version=(1, 7)), 1.0)
+    assert dict(round_.poll(here[:2], 6.0, never)).keys() == {A, B, C}
+    take(round_, rows, make_rows(1, 0, 5, 8, version=(1, 7)), 7.0)
+    for second in range(8, 30):
+        round_.poll([(A, "a")], float(second), never)
+        take(round_, rows, make_rows(1, 0, second + 5, 2, version=(1, 7)), float(second))
+    assert round_.complete
+
+
 def test_whole_episodes_are_counted_by_their_ends(make_rows: Rows) -> None:
     round_, rows = make(3, episodes=True), LastRows()
     asked = dict(round_.poll(HERE, 0.0, never))
@@ -277,7 +320,8 @@ def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: i
     for number in range(1, 6):
         amount = crowd.random.randint(1, 60)
         round_ = Round(
-            number, (1, number), amount=amount, episodes=crowd.episodes, grace_s=6.0, suspended=suspended
+            number, (1, number), amount=amount, episodes=crowd.episodes, grace_s=6.0, suspended=suspended,
+            origin_of=(lambda stream: stream[0] % 3) if seed % 2 else bytes,
         )  # fmt: skip
         began = crowd.now
         while not round_.complete:

@@ -16,7 +16,7 @@ from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.peers.trainer import Member
 from tmrl_core.networking.protocol.delivery import Received
-from tmrl_core.networking.protocol.messages import Blob, Lateness, PolicyUpdate, decode_body
+from tmrl_core.networking.protocol.messages import Blob, Collect, Lateness, PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.samples.codec import encode_message
 from tmrl_core.training.loops.evaluation import Evaluator
@@ -195,3 +195,15 @@ def test_an_evaluation_whose_record_may_be_lost_is_requested_again_from_the_only
     now[0] = 60.0
     interface._tick()
     assert len(requested) == (1 if lost == "none" else 2)
+
+
+def test_requests_to_streams_that_have_left_are_not_kept_forever() -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    interface = RemoteInterface(link)
+    for number in range(5_000):
+        stream = number.to_bytes(16, "big")
+        link._trainer.members = {stream: Member(stream, "robot", b"", 0.0)}
+        interface.receive()
+        interface.collect(Collect(1, (1, 1), 5), stream)
+    assert stream in interface._shares
+    assert len(interface._shares) <= 4_097

@@ -18,7 +18,6 @@ import numpy as np
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError
-from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.contracts import MemoryLike
 from tmrl_core.training.interface import TrainingInterface
@@ -27,12 +26,15 @@ from tmrl_core.training.loops.lockstep_round import Round
 from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.loops.round_memory import RoundMemory
 from tmrl_core.training.loops.round_statistics import RoundStatistics
+from tmrl_core.training.memories.memory import MAX_STREAMS
 from tmrl_core.training.value_types import Device, Policy, State
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2
 """Maximum wait in seconds between two checks of the connected workers."""
+NAMED = 5
+"""Maximum number of workers that one message names."""
 
 
 class RoundStore(MemoryLike, Protocol):
@@ -176,13 +178,13 @@ class TrainingLockstep(TrainingOffline):
 
     def _collect(self, interface: TrainingInterface) -> bool:
         memory: RoundStore = self.memory
-        round_ = self._begin_round(interface.version)
+        round_ = self._begin_round(interface)
         try:
             while not interface.stopping:
                 if interface.version != round_.version:
                     # A peer reported a higher incarnation than this trainer's, so the policy has a new version.
                     self._cancel(interface, round_)
-                    round_ = self._begin_round(interface.version)
+                    round_ = self._begin_round(interface)
                 self.update_buffer(interface)
                 if round_.complete:
                     return True
@@ -199,15 +201,20 @@ class TrainingLockstep(TrainingOffline):
             self._round_shortfall = self._waits_for = ""
             self._count(round_)
 
-    def _begin_round(self, version: Version) -> Round:
+    def _begin_round(self, interface: TrainingInterface) -> Round:
+        if max(len(self.suspended), len(self._seeded)) > MAX_STREAMS:
+            present = {stream for stream, _ in interface.workers()}
+            self.suspended &= present
+            self._seeded &= present
         round_ = Round(
             self.rounds_done + 1,
-            version,
+            interface.version,
             amount=self.steps_per_round or self.episodes_per_round or 0,
             episodes=self.episodes_per_round is not None,
             grace_s=self.grace_s,
             suspended=self.suspended,
             seed_of=self._seed_of,
+            origin_of=interface.origin,
         )
         self.memory.begin(round_)
         return round_
@@ -222,13 +229,14 @@ class TrainingLockstep(TrainingOffline):
         """Add the round's counters to the totals, once."""
         self.samples_stale += round_.late + round_.surplus
         self.redistributed += round_.redistributed
+        others = len(round_.stalled) - NAMED
         if round_.stalled:
             logger.warning(
                 "round %d: %d %s were taken from %s and given to others",
                 round_.number,
                 round_.redistributed,
                 "episodes" if round_.in_episodes else "steps",
-                ", ".join(round_.stalled),
+                ", ".join(round_.stalled[:NAMED]) + f" and {others} more" * (others > 0),
             )
         round_.late = round_.surplus = round_.redistributed = 0
         round_.stalled = []

@@ -4,13 +4,15 @@ The amount of a round is divided into *assignments*, one for each worker's strea
 the round's version and within its assignment. All other rows are counted and discarded. A worker is *stalled* if it has
 sent nothing for `grace_s` (also because it has disconnected), or has not finished `grace_s` after the first worker that
 has. The missing part of its assignment is reassigned to others. Rows that have arrived are kept, so that the amount of
-a round is always exact.
+a round is always exact. An origin (a certificate) may have any number of workers, so those of an origin that has
+stalled twice in a round receive no more of it: otherwise one origin could make a round last as long as it likes.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tmrl_core.networking.protocol.messages import Collect, Version
@@ -20,6 +22,9 @@ from tmrl_core.training.memories.memory import MAX_STREAMS, LastRow, rows_that_f
 
 Worker = tuple[bytes, str]
 """Stream and name."""
+
+STALLS_OF_ORIGIN = 2
+"""Number of times that an origin may stall in a round before its streams receive no more of the round."""
 
 
 @dataclass
@@ -119,6 +124,7 @@ class Round:
             others. Updated in place.
         seed_of: returns the seed of an assignment's first episode, given (stream, index of the assignment); None: the
             open episode continues.
+        origin_of: returns the origin of a stream; by default, each stream is its own origin.
     """
 
     def __init__(
@@ -131,6 +137,7 @@ class Round:
         grace_s: float,
         suspended: set[bytes] | None = None,
         seed_of: Callable[[bytes, int], int | None] = lambda stream, index: None,
+        origin_of: Callable[[bytes], Hashable] = bytes,
     ) -> None:
         if amount < 1:
             raise ValueError(f"a round has at least 1 step or episode, got {amount}")
@@ -152,6 +159,9 @@ class Round:
         """Steps or episodes that a worker had to collect again, because they were lost in transit."""
         self._suspended = suspended if suspended is not None else set()
         self._seed_of = seed_of
+        self._origin_of = origin_of
+        self._stalls: Counter[Hashable] = Counter()
+        """Number of times that each origin has stalled."""
         self._first_done_s: float | None = None
 
     @property
@@ -234,9 +244,7 @@ class Round:
                 assignment.requested += assignment.missing
                 self.repeated += assignment.missing
                 changed[stream] = None
-        stalled = self._stalled_workers(now)
-        for stream in stalled:
-            changed.update(dict.fromkeys(self.reassign_stalled(stream, stalled, here, now)))
+        changed.update(dict.fromkeys(self._reassign(self._stalled_workers(now), here, now)))
         return [(stream, self.collect_of(stream)) for stream in changed]
 
     def collect_of(self, stream: bytes) -> Collect:
@@ -262,20 +270,26 @@ class Round:
             return missing
         return [stream for stream in missing if now - self.assignments[stream].last_arrival_s >= self.grace_s]
 
-    def reassign_stalled(
-        self, stream: bytes, stalled: Sequence[bytes], here: dict[bytes, str], now: float
-    ) -> Iterable[bytes]:
-        """Give the missing part of a stalled worker's assignment to others. Return the changed streams."""
-        recipients = self._recipients(stalled, here, now)
+    def _reassign(self, stalled: Sequence[bytes], here: dict[bytes, str], now: float) -> Iterable[bytes]:
+        """Give the missing parts of stalled workers' assignments to others. Return the changed streams."""
+        origins = set(map(self._origin_of, stalled))
+        self._stalls.update(origins)
+        recipients = self._recipients(stalled, here, now) if stalled else []
         if not recipients:
+            self._stalls.subtract(origins)  # nothing is taken from them
             return []
-        assignment = self.assignments[stream]
-        missing = assignment.missing
-        assignment.wanted = assignment.requested = assignment.collected
+        missing = 0
+        for stream in stalled:
+            assignment = self.assignments[stream]
+            missing += assignment.missing
+            assignment.wanted = assignment.requested = assignment.collected
+            self.stalled.append(assignment.name)
         self.redistributed += missing
-        self.stalled.append(assignment.name)
-        self._suspended.add(stream)
-        for recipient, part in zip(recipients, _parts(missing, len(recipients)), strict=True):
+        self._suspended.update(stalled)
+        parts = [
+            (stream, part) for stream, part in zip(recipients, _parts(missing, len(recipients)), strict=True) if part
+        ]
+        for recipient, part in parts:
             other = self.assignments.get(recipient)
             if other is None:
                 other = Assignment(here[recipient], 0, 0, now, self._seed_of(recipient, len(self.assignments)))
@@ -284,16 +298,21 @@ class Round:
                 other.last_arrival_s = now
             other.requested += part
             other.wanted += part
-        return [stream, *recipients]
+        return [*stalled, *(recipient for recipient, _ in parts)]
 
     def _recipients(self, stalled: Sequence[bytes], here: dict[bytes, str], now: float) -> list[bytes]:
         """Return the streams to reassign to: finished ones, else responsive ones, else newly joined ones, else all."""
-        others = [other for other in self.assignments if other in here and other not in stalled]
+        ended = set(stalled)
+        others = [other for other in self.assignments if other in here and other not in ended]
         able = [other for other in others if other not in self._suspended]
         done = [other for other in able if not self.assignments[other].missing]
         heard = [other for other in able if now - self.assignments[other].last_arrival_s < self.grace_s]
         new = [other for other in here if other not in self.assignments]
-        for recipients in (done, heard, new, others):
+        reliable = (
+            [other for other in some if self._stalls[self._origin_of(other)] < STALLS_OF_ORIGIN]
+            for some in (done, heard, new)
+        )
+        for recipients in (*reliable, done, heard, new, others):
             if recipients:
                 return sorted(recipients, key=lambda other: (here[other], other))
         return []

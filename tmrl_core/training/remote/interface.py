@@ -49,6 +49,7 @@ from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import info_means, plain_names
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
 from tmrl_core.training.memories.finite_samples import check_finite_samples
+from tmrl_core.training.memories.memory import MAX_STREAMS
 from tmrl_core.training.value_types import Metrics, Policy, State
 
 logger = logging.getLogger(__name__)
@@ -404,6 +405,10 @@ class RemoteInterface(TrainingInterface):
         """Return the linked workers."""
         return [(member.stream, member.name) for member in self._live()]
 
+    def origin(self, stream: bytes) -> str:
+        """Return the name in the worker's certificate; without end-to-end authentication, its label."""
+        return self.link.origin(stream)
+
     def _live(self) -> list[Member]:
         """Return the live workers whose samples are used."""
         return [member for member in self.link.members if member.live and member.stream not in self._unfit]
@@ -593,6 +598,8 @@ class RemoteInterface(TrainingInterface):
                     self._joined(member)
             self._workers = {stream: member.name for stream, member in members.items()}
             self._strange &= members.keys()
+            if len(self._shares) > MAX_STREAMS:
+                self._shares = {stream: share for stream, share in self._shares.items() if stream in members}
 
     def _joined(self, member: Member) -> None:
         if self._joins.take(self._clock()):
