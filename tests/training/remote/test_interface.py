@@ -207,3 +207,17 @@ def test_requests_to_streams_that_have_left_are_not_kept_forever() -> None:
         interface.collect(Collect(1, (1, 1), 5), stream)
     assert stream in interface._shares
     assert len(interface._shares) <= 4_097
+
+
+def test_the_numbers_of_streams_that_have_left_are_not_kept() -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    interface = RemoteInterface(link)
+    payload = memoryview(encode_message(None, []))
+    streams = [number.to_bytes(16, "big") for number in range(100)]
+    for stream in streams:
+        link._trainer.members = {stream: Member(stream, "robot", b"", 0.0)}
+        interface.receive()
+        link._trainer.members = {}
+        link._trainer.inbox.append(Received(stream, 0, 0, payload, len(payload)))
+        assert len(interface.receive()) == 1  # its samples are used nevertheless
+    assert not interface._next_numbers

@@ -193,7 +193,8 @@ class RemoteInterface(TrainingInterface):
             delivery = self._decoded(one)
             self._outstanding.append((one, delivery))
             missing = self._next_numbers.get(one.stream, one.number) != one.number
-            self._next_numbers[one.stream] = one.number + 1
+            if one.stream in self._workers:  # a stream that has left is not removed again
+                self._next_numbers[one.stream] = one.number + 1
             if self.evaluator is not None and (missing or delivery.refusal):
                 self.evaluator.lost(one.stream)
             if not delivery.refusal:
