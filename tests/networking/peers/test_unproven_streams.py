@@ -5,12 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tests.networking.end_to_end.ends import Ends
+from tests.networking.peers.test_greedy_server import give_frame
 from tests.networking.peers.test_own_incarnation import said
 from tests.networking.peers.test_unread_answers import give
 from tmrl_core.networking.end_to_end.trainer import TrainerSeal
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.messages import AUTHENTICATED, Halt, Resume, StreamOpened, Welcome
+from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD
+from tmrl_core.networking.protocol.messages import (
+    AUTHENTICATED,
+    Ack,
+    Halt,
+    Resume,
+    StreamClosed,
+    StreamOpened,
+    Welcome,
+)
 
 
 @pytest.fixture
@@ -70,3 +80,18 @@ def test_a_trainer_that_checks_nothing_halts_a_stream_with_proofs(remarks: list[
     assert isinstance(halt, Halt)
     assert "use the same network.end_to_end on all machines" in halt.reason
     assert len(remarks) == 1
+
+
+def test_a_burst_of_refused_messages_gets_one_answer_and_does_not_cut_the_link(link: TrainerConnection) -> None:
+    for channel in (1, 2):
+        give(link, StreamOpened(channel, b"%16d" % channel, "robot7", AUTHENTICATED + b"junk"))
+    said(link)
+    for number in range(12_000):  # half a megabyte
+        give_frame(link, 1, FIRST | LAST, SAMPLES_HEAD.pack(number, 0, number, 1, 0))
+    for channel in (1, 2):
+        give_frame(link, channel, FIRST | LAST, SAMPLES_HEAD.pack(12_000, 0, 12_000, 1, 0))
+    assert not link.closing
+    give(link, StreamClosed(2, False))
+    (answer,) = (one for one in said(link) if isinstance(one, Ack))
+    assert (answer.channel, answer.next, [number for number, _ in answer.refused]) == (1, 12_001, [12_000])
+    assert not link.trainer.receivers

@@ -85,8 +85,6 @@ PROVEN_POLICY_BYTES = 1 << 20
 """Size from which workers receive MACs of a policy, which take a tenth of the time of hashing it."""
 MAX_PROVEN = 64
 """Maximum number of workers that receive MACs of each policy, each of which takes 50 us/MB here."""
-_MAX_UNREAD_BYTES = 1 << 20
-"""Maximum bytes of refusals that the Server has not read."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return."""
 _SEARCHED_STREAMS = 512
@@ -497,7 +495,8 @@ class TrainerConnection(Connection):
     def _refuse_stream(self, message: StreamOpened, error: ForgedError) -> None:
         """Refuse a stream without a proof of its origin, message by message. It has no state that outlives its channel.
 
-        Its acknowledgements have no tag, so that a worker that authenticates its stream ignores them.
+        Its acknowledgements have no tag, so that a worker that authenticates its stream ignores them. They release what
+        the Server's spool stores, so an unsent one is replaced by the next: a burst of messages gets one answer.
         """
         reason = f"this trainer takes authenticated samples only (network.end_to_end): {plain(str(error), 300)}"
         self._refused_channels[message.channel] = reason[:MAX_REASON_CHARACTERS], 0
@@ -508,9 +507,7 @@ class TrainerConnection(Connection):
             number = samples_head(frame.payload)[0]
             self._refused_channels[frame.channel] = reason, number
         if frame.flags & LAST:
-            if self.unread_bytes > _MAX_UNREAD_BYTES:
-                raise RemoteProtocolError("samples are sent faster than their refusals are read")
-            self.send(Ack(frame.channel, number + 1, ((number, reason),)))
+            self.put(("refused", frame.channel), Ack(frame.channel, number + 1, ((number, reason),)))
 
     def _forget_member(self, stream: bytes) -> None:
         member = self.trainer.members.pop(stream, None)
@@ -521,6 +518,7 @@ class TrainerConnection(Connection):
         if message.channel == self._partial_channel:
             self._partial_bytes = 0  # the rest of its message will not arrive
         self._refused_channels.pop(message.channel, None)
+        self.withdraw(("refused", message.channel))
         self._retries.pop(message.channel, None)
         receiver = self._channels.pop(message.channel, None)
         if receiver is None:
