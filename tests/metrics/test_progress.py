@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -164,6 +165,12 @@ def test_the_clock_restarts_with_a_new_run_in_the_same_file() -> None:
     shown.update([record("event", {"event": "start"}, step=0, started_s=100.0, now_s=100.0)])
     shown.update([record("event", {"event": "start"}, step=0, started_s=960.0, now_s=960.0)])
     assert shown.elapsed_s == 40.0
+
+
+def test_names_that_workers_choose_are_not_kept() -> None:
+    made_up: list[dict[str, Any]] = [{f"rollout/ep_info/made_up_{n}": 1.0} for n in range(1_000)]
+    shown = display([make("episode", 1.0, **values) for values in made_up])
+    assert len(shown._latest) < 10
 
 
 def test_missing_rates_are_computed() -> None:

@@ -99,7 +99,11 @@ class ProgressDisplay:
             self._step = record.step
             # Training continues, so the trainer no longer waits, even without an event.
             self._latest.pop(names.LACK, None)
-        self._latest.update({name: value for name, value in record.values.items() if value is not None})
+        # Workers choose further names, so keeping those would take any amount of memory.
+        known = names.VOCABULARY
+        self._latest.update(
+            {name: value for name, value in record.values.items() if value is not None and name in known}
+        )
         if self.return_target is None:
             self.return_target = record.number(names.RETURN_TARGET)
         samples = record.number(names.SAMPLES_RECEIVED)

@@ -10,7 +10,7 @@ from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.training import ReplayMemory, TrainingOffline
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import Delivery, LocalInterface
-from tmrl_core.training.loops.episode_metrics import info_means
+from tmrl_core.training.loops.episode_metrics import MAX_NAMES, MAX_NAMES_EACH, MetricNames, info_means
 
 SPACES = (spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (1,), np.float32))
 
@@ -75,3 +75,18 @@ def test_invented_metrics_do_not_displace_the_success_rate() -> None:
     means = info_means("rollout", [made_up, {"is_success": 1.0}, {"is_success": 0.0}])
     assert means["rollout/success_rate"] == 0.5
     assert len(means) == 33
+
+
+def test_one_worker_records_a_bounded_number_of_names(caplog: pytest.LogCaptureFixture) -> None:
+    names = MetricNames()
+    found: set[str] = set()
+    for number in range(200):
+        found |= names.recorded({f"made_up_{number}_{key}": 1.0 for key in range(32)}, "thief").keys()
+    assert len(found) == MAX_NAMES_EACH
+    assert names.recorded({"made_up_0_0": 2.0, "is_success": 1.0}, "thief") == {"made_up_0_0": 2.0, "is_success": 1.0}
+    assert names.recorded({"cost": 1.0}, "honest") == {"cost": 1.0}
+    assert names.recorded({"cost": 2.0}, "thief") == {"cost": 2.0}
+    for number in range(2 * MAX_NAMES):
+        found |= names.recorded({f"invented_{number}": 1.0}, f"worker{number}").keys()
+    assert len(found) == MAX_NAMES - 2
+    assert sum("too many different metrics" in record.message for record in caplog.records) == 1

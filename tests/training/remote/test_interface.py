@@ -19,6 +19,7 @@ from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import Blob, Collect, Lateness, PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.samples.codec import encode_message
+from tmrl_core.training.loops.episode_metrics import MAX_NAMES_EACH
 from tmrl_core.training.loops.evaluation import Evaluator
 from tmrl_core.training.remote.interface import (
     MAX_CHARTED_NAMES,
@@ -221,3 +222,22 @@ def test_the_numbers_of_streams_that_have_left_are_not_kept() -> None:
         link._trainer.inbox.append(Received(stream, 0, 0, payload, len(payload)))
         assert len(interface.receive()) == 1  # its samples are used nevertheless
     assert not interface._next_numbers
+
+
+def test_a_worker_that_invents_metrics_makes_a_bounded_number_of_series() -> None:
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    interface = RemoteInterface(link, recorder=recorder)
+    stream = bytes(16)
+    link._trainer.members[stream] = Member(stream, "robot", b"", 0.0)
+    for number in range(20):
+        metrics = {f"made_up_{number}_{key}": 1.0 for key in range(32)} | {"is_success": 1.0}
+        metrics.pop(f"made_up_{number}_0")
+        payload = encode_message(None, [episode(0.0, metrics=metrics)])
+        link._trainer.inbox.append(Received(stream, number, 0, memoryview(payload), len(payload)))
+    deliveries = interface.receive()
+    recorder.close()
+    series = {name for record in sink.records for name in record.values if "/ep_info/" in name}
+    assert len(series) == MAX_NAMES_EACH + 1
+    assert all("is_success" in one.metrics for delivery in deliveries for one in delivery.buffer.episodes)

@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tmrl_core.networking.protocol.messages import plain
 from tmrl_core.samples.segments import IS_SUCCESS, MOST_METRIC_CHARACTERS, MOST_METRICS
 from tmrl_core.training.loops.evaluation import mean_of
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMES, MAX_NAMES_EACH = 1_024, 256
+"""Maximum number of names of episode metrics in the life of a process, and of those that one source introduces: sinks
+keep a series for each name for ever."""
+
+
+class MetricNames:
+    """Names of episode metrics that are recorded. Further ones are left out, which is logged once."""
+
+    def __init__(self) -> None:
+        self._names = {IS_SUCCESS}
+        self._introduced: Counter[str] = Counter()
+        self._logged = False
+
+    def recorded(self, metrics: Mapping[str, float], source: str) -> dict[str, float]:
+        """Return the metrics that are recorded, under printable names.
+
+        Args:
+            metrics: the metrics of one episode.
+            source: name in the certificate of its worker. One source leaves room for the names of others.
+        """
+        found = {}
+        for name, value in plain_names(metrics).items():
+            if name not in self._names:
+                if len(self._names) >= MAX_NAMES or self._introduced[source] >= MAX_NAMES_EACH:
+                    self._log_once(source)
+                    continue
+                self._names.add(name)
+                self._introduced[source] += 1
+            found[name] = value
+        return found
+
+    def _log_once(self, source: str) -> None:
+        if not self._logged:
+            self._logged = True
+            logger.warning(
+                "episodes of %s have too many different metrics: %d names are recorded, at most %d of one worker. "
+                "Later ones are left out. Use a fixed set of keys in worker.info_metrics",
+                plain(source),
+                MAX_NAMES,
+                MAX_NAMES_EACH,
+            )
 
 
 def plain_names(metrics: Mapping[str, float]) -> dict[str, float]:

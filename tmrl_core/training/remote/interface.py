@@ -46,7 +46,7 @@ from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, decode_valu
 from tmrl_core.samples.codec import most_records
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
-from tmrl_core.training.loops.episode_metrics import info_means, plain_names
+from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.memory import MAX_STREAMS
@@ -139,6 +139,7 @@ class RemoteInterface(TrainingInterface):
         self._outstanding: list[tuple[Received, Delivery]] = []
         """Received messages that are not acknowledged yet."""
         self._remarks = RemarkLog(logger)
+        self._metric_names = MetricNames()
         self._strange: set[bytes] = set()
         """Streams whose latest samples were refused."""
         self._policy: State = {}
@@ -228,7 +229,11 @@ class RemoteInterface(TrainingInterface):
                     self.link.origin(one.stream),
                 )
             records = [
-                msgspec.structs.replace(record, worker=episode_label(name, record.worker))
+                msgspec.structs.replace(
+                    record,
+                    worker=episode_label(name, record.worker),
+                    metrics=self._metric_names.recorded(record.metrics, self.link.origin(one.stream)),
+                )
                 for record in message.records[:most]
             ]
             delivery.buffer.extend([] if chunk is None else [chunk], records)
