@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.networking.end_to_end.ends import Ends, signer, verifier
+from tests.networking.peers.test_greedy_server import give_frame
 from tests.networking.peers.test_own_incarnation import said
 from tests.networking.peers.test_unread_answers import give
 from tmrl_core.networking.end_to_end.worker import WorkerSeal
@@ -12,7 +13,8 @@ from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.peers import trainer as trainer_module
 from tmrl_core.networking.peers.trainer import MAX_PROVEN
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, cut
+from tmrl_core.networking.protocol.delivery import CommittedOffset
+from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD, Kind, cut
 from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, Resume, StreamOpened, Welcome
 
 
@@ -54,6 +56,25 @@ def test_bad_messages_of_many_streams_are_requested_again_a_few_times_a_second()
         link.tick(link.deadline())
         asked += sum(isinstance(message, Resume) for message in said(link))
     assert searches <= 12
+
+
+def test_the_offsets_after_many_tiny_messages_take_one_pass() -> None:
+    """The links wait meanwhile. One search for each message would take minutes here."""
+    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20)
+    link = TrainerConnection(state, silent_s=1_000, heartbeat_s=1_000)
+    link.connected(Identity("Server"), 0.0)
+    give(link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+    streams = b"a" * 16, b"b" * 16
+    for channel, stream in enumerate(streams, 1):
+        give(link, StreamOpened(channel, stream, "robot"))
+    for number in range(20_000):
+        give_frame(link, number % 2 + 1, FIRST | LAST, SAMPLES_HEAD.pack(number // 2, 0, number // 2, 1, 0))
+    taken = state.take()
+    after = state.offsets_after(taken)
+    assert after == dict.fromkeys(streams, CommittedOffset(10_000, 10_000))
+    for one in taken:
+        state.acknowledge(one)
+    assert state.offsets == after
 
 
 def test_one_certificate_does_not_take_the_proofs_of_large_policies_from_another(

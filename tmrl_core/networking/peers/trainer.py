@@ -304,8 +304,9 @@ class TrainerState(ClientState):
 
     def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
         """Return the offsets that these messages' streams have once all messages up to them are committed."""
+        latest = {one.stream: one.number for one in received}  # each search looks at all messages of a stream
         with self.lock:
-            return {one.stream: self.receivers[one.stream].offset_after(one.number) for one in received}
+            return {stream: self.receivers[stream].offset_after(number) for stream, number in latest.items()}
 
     @property
     def offsets(self) -> dict[bytes, CommittedOffset]:
