@@ -95,6 +95,32 @@ def seen(memory: Any) -> set[int]:
 
 
 @PRIORITIES
+def test_rows_of_invented_versions_expire_like_those_of_the_latest(make: Any, make_rows: Any, priority: Any) -> None:
+    memory = make(priority=priority)
+    memory.note_version(1)
+    memory.append_chunk(make_rows(1, 0, 0, 6, version=(1, 1 << 61), end="truncated"))
+    memory.append_chunk(make_rows(2, 1, 0, 6, version=(1, 3), end="truncated"))  # of an interrupted trainer
+    for counter in (2, 3, 4):
+        memory.note_version(counter)
+        assert memory.sampleable == 10, "no row of a worker that is ahead is lost"
+    memory.note_version(5)
+    assert memory.sampleable == 0
+
+
+@PRIORITIES
+def test_rows_that_are_newer_than_the_checkpoint_keep_their_version(make: Any, make_rows: Any, priority: Any) -> None:
+    memory = make(priority=priority)
+    memory.note_version(1)
+    memory.append_chunk(make_rows(1, 0, 0, 6, version=(1, 4), end="truncated"))
+    state, rows = memory.state_dict(), [np.array(ring[:5]) for ring in memory.row_arrays]
+    if memory.row_arrays:
+        memory = make("restored", priority=priority)
+    memory.load_state_dict(state, rows)
+    memory.note_version(6)
+    assert memory.sampleable == 5
+
+
+@PRIORITIES
 def test_stale_rows_are_no_longer_sampled(make: Any, make_rows: Any, priority: Any) -> None:
     memory = make(priority=priority)
     for episode in range(4):

@@ -204,7 +204,7 @@ class PrioritizedSampler(Sampler):
         """Exclude rows that are too old."""
         if self.fresh is None:
             return False
-        self.fresh.counter = counter
+        self.fresh.follow(counter)
         return self._expire(rows, self.fresh)
 
     def _expire(self, rows: Rows, fresh: FreshRows) -> bool:

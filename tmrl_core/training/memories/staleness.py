@@ -45,6 +45,15 @@ class FreshRows:
         self._within: tuple[tuple[int, int], Array, Array] | None = None
         """First row of each run in [first, readable), and the running sum of the runs' lengths."""
 
+    def follow(self, counter: int) -> None:
+        """Set the number of the latest version. Rows that claim a later one are then rows of this version.
+
+        Otherwise a worker that invents the number of a version could send rows that never expire.
+        """
+        if self.counter:  # the first number after a restart may be that of a checkpoint, and the rows on disk be newer
+            self._counters = np.minimum(self._counters, counter)
+        self.counter = counter
+
     def add_rows(self, rows: Rows, start: int) -> None:
         """Add the rows from `start` on, which can be read."""
         start = max(start, rows.readable - len(rows))
@@ -155,7 +164,7 @@ class RecentSampler(Sampler):
 
     def note_version(self, rows: Rows, counter: int) -> bool:
         """Remove rows that are too old."""
-        self.fresh.counter = counter
+        self.fresh.follow(counter)
         return self._expire(rows)
 
     def _expire(self, rows: Rows) -> bool:
