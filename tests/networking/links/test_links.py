@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tmrl_core import rate_limited_log
 from tmrl_core.config import from_values
 from tmrl_core.errors import (
     ConfigError,
@@ -454,6 +455,31 @@ def test_a_server_that_accepts_and_drops_is_retried_slowly_and_logged_rarely(
         # Six waits of at least half of 0.02, 0.04, ... 0.64 s.
         assert accepted[6] - accepted[0] >= 0.5 * 0.02 * (2**6 - 1)
     assert sum("trying again" in record.message for record in caplog.records) == 1
+
+
+def test_a_server_that_refuses_with_new_reasons_fills_neither_log_nor_memory(
+    keys: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_limited_log, "LINES_AT_ONCE", 5)
+    monkeypatch.setattr(rate_limited_log, "LINES_PER_S", 0.0)
+    with ExitStack() as stack, caplog.at_level(logging.INFO, "tmrl_core.networking.links.base"):
+        place = Place("local", keys, stack)
+        refused: list[str] = []
+        done = threading.Event()
+
+        def refuse(connection: Any, message: Any) -> None:
+            refused.append(f"reason {len(refused)}")
+            connection.refuse("full", refused[-1])
+            if len(refused) == 60:
+                done.set()
+
+        place.server.relay.open_stream = refuse  # type: ignore[method-assign]
+        worker = place.worker(settings={"backoff_min_s": 0.001, "backoff_max_s": 0.001})
+        assert done.wait(DEADLINE_S)
+        worker.close(drain=False)
+    assert sum("trying again" in record.message for record in caplog.records) == 5
+    assert sum("connected to the Server" in record.message for record in caplog.records) == 5
+    assert len(worker._logged_reasons) <= 20
 
 
 def test_a_directive_too_large_for_a_message_is_refused_immediately(place: Place) -> None:

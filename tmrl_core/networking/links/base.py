@@ -13,6 +13,8 @@ import contextlib
 import logging
 import random
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,7 @@ from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.messages import RETRYABLE
 from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop
 from tmrl_core.networking.transports.selection import LinkSettings, client_transport
+from tmrl_core.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ _UNREACHABLE_WAIT_S = 2.5
 determines how fast a link recovers after a network that drops all packets. Packets of an attempt are repeated after 1,
 3 and 7 s. In the worst case the network recovers just after the third packet: the rest of the 5 s, this wait and the
 next attempt together take less than 5 s."""
+_REASONS_KEPT = 20
+"""Number of the latest reasons of lost links that are not logged again. A Server can invent any number of them."""
 _IDLE_TICK_S = 0.002
 """Time that the I/O thread stays awake after the application passed work, so that the next work need not wake it."""
 
@@ -65,6 +70,9 @@ class Link:
         self._closed = False
         self._failure: TmrlError | None = None
         self._welcomes = 0
+        self._logged_reasons: deque[str] = deque(maxlen=_REASONS_KEPT)
+        self._connected_line = RateLimitedLog(logger.info, "that were new connections")
+        self._lost_line = RateLimitedLog(logger.warning, "that were other reasons")
         self._poked = False
         self._wake_lock = threading.Lock()
         self._notify_scheduled = False
@@ -151,7 +159,8 @@ class Link:
         if self._state.connections > self._welcomes:
             self._welcomes = self._state.connections
             again = " again" if self._welcomes > 1 else ""
-            logger.info("connected to the Server at %s port %d%s", self.settings.host, self.settings.port, again)
+            line = f"connected to the Server at {self.settings.host} port {self.settings.port}{again}"
+            self._connected_line(line, time.monotonic())
         with self._changed:
             # Checked before waking a thread, because an unnecessary wake-up costs as much as a necessary one.
             if self.closed or any(condition() for condition in self._waiting):
@@ -237,7 +246,6 @@ class Link:
     ) -> None:
         settings = self.settings
         delay = settings.backoff_min_s
-        said: set[str] = set()
         while not stopping.is_set():
             connection = self._make_connection()
             reason: Exception | None
@@ -280,13 +288,13 @@ class Link:
                 # quickly.
                 delay = settings.backoff_min_s
             if welcomed and lasted_s >= settings.silent_s:
-                said.clear()
+                self._logged_reasons.clear()
             answered = welcomed or isinstance(reason, RefusedError | HandshakeError)
             most = settings.backoff_max_s if answered else min(settings.backoff_max_s, _UNREACHABLE_WAIT_S)
             text = str(reason) if reason is not None else "the Server has closed the connection"
-            if text not in said:
-                logger.warning("%s; trying again, at most every %g s", text.rstrip("."), most)
-                said.add(text)
+            if text not in self._logged_reasons:
+                self._lost_line(f"{text.rstrip('.')}; trying again, at most every {most:g} s", time.monotonic())
+                self._logged_reasons.append(text)
             wait = most if final is not None else min(delay, most)
             delay = min(2 * delay, most)
             with contextlib.suppress(asyncio.TimeoutError):
