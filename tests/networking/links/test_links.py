@@ -482,6 +482,18 @@ def test_a_server_that_refuses_with_new_reasons_fills_neither_log_nor_memory(
     assert len(worker._logged_reasons) <= 20
 
 
+def test_directives_for_streams_that_the_trainer_has_forgotten_are_removed() -> None:
+    trainer = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    state = trainer._trainer
+    streams = [number.to_bytes(16, "big") for number in range(20_000)]
+    trainer.direct(Directive(revision=1))
+    for number, stream in enumerate(streams):
+        state.receiver(stream)  # none of their workers is linked any more
+        trainer.direct(Directive(revision=number), stream)
+    assert len(state.directives) <= 2 * len(state.receivers) < 10_000
+    assert {None, *state.receivers} <= state.directives.keys(), "a worker that returns finds its directive"
+
+
 def test_a_directive_too_large_for_a_message_is_refused_immediately(place: Place) -> None:
     trainer = place.trainer()
     with pytest.raises(ValueError, match="60000"):

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAX_DIRECTIVES = 4_096
+"""Number of directives above which those for forgotten streams are removed."""
+
 
 class TrainerCounts(NamedTuple):
     """Counters of a trainer's link, in samples unless the name says otherwise."""
@@ -108,6 +111,7 @@ class TrainerLink(Link):
         )
         self._trainer.on_remark = log.remark
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
+        self._prune_above = _MAX_DIRECTIVES
         super().__init__(settings, self._trainer, identity, log)
 
     # --- samples ---
@@ -184,7 +188,19 @@ class TrainerLink(Link):
         if size > MAX_BODY_BYTES:
             raise ValueError(f"the directive takes {size} bytes; a message holds {MAX_BODY_BYTES}")
         self._trainer.directives[stream] = directive
+        if len(self._trainer.directives) > self._prune_above:
+            self._prune_directives()
         self._call(self._direct, stream)
+
+    def _prune_directives(self) -> None:
+        """Remove the directives for streams that the trainer has forgotten. Streams that may return keep theirs."""
+        state = self._trainer
+        with state.lock:
+            # A copy, because the I/O thread removes directives without the lock.
+            for stream in state.directives.copy():
+                if stream is not None and stream not in state.receivers:
+                    state.directives.pop(stream, None)
+        self._prune_above = max(_MAX_DIRECTIVES, 2 * len(state.directives))
 
     def _direct(self, stream: bytes | None) -> None:
         if isinstance(self._connection, TrainerConnection):
