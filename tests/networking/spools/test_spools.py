@@ -19,6 +19,7 @@ import pytest
 
 from tests.networking.relay.test_relay import Trainer, Worker
 from tests.networking.relay.test_spooling import SpoolNetwork, connected, end, leave, spooled
+from tmrl_core import rate_limited_log
 from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD
 from tmrl_core.networking.relay import MemorySpool, Spool
@@ -441,6 +442,26 @@ def test_a_full_disk_refuses_messages_which_can_be_offered_again(tmp_path: Path)
     assert again.spool.torn_bytes == 0
     assert [body for _, _, body in again.bodies(A)] == [b"body", b"body", b"now", b"now"]
     again.spool.close()
+
+
+def test_a_failing_disk_fills_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_limited_log, "LINES_AT_ONCE", 5)
+    monkeypatch.setattr(rate_limited_log, "LINES_PER_S", 0.0)
+    calls = FailingDisk()
+    kept = disk(tmp_path, calls=calls)
+    streams = [StreamInfo(bytes([number]) * 16, "run", f"robot {number}", b"") for number in range(40)]
+    for info in streams:
+        kept.fill(0, info=info)
+    calls.full = True
+    for info in streams[:20]:
+        assert kept.append(1, info=info) == ""
+    for info in streams[20:]:
+        kept.spool.end(info.stream)
+    kept.spool.close()
+    assert sum("could not be written" in record.message for record in caplog.records) == 5
+    assert sum("could not be recorded" in record.message for record in caplog.records) == 5
 
 
 def test_a_late_result_of_a_lost_message_lets_no_later_one_past_a_new_failure(tmp_path: Path) -> None:

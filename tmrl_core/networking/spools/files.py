@@ -18,6 +18,7 @@ import stat
 import struct
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from tmrl_core.errors import StorageError
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.spools.memory import Spool, SpooledMessage, SpooledStream, StreamInfo
+from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader
 from tmrl_core.storage.files import Sync
 
@@ -92,6 +94,9 @@ class DiskSpool(Spool):
         """Length of the complete records in files that are not open."""
         self._broken: dict[bytes, str] = {}
         """Streams with a message that could not be written: later messages must not be written either."""
+        # A worker can cause a line with each message that it hands over to a failing disk.
+        self._error_line = RateLimitedLog(logger.error, "that were other messages")
+        self._warning_line = RateLimitedLog(logger.warning, "that were other failures")
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -253,7 +258,8 @@ class DiskSpool(Spool):
                 place, _ = self._file(kept.info).append(note, body)
             except (StorageError, OSError) as exc:
                 reason = self._broken[stream] = f"the Server could not store them: {exc}"
-                logger.error("a spooled message of worker %s could not be written: %s", kept.info.name, exc)
+                line = f"a spooled message of worker {kept.info.name} could not be written: {exc}"
+                self._error_line(line, time.monotonic())
         self._tell(lambda: self._written(kept, message, place, reason))
 
     def _write_end(self, kept: SpooledStream) -> None:
@@ -263,7 +269,7 @@ class DiskSpool(Spool):
         try:
             self._file(kept.info).append(_NOTE.pack(_END, 0, 0, 0, 0))
         except (StorageError, OSError) as exc:  # without this record, only the end of the worker is unknown
-            logger.warning("the end of worker %s could not be recorded: %s", kept.info.name, exc)
+            self._warning_line(f"the end of worker {kept.info.name} could not be recorded: {exc}", time.monotonic())
         self._close_file(stream)
 
     def _repair(self, stream: bytes) -> None:
@@ -276,7 +282,7 @@ class DiskSpool(Spool):
         try:
             self._path(stream).unlink(missing_ok=True)
         except OSError as exc:
-            logger.warning("%s cannot be removed: %s", self._path(stream), exc)
+            self._warning_line(f"{self._path(stream)} cannot be removed: {exc}", time.monotonic())
 
     def _tell(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the relay's event loop is closed
