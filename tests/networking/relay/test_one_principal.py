@@ -415,3 +415,22 @@ def test_credit_that_comes_free_is_granted_a_few_requests_at_a_time() -> None:
     assert ticks >= waiting / 8 - 1
     assert not any(stream.asking for stream in place.relay.streams.values())
     assert not place.relay.flow.waiting
+
+
+@pytest.mark.parametrize("how", ["sent", "withheld"])
+def test_a_link_that_leaves_thousands_of_messages_costs_as_much_as_they_do(how: str) -> None:
+    """Each message that was forwarded looked at all others of its stream."""
+    place = Place(budget_bytes=64 * MB)
+    wolf = place.worker("wolf")
+    place.want(wolf, 4 * MB)
+    for number in range(60_000):
+        place.send(wolf, number, 0)
+    stream = next(iter(place.relay.streams.values()))
+    assert stream.held_bytes == 60_000 * 44
+    wolf.link.lost(None, 0.0)
+    if how == "withheld":
+        place.trainer.link.lost(None, 0.0)
+    else:
+        place.trainer.tell(Credit(0, 0, 4 * MB))
+        assert sum(frame.kind == Kind.DATA for frame in place.trainer.read()) == 60_000
+    assert (place.relay.flow.queued_bytes, place.relay.flow.reserved_bytes, place.relay.streams) == (0, 0, {})

@@ -5,19 +5,21 @@ from __future__ import annotations
 import pytest
 
 from tests.networking.relay.test_one_principal import End, Place
-from tmrl_core.networking.protocol.framing import control_frame
+from tmrl_core.networking.protocol.framing import HEADER, Kind, control_frame
 from tmrl_core.networking.protocol.messages import (
     CloseStream,
     Control,
     Have,
     Hello,
     OpenStream,
+    Probe,
     Resume,
     StatusRequest,
     Waits,
     Want,
 )
 from tmrl_core.networking.relay.membership_log import MembershipLog
+from tmrl_core.networking.relay.message_queue import SMALL_BYTES
 from tmrl_core.networking.relay.processor_time import (
     AT_ONCE_S,
     BURST_S,
@@ -292,3 +294,58 @@ def test_links_with_one_token_come_back_together_without_a_pause() -> None:
     assert not any(pauses)
     write(OpenStream(1, b"robber's" * 2, "robot"))
     assert left(place, "token worker")[1] == pytest.approx(TRAINER_BURST_S - STREAM_S), "only first streams are free"
+
+
+def test_probes_are_charged_to_their_certificate() -> None:
+    place = Place()
+    link = place.relay.connection()
+    link.connected(place.trainer.link.identity._replace(role="worker", name="wolf"), 0.0)
+    link.charge(0.005, 2_000, 0.0)  # the handshake
+    probe = control_frame(Probe((1,), "worker", "", "run"))
+    link.get_buffer()[: len(probe)] = probe
+    link.received(len(probe), 0.0)
+    link.charge(0.001, 100, 0.0)
+    assert BURST_S - left(place, "certificate worker wolf")[0] == pytest.approx(EFFECTS * 0.006)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_frame_in_tiny_records_that_is_never_finished_is_charged(ends: bool) -> None:
+    place = Place()
+    end = place.worker("wolf")
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    before, _ = left(place, "certificate worker wolf")
+    head = HEADER.pack(60_000, Kind.CONTROL, 3, 0, 0)
+    for part in range(20):
+        end.write(head if part == 0 else bytes(12))
+        end.link.charge(0.001, 40 * 12, 0.0)
+    if ends:
+        end.link.lost(None, 0.0)
+    spent = before - left(place, "certificate worker wolf")[0]
+    assert EFFECTS * (0.020 if ends else 0.010) <= spent <= EFFECTS * 0.021
+
+
+def test_a_large_frame_that_comes_in_many_reads_is_not_charged_before_its_end() -> None:
+    place = Place()
+    end = place.worker("honest")
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    before, _ = left(place, "certificate worker honest")
+    end.write(HEADER.pack(60_000, Kind.DATA, 3, 0, 0))
+    for _ in range(40):
+        end.write(bytes(1_400))
+        end.link.charge(0.001, 1_450, 0.0)
+    end.link.lost(None, 0.0)
+    assert left(place, "certificate worker honest")[0] == before
+
+
+@pytest.mark.parametrize(("size", "part"), [(SMALL_BYTES, 0.0), (0, 0.9)])
+def test_small_messages_are_charged_in_part(size: int, part: float) -> None:
+    place = Place(budget_bytes=64 << 20)
+    end = place.worker("w")
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    account, _ = left(place, "certificate worker w")
+    before = end.link.bytes_in
+    for number in range(10):
+        place.send(end, number, size)
+    end.link.charge(0.1, end.link.bytes_in - before, 0.0)
+    spent = account - left(place, "certificate worker w")[0]
+    assert spent == pytest.approx(part * EFFECTS * 0.1, rel=0.03)

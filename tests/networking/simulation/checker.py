@@ -6,6 +6,14 @@ from tests.networking.simulation.actors import Trainer, Worker, held, stored
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import End, Network, Violation
 from tmrl_core.networking.relay import Relay
+from tmrl_core.networking.relay.streams import RelayStream
+
+
+def queued_bytes(stream: RelayStream) -> int:
+    """Return the bytes of the frames in a stream's queue, counted one by one."""
+    queue = stream.queue
+    whole = [entry if isinstance(entry, bytearray) else b"".join(entry[0]) for entry in queue._entries]
+    return sum(map(len, whole)) - queue._begin
 
 
 class Checker:
@@ -87,9 +95,14 @@ class Checker:
         if relay.protocol_errors > self.forgiven_errors:
             raise Violation("an honest peer was taken to have broken the protocol")
         reserved = sum(stream.reserved for stream in relay.streams.values())
-        queued = sum(size for stream in relay.streams.values() for _, size in stream.queue)
-        queued += sum(size for stream in relay.streams.values() for _, size in stream.handed)
-        queued += relay.flow._sending[2] if relay.flow._sending is not None and not relay.flow._sending_spooled else 0
+        sending = relay.flow._sending if not relay.flow._sending_spooled else None
+        queued = 0
+        for stream in relay.streams.values():
+            held = queued_bytes(stream) + sum(size for _, size in stream.handed)
+            held += sending[2] if sending is not None and sending[0] is stream else 0
+            if held != stream.held_bytes:
+                raise Violation(f"the relay counts {stream.held_bytes} bytes of a stream's messages; there are {held}")
+            queued += held
         if reserved != relay.flow.reserved_bytes or queued != relay.flow.queued_bytes:
             raise Violation(
                 f"the relay counts {relay.flow.reserved_bytes} bytes reserved and {relay.flow.queued_bytes} queued; "

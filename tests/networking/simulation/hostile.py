@@ -65,9 +65,8 @@ LINKS = 10
 """Links that one certificate may have beside a thief."""
 STALLED_S = 12.0
 """Longest time, in seconds, in which a link may make no progress beside a thief."""
-CALLS, CALLS_OF_A_BYTE, CALLS_OF_A_MESSAGE = 400, 5, 5
-"""Calls of functions that a piece of bytes may cost the relay, and in addition each message of the link's own streams
-in the relay: a link that ends looks at all of them."""
+CALLS, CALLS_OF_A_BYTE = 400, 5
+"""Calls of functions that a piece of bytes may cost the relay."""
 
 
 class Mood(NamedTuple):
@@ -463,14 +462,13 @@ class _MeteredConnection(RelayConnection):
             nonlocal calls
             calls += 1
 
-        messages = sum(len(stream.queue) + len(stream.handed) for stream in self.streams.values())
         before = sys.getprofile()
         sys.setprofile(count)
         try:
             super().received(n, now)
         finally:
             sys.setprofile(before)
-        if calls > CALLS + CALLS_OF_A_BYTE * n + CALLS_OF_A_MESSAGE * messages:
+        if calls > CALLS + CALLS_OF_A_BYTE * n:
             raise Violation(f"{n} bytes of an honest worker cost the Server {calls} calls")
 
 

@@ -11,7 +11,7 @@ from random import Random
 from unittest.mock import patch
 
 from tests.networking.simulation.actors import Client, Trainer, Worker, held
-from tests.networking.simulation.checker import Checker
+from tests.networking.simulation.checker import Checker, queued_bytes
 from tests.networking.simulation.hostile import (
     ANNOUNCED_BYTES,
     ANNOUNCED_BYTES_PER_S,
@@ -384,7 +384,7 @@ class Scenario:
         seals = [client.state.seal for client in (*self.workers, *self.trainers) if client.state.seal is not None]
         if self.thief is None and (forged := sum(seal.forged for seal in seals)):
             raise Violation(f"{forged} messages of honest peers were taken for forged ones")
-        left = sum(size for stream in self._streams() for _, size in stream.queue)
+        left = sum(map(queued_bytes, self._streams()))
         if left:
             raise Violation(f"{left} bytes are left at the relay")
 

@@ -44,8 +44,7 @@ def test_credit_of_a_new_epoch_is_not_the_unused_one_of_the_last() -> None:
     assert not simulate(410_205, hostile=True).failure
 
 
-def test_a_link_that_ends_may_cost_as_much_as_its_own_messages() -> None:
-    """A third one: a worker left with a hundred messages in the Server."""
+def test_a_link_that_ends_costs_the_same_with_a_hundred_messages_in_the_server() -> None:
     assert not simulate(426_162, hostile=True).failure
 
 

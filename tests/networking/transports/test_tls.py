@@ -25,7 +25,7 @@ from tmrl_core.networking.peers import WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream
 from tmrl_core.networking.security import credentials
-from tmrl_core.networking.transports.tls import _READ_BYTES, TlsTransport, _TlsListener
+from tmrl_core.networking.transports.tls import _LINGER_BYTES, _READ_BYTES, TlsTransport, _TlsListener
 
 DEADLINE_S = 20.0
 
@@ -422,3 +422,19 @@ def test_what_follows_a_refusal_is_not_stored(
     until(lambda: server.relay.protocol_errors > 0 and not listener.drivers)
     (most,) = (one.most for one in watched)
     assert 0 < most < 2 * _READ_BYTES
+
+
+def test_a_refused_link_that_sends_on_and_on_is_cut(
+    folders: dict[str, Path], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmrl_core.networking.transports.tls.LINGER_S", 3_600.0)
+    server = serve(stack, folders["good"])
+    context = credentials.client_context(folders["certified"], "worker")
+    raw = socket.create_connection(("127.0.0.1", server.port), DEADLINE_S)
+    caller = stack.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
+    caller.sendall(bytes(100))  # no message
+    sent = 0
+    with suppress(ssl.SSLError, ConnectionError):
+        while sent < 32 * _LINGER_BYTES:
+            sent += caller.send(bytes(1 << 20))
+    assert _LINGER_BYTES <= sent < 32 * _LINGER_BYTES

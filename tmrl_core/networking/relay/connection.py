@@ -28,6 +28,7 @@ from tmrl_core.networking.protocol.messages import (
     Report,
     Resume,
     Revoked,
+    Role,
     StatusPage,
     StatusRequest,
     Unused,
@@ -37,6 +38,7 @@ from tmrl_core.networking.protocol.messages import (
     negotiate,
     versions_of,
 )
+from tmrl_core.networking.relay.message_queue import SMALL_BYTES
 from tmrl_core.networking.relay.policies import Policy
 from tmrl_core.networking.relay.probes import PROBE_S, Echoes
 from tmrl_core.networking.relay.processor_time import (
@@ -57,8 +59,10 @@ if TYPE_CHECKING:
 GREETING_PAYLOAD_BYTES = 8_192
 """Maximum payload of a frame from a peer that is not authenticated yet."""
 
-_CHARGED = ("worker", "observer")
+_CHARGED = ("worker", "observer", "probe")
 """Roles that have a share of the processor; see `processor_time.py`."""
+_UNFINISHED_S = 0.01
+"""Processor time that the beginning of a frame may cost before it is charged."""
 _REGISTERED = ("worker", "trainer")
 """Roles whose connections the Server logs; probes and observers are not logged."""
 
@@ -112,8 +116,8 @@ class RelayConnection(Connection):
         self._sent: Version | None = None
         """Version that was sent completely and is not confirmed yet."""
         self._read_size = ReadSize()
-        self._sample_frames = 0
-        """Frames of samples since the last charge."""
+        self._sample_frames = 0.0
+        """Frames of samples since the last charge; small ones, which cost more than their bytes, count in part."""
         self._charged = (0, 0)
         """Bytes and frames that had arrived then."""
         self._uncharged = (0.0, 0)
@@ -145,6 +149,11 @@ class RelayConnection(Connection):
         if stream is None:
             raise RemoteProtocolError(f"channel {channel} is not open")
         return stream
+
+    def belong_to_holder(self, role: Role) -> None:
+        """Set the principal: the holder of the certificate or of the role's token."""
+        identity = self.identity
+        self.principal = f"certificate {identity.role} {identity.name}" if identity.role else f"token {role}"
 
     def acknowledge(self, ack: Ack) -> None:
         """Forward an acknowledgement, in place of one that has not been sent yet if it implies that one."""
@@ -194,6 +203,7 @@ class RelayConnection(Connection):
                 self._trainer_s += WAITS_S
                 relay.waits(self, message)
             case Lateness():
+                self._trainer_s += WAITS_S
                 relay.lateness(self, message)
             case Have():
                 version = (message.incarnation, message.counter)
@@ -246,12 +256,12 @@ class RelayConnection(Connection):
         if not self._charged[1] and self.identity.role is None and self.state in _CHARGED:
             used = 0.0  # its handshake; members of a fleet with one token connect again together
         self._uncharged = used, wire = used + seconds, wire + n
-        frames, plain = self.frames_in - self._charged[1], self.bytes_in - self._charged[0]
-        if not frames or self.state not in _CHARGED:
+        frames = self.frames_in - self._charged[1]
+        if self.state not in _CHARGED or not (frames or (used > _UNFINISHED_S and self._has_tiny_records())):
             return
         # Samples in many tiny TLS records are charged like everything else.
-        samples = self._sample_frames / frames if 2 * plain > wire else 0.0
-        self._charged, self._uncharged, self._sample_frames = (self.bytes_in, self.frames_in), (0.0, 0), 0
+        samples = 0.0 if self._has_tiny_records() else self._sample_frames / frames
+        self._charged, self._uncharged, self._sample_frames = (self.bytes_in, self.frames_in), (0.0, 0), 0.0
         relay, principal = self.relay, self.principal
         used, self._answers_s = EFFECTS * (1.0 - samples) * used + self._answers_s, 0.0
         pause_s = relay.processor_time.charge(principal, used, now, self._trainer_s)
@@ -263,6 +273,10 @@ class RelayConnection(Connection):
                 link.pause(pause_s)
             if relay.processor_time.should_log(principal, now):
                 relay.membership_log.slowed(self, now)
+
+    def _has_tiny_records(self) -> bool:
+        """Return True if less than half of the bytes since the last charge were content of TLS records."""
+        return 2 * (self.bytes_in - self._charged[0]) <= self._uncharged[1]
 
     @property
     def read_bytes(self) -> int:
@@ -288,7 +302,7 @@ class RelayConnection(Connection):
         if self.state == "worker" and frame.kind == Kind.DATA:
             if self.relay.flow.frame(self, frame):
                 self._credit_used_at = self._now
-                self._sample_frames += 1
+                self._sample_frames += min(1.0, len(frame.buffer) / SMALL_BYTES)
         elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
             self._policy_frame(frame)
         else:
@@ -417,6 +431,9 @@ class RelayConnection(Connection):
         if self._left:
             return
         self._left = True
+        if self.state in _CHARGED and self._charged[1] and self._has_tiny_records():
+            self.relay.processor_time.charge(self.principal, EFFECTS * self._uncharged[0], self._now)
+            self._uncharged = (0.0, 0)
         if self.state in _REGISTERED:
             self.relay.membership_log.left(self, self._parting or self.reason, self._now)
         if self.state == "worker":

@@ -166,14 +166,11 @@ class Relay:
             return
         if hello.incarnation >= MAX_NUMBER:
             raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
-        identity = connection.identity
-        connection.principal = (
-            f"certificate {identity.role} {identity.name}" if identity.role else f"token {hello.role}"
-        )
+        connection.belong_to_holder(hello.role)
         connection.anew = hello.role != "observer" and hello.incarnation > max(self.incarnation, _BELIEVED[hello.role])
         if hello.role == "worker" and self.trainer is not None and hello.incarnation > self.incarnation:
             self._raises[connection.principal] += not connection.anew
-            if self._raises[connection.principal] > _MOST_RAISES and identity.role is not None:
+            if self._raises[connection.principal] > _MOST_RAISES and connection.identity.role is not None:
                 raise RemoteProtocolError("it repeatedly reports a higher incarnation")
             # Many workers may share a token. A worker that has used up its reports does not exclude the others.
             connection.anew |= self._raises[connection.principal] > _MOST_RAISES
@@ -438,7 +435,7 @@ class Relay:
 
         A spooled stream stays announced to the trainer until the trainer has acknowledged it.
         """
-        if stream.worker is not None or self.flow.held_bytes(stream):
+        if stream.worker is not None or stream.held_bytes:
             return
         if not stream.trainer_channel or self.spool_handoff.kept(stream) is None:
             self._forget(stream)

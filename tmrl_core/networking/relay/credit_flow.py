@@ -156,9 +156,8 @@ class Flow:
         """Discard a stream's incomplete message and return its unused credit to the pool, because its link is gone."""
         self._withdraw(stream)
         stream.partial = []
-        kept = self.held_bytes(stream)
-        self._return(stream, stream.reserved - kept)
-        stream.limit = stream.forwarded + kept
+        self._return(stream, stream.reserved - stream.held_bytes)
+        stream.limit = stream.forwarded + stream.held_bytes
 
     def _withdraw(self, stream: RelayStream) -> None:
         """Forget that a stream wants credit."""
@@ -172,22 +171,23 @@ class Flow:
                 share.wants = [entry for entry in share.wants if entry[1] == entry[2].asking]
                 heapify(share.wants)
 
-    def held_bytes(self, stream: RelayStream) -> int:
-        """Return the bytes of the pool that complete messages of a stream occupy."""
-        sending = self._sending
-        sent = sending[2] if sending is not None and sending[0] is stream and not self._sending_spooled else 0
-        return sum(size for _, size in stream.queue) + sum(size for _, size in stream.handed) + sent
+    def hold(self, stream: RelayStream, size: int) -> None:
+        """Count a complete message of `size` bytes."""
+        stream.held_bytes += size
+        self.queued_bytes += size
+
+    def release(self, stream: RelayStream, size: int) -> None:
+        """Count `size` bytes of complete messages as gone."""
+        stream.held_bytes -= size
+        self.queued_bytes -= size
 
     def void(self, stream: RelayStream) -> None:
         """Drop all buffered messages of a stream and return its reserved bytes; spooled messages stay."""
-        for _, size in (*stream.queue, *stream.handed):
-            self.queued_bytes -= size
+        self.release(stream, stream.held_bytes)
         stream.queue.clear()
         stream.handed.clear()
         stream.replay = None
         if self._sending is not None and self._sending[0] is stream:
-            if not self._sending_spooled:
-                self.queued_bytes -= self._sending[2]
             self._sending = None
         stream.partial = []
         self._return(stream, stream.reserved)
@@ -233,8 +233,8 @@ class Flow:
             if stream.handing:
                 self._relay.spool_handoff.take(stream, frames, stream.partial_bytes)
                 return True
-            stream.queue.append((frames, stream.partial_bytes))
-            self.queued_bytes += stream.partial_bytes
+            stream.queue.append(frames, stream.partial_bytes)
+            self.hold(stream, stream.partial_bytes)
             self.take_turns(stream)
         elif stream.partial_bytes >= stream.partial_length:
             raise RemoteProtocolError("a message's frames and its head say different lengths")
@@ -426,7 +426,7 @@ class Flow:
             stream.relayed_messages += 1
             stream.relayed_bytes += size
             if not self._sending_spooled:  # spooled messages do not belong to the pool
-                self.queued_bytes -= size
+                self.release(stream, size)
                 self.forwarded(stream, size)
         return frame
 
@@ -444,11 +444,11 @@ class Flow:
                 heappop(share.queued)
                 stream.in_turn = False
                 continue
-            size = stream.queue[0][1] if spooled is None else spooled
+            size = stream.queue.first_bytes if spooled is None else spooled
             if self._trainer_sent + size > self._trainer_limit:
                 return False
             if spooled is None:
-                frames, size = stream.queue.popleft()
+                frames = stream.queue.popleft()
             else:
                 replayed = self._relay.spool_handoff.frames(stream)
                 if replayed is None:

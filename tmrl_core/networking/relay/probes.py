@@ -85,6 +85,7 @@ class Probes:
         if verdict is not None:
             relay.refuse_peer(connection, *verdict)
             return
+        connection.belong_to_holder(probe.role)
         if self.count >= MAX_PROBES:
             relay.refuse_peer(connection, "full", f"{MAX_PROBES} other checks are in progress; try again later")
             return

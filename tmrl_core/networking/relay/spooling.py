@@ -101,11 +101,9 @@ class SpoolHandoff:
         body[0] = body[0][SAMPLES_HEAD.size :]
         info = StreamInfo(stream.id, stream.run, stream.name, stream.signature)
         stream.handed.append((number, size))
-        self.relay.flow.queued_bytes += size
+        self.relay.flow.hold(stream, size)
         refusal = self.spool.append(info, number=number, floor=floor, position=position, samples=samples, body=body)
         if refusal:
-            stream.handed.pop()
-            self.relay.flow.queued_bytes -= size
             self._refuse(stream, refusal)
 
     def _refuse(self, stream: RelayStream, reason: str) -> None:
@@ -129,7 +127,7 @@ class SpoolHandoff:
             stream.worker.put(("stored", stream.channel), Stored(stream.channel, stored))
         while stream.handed and stream.handed[0][0] < stored:
             _, size = stream.handed.popleft()
-            self.relay.flow.queued_bytes -= size
+            self.relay.flow.release(stream, size)
             self.relay.flow.forwarded(stream, size)
 
     def _failed(self, stream_id: bytes, reason: str) -> None:
@@ -205,6 +203,7 @@ class SpoolHandoff:
         """Handle a trainer's acknowledgement of a stream."""
         kept = self.spool.streams.get(stream.id) if self.spool is not None else None
         if self.spool is None or kept is None:
+            self._released_samples.pop(stream.id, None)
             return
         if ack.tag and ack.next < kept.next_number:
             # The seals of later messages cover their floors, which cannot explain a gap before them to a trainer that

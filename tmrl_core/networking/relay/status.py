@@ -178,7 +178,7 @@ def _stream(stream: RelayStream) -> StreamStatus:
         active=stream.active,
         epoch=stream.epoch,
         queued_messages=len(stream.queue),
-        queued_bytes=sum(size for _, size in stream.queue),
+        queued_bytes=stream.queue.nbytes,
         reserved_bytes=stream.reserved,
         limit_bytes=stream.limit,
         relayed_messages=stream.relayed_messages,

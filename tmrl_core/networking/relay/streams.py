@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from tmrl_core.networking.relay.message_queue import MessageQueue
+
 if TYPE_CHECKING:
     from tmrl_core.networking.protocol.messages import Lateness
     from tmrl_core.networking.relay.connection import RelayConnection
@@ -40,7 +42,7 @@ class RelayStream:
     # There may be thousands, whose memory counts.
     __slots__ = (
         "active", "asking", "channel", "dropped_messages", "ended", "epoch",
-        "forwarded", "handed", "handing", "id", "in_turn", "lateness", "limit",
+        "forwarded", "handed", "handing", "held_bytes", "id", "in_turn", "lateness", "limit",
         "name", "next_number", "over_window", "partial", "partial_bytes", "partial_length",
         "position", "queue", "received", "relayed_bytes", "relayed_messages", "relayed_samples",
         "replay", "run", "sent_limit", "share", "signature", "standing",
@@ -84,7 +86,9 @@ class RelayStream:
         self.partial: list[bytearray] = []
         self.partial_bytes = 0
         self.partial_length = 0
-        self.queue: deque[tuple[list[bytearray], int]] = deque()
+        self.queue = MessageQueue()
+        self.held_bytes = 0
+        """Bytes of the pool that its complete messages occupy, until they were sent completely or stored."""
         self.turn = 0
         """Turn of its next message among those of its principal."""
         self.in_turn = False
