@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,6 +27,7 @@ from tmrl_core.errors import (
 )
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
+from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.networking.security import credentials
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
@@ -492,6 +494,26 @@ def test_directives_for_streams_that_the_trainer_has_forgotten_are_removed() -> 
         trainer.direct(Directive(revision=number), stream)
     assert len(state.directives) <= 2 * len(state.receivers) < 10_000
     assert {None, *state.receivers} <= state.directives.keys(), "a worker that returns finds its directive"
+
+
+def test_invented_reasons_of_refusals_take_little_memory_and_small_checkpoints() -> None:
+    trainer = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    state = trainer._trainer
+    streams = [number.to_bytes(16, "big") for number in range(100)]
+    for stream in streams:
+        state.receiver(stream).next_number = 120
+        state.names[stream] = "thief"
+        for number in range(120):
+            reason = f"observation {stream.hex()} {number} " + "\N{GRINNING FACE}" * 400
+            trainer.refuse(Received(stream, number, 1, memoryview(b""), 1), reason)
+    told = [reason for one in streams for _, reason in state.receivers[one]._refused]
+    assert len(told) == 100 * 120
+    assert len({id(reason) for reason in told}) <= 129
+    assert len(msgspec.msgpack.encode(trainer.refusals)) < 100 * 20 * 110
+    honest = b"h" * 16
+    state.receiver(honest).next_number = 1
+    trainer.refuse(Received(honest, 0, 1, memoryview(b""), 1), "shape (3,) where (4,) is held")
+    assert trainer.refusals[honest] == ((0, "shape (3,) where (4,) is held"),)
 
 
 def test_a_directive_too_large_for_a_message_is_refused_immediately(place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
     MAX_COUNT,
+    MAX_REASON_CHARACTERS,
     Blob,
     Directive,
     Lateness,
@@ -28,6 +30,7 @@ from tmrl_core.networking.protocol.messages import (
     Progress,
     Version,
     encode_body,
+    plain,
 )
 from tmrl_core.networking.transports.selection import LinkSettings
 
@@ -38,6 +41,12 @@ logger = logging.getLogger(__name__)
 
 _MAX_DIRECTIVES = 4_096
 """Number of directives above which those for forgotten streams are removed."""
+_MAX_REASONS, _MAX_REASONS_EACH = 1_024, 128
+"""Maximum number of different reasons for refusing samples in the life of a process, and of those for a certificate.
+Workers influence the texts, and each stream keeps its latest hundred."""
+_FURTHER_REASONS = "samples were refused for many different reasons; the trainer's log has some of them"
+_STORED_REASON_CHARACTERS = 100
+"""Maximum length of a reason in a checkpoint, in ASCII. A checkpoint holds twenty of each stream."""
 
 
 class TrainerCounts(NamedTuple):
@@ -112,6 +121,9 @@ class TrainerLink(Link):
         self._trainer.on_remark = log.remark
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
         self._prune_above = _MAX_DIRECTIVES
+        self._reasons: dict[str, str] = {}
+        """Reasons for refusing samples. Equal ones share memory."""
+        self._reasons_about: Counter[str] = Counter()
         super().__init__(settings, self._trainer, identity, log)
 
     # --- samples ---
@@ -136,8 +148,18 @@ class TrainerLink(Link):
 
     def refuse(self, received: Received, reason: str) -> None:
         """Acknowledge a message that the memory cannot store as refused; the worker receives the reason."""
-        self._trainer.acknowledge(received, refused=reason)
+        self._trainer.acknowledge(received, refused=self._shared_reason(reason, received.stream))
         self._wake_thread()
+
+    def _shared_reason(self, reason: str, stream: bytes) -> str:
+        """Return the reason as a text that is in memory once; a general one if there are too many different ones."""
+        text = plain(reason, MAX_REASON_CHARACTERS)
+        if text not in self._reasons:
+            source = self.origin(stream)
+            if len(self._reasons) >= _MAX_REASONS or self._reasons_about[source] >= _MAX_REASONS_EACH:
+                return _FURTHER_REASONS
+            self._reasons_about[source] += 1
+        return self._reasons.setdefault(text, text)
 
     def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
         """Return the offsets that the streams of these messages will have once they are committed.
@@ -153,8 +175,11 @@ class TrainerLink(Link):
 
     @property
     def refusals(self) -> dict[bytes, tuple[tuple[int, str], ...]]:
-        """Return the recent refusals of each stream, for the checkpoint."""
-        return self._trainer.refusals
+        """Return the recent refusals of each stream, with shortened reasons, for the checkpoint."""
+        return {
+            stream: tuple((number, _stored_reason(reason)) for number, reason in told)
+            for stream, told in self._trainer.refusals.items()
+        }
 
     def worker_name(self, stream: bytes) -> str:
         """Return the label of a stream's worker, which may have left."""
@@ -308,3 +333,7 @@ class TrainerLink(Link):
             heartbeat_s=settings.heartbeat_s,
             greeting_s=settings.connect_timeout_s,
         )
+
+
+def _stored_reason(reason: str) -> str:
+    return reason[:_STORED_REASON_CHARACTERS].encode("ascii", "backslashreplace").decode()[:_STORED_REASON_CHARACTERS]
