@@ -11,6 +11,7 @@ stalled twice in a round receive no more of it: otherwise one origin could make 
 from __future__ import annotations
 
 import copy
+import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from dataclasses import dataclass, field
 from tmrl_core.networking.protocol.messages import Collect, Version
 from tmrl_core.samples import Chunk
 from tmrl_core.samples.columns import map_leaves
-from tmrl_core.training.memories.memory import MAX_STREAMS, LastRow, rows_that_follow
+from tmrl_core.training.memories.held_rows import HeldRows
+from tmrl_core.training.memories.memory import LastRow, rows_that_follow
 
 Worker = tuple[bytes, str]
 """Stream and name."""
@@ -51,7 +53,7 @@ class LastRows:
     """Last row of each stream, counted or not. The stream's next row may follow it."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, Chunk] = {}
+        self._rows: HeldRows[Chunk] = HeldRows(operator.attrgetter("nbytes"))
 
     def join(self, chunk: Chunk) -> RoundSegment:
         """Return the stream's next chunk, joined to its previous row."""
@@ -60,10 +62,7 @@ class LastRows:
         if last is not None and not last.terminated[0] and not last.truncated[0]:
             place = LastRow(int(last.episode[0]), int(last.step[0]))
         follows: list[bool] = rows_that_follow(chunk, place).tolist()
-        self._rows.pop(chunk.stream, None)
         self._rows[chunk.stream] = _copy_of_last(chunk)
-        if len(self._rows) > MAX_STREAMS:
-            del self._rows[next(iter(self._rows))]  # the stream that has been silent for longest
         return RoundSegment(chunk, follows, last if follows[0] else None)
 
 

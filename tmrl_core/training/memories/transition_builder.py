@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -9,13 +10,17 @@ from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.disk_rows import DiskRows
+from tmrl_core.training.memories.held_rows import MAX_HELD_BYTES, HeldRows
 from tmrl_core.training.memories.layout import Array, Column, TreeSpec
-from tmrl_core.training.memories.memory import MAX_STREAMS, rows_that_follow
+from tmrl_core.training.memories.memory import rows_that_follow
 from tmrl_core.training.memories.n_steps import join_n_steps
 from tmrl_core.training.memories.row_schema import RowSchema, zero_extras
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transitions import ChunkExtras, Tail, TransitionColumns, join_pairs, tail_of_pairs
 from tmrl_core.training.value_types import State, Tree
+
+MOST_HELD = 16
+"""Rows of each stream for which the tails have room at most, over several steps and for sequences: 4 GB."""
 
 
 class TransitionBuilder:
@@ -51,8 +56,11 @@ class TransitionBuilder:
         self.gamma = gamma
         self.downcast_float64 = downcast_float64
         self.schema = RowSchema(rows, downcast_float64, keep_extras, sequence)
-        self.tails: dict[bytes, Tail] = {}
         self.changed: set[bytes] = set()
+        held = n_step if sequence is None else sequence[0]
+        self.tails: HeldRows[Tail] = HeldRows(
+            operator.attrgetter("nbytes"), MAX_HELD_BYTES * min(held, MOST_HELD), self.changed.add
+        )
         self.expanded: dict[Column, Callable[[Array], Array]] = {}
 
     @property
@@ -96,8 +104,6 @@ class TransitionBuilder:
             self.schema.allocate(observation, actions, list(columns.extras), specs)
         if after is not None:
             self.tails[chunk.stream] = after if self.rows.layout is not None else replace(after, extra_specs=specs)
-            if len(self.tails) > MAX_STREAMS:
-                self.tails.pop(next(iter(self.tails)))
         return columns
 
     def _join(
@@ -176,7 +182,8 @@ class TransitionBuilder:
             stream: Tail.from_plain(episode, step, tree, self.single_rows, self.downcast_float64)
             for stream, episode, step, tree in tails
         }
-        self.tails = {stream: tail for stream, tail in found.items() if is_finite(tail.plain())}
+        self.tails.clear()
+        self.tails.update({stream: tail for stream, tail in found.items() if is_finite(tail.plain())})
 
     def state_dict(self) -> State:
         """Return the entries of a checkpoint."""

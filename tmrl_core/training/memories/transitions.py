@@ -5,6 +5,7 @@ The rows of a chunk are joined with the last rows of their stream, its *tail*, w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -46,6 +47,12 @@ class Tail(LastRow):
     version: Array | None = None
     extras: dict[str, list[Array]] = field(default_factory=dict)
     extra_specs: Mapping[str, TreeSpec] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the rows in bytes."""
+        columns = [*self.observation, *self.action, *itertools.chain.from_iterable(self.extras.values())]
+        return sum(leaf.nbytes for leaf in columns)
 
     def fits(self, observation: TreeSpec, action: TreeSpec | None, extras: ChunkExtras = NO_EXTRAS) -> bool:
         """Return True if a chunk of these specs and extras may join the tail."""
