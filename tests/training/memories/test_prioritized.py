@@ -10,7 +10,7 @@ import torch
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training import ReplayMemory
-from tmrl_core.training.memories.prioritized import Priorities, Prioritization
+from tmrl_core.training.memories.prioritized import PERIOD_UPDATES, Priorities, Prioritization
 
 
 class Slow:
@@ -86,6 +86,32 @@ def test_sampling_is_proportional_to_priorities() -> None:
     for _ in range(4000):
         np.add.at(counts, fast.sample(generator, 4)[0], 1)
     np.testing.assert_allclose(counts / counts.sum(), np.arange(8) / 28, atol=0.01)
+
+
+def test_an_absurd_error_is_forgotten_also_after_a_restart() -> None:
+    priorities = Priorities(100, Prioritization())
+    priorities.add(0, 90)
+    priorities.update(np.arange(90), np.r_[1e18, np.ones(89)])
+    restored = Priorities(100, Prioritization())
+    for number in range(2 * PERIOD_UPDATES):
+        if number == PERIOD_UPDATES // 2:
+            restored.load_state_dict(priorities.state_dict())
+            priorities = restored
+        priorities.update(np.array([number % 90]), np.array([3.0]))
+    priorities.add(90, 100)
+    indices, _ = priorities.sample(np.random.default_rng(0), 1000)
+    assert (indices >= 90).sum() == pytest.approx(100, abs=2)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_period() -> None:
+    priorities = Priorities(4, Prioritization())
+    priorities.add(0, 4)
+    priorities.update(np.arange(4), np.full(4, 7.0))
+    state = priorities.state_dict()
+    del state["period"]
+    restored = Priorities(4, Prioritization())
+    restored.load_state_dict(state)
+    assert restored.highest == priorities.highest > 7.0
 
 
 def test_errors_of_removed_transitions_and_nan_change_nothing() -> None:

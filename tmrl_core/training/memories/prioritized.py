@@ -22,6 +22,8 @@ from tmrl_core.training.value_types import State
 
 INDICES = "indices"
 WEIGHTS = "weights"
+PERIOD_UPDATES = 10_000
+"""Updates after which an earlier highest priority is forgotten, at the latest after twice as many."""
 
 
 class Prioritization(PrioritySection, frozen=True, kw_only=True):
@@ -48,7 +50,9 @@ class Priorities:
 
     Attributes:
         batches: number of batches sampled so far, which determines beta.
-        highest: highest priority so far; new transitions get it.
+        highest: highest priority of the last one or two periods of `PERIOD_UPDATES`, at least 1; new transitions get
+            it. A highest priority of all times would never forget one absurd TD error: each new transition would
+            displace all others.
     """
 
     def __init__(self, capacity: int, settings: Prioritization, tree: SumTree | None = None) -> None:
@@ -56,6 +60,8 @@ class Priorities:
         self.settings = settings
         self.batches = 0
         self.highest = 1.0
+        self._period = (1.0, 0)
+        """Highest priority and number of updates of the current period."""
         try:
             self._tree = sum_tree(capacity) if tree is None else tree
         except (MemoryError, ValueError) as exc:  # ValueError: the size exceeds the address space
@@ -113,6 +119,10 @@ class Priorities:
         oldest = self._stop - self.capacity
         highest = self._tree.update(indices, td_errors, oldest, self.settings, skip_zero=self._removed)
         self.highest = max(self.highest, highest)
+        recent, updates = max(self._period[0], highest), self._period[1] + 1
+        if updates >= PERIOD_UPDATES:
+            self.highest, recent, updates = recent, 1.0, 0
+        self._period = recent, updates
 
     def of(self, indices: Array) -> Array:
         """Return the sampling weights of transitions: priority to the power of alpha."""
@@ -123,7 +133,13 @@ class Priorities:
         """Return the state for a checkpoint."""
         held = min(self._stop, self.capacity)
         indices = np.arange(self._stop - held, self._stop)
-        return {"stop": self._stop, "values": self.of(indices), "batches": self.batches, "highest": self.highest}
+        return {
+            "stop": self._stop,
+            "values": self.of(indices),
+            "batches": self.batches,
+            "highest": self.highest,
+            "period": list(self._period),
+        }
 
     def load_state_dict(self, state: State, stop: int | None = None) -> None:
         """Undo `state_dict`; newer transitions keep their priorities.
@@ -149,6 +165,8 @@ class Priorities:
         if kept.any():
             self._tree.set(indices[kept] % self.capacity, values[kept])
         self.batches, self.highest = int(state["batches"]), float(state["highest"])
+        recent, updates = state.get("period", (1.0, 0))  # checkpoints of earlier versions have none
+        self._period = float(recent), int(updates)
 
 
 class PrioritizedSampler(Sampler):
@@ -190,7 +208,7 @@ class PrioritizedSampler(Sampler):
         return len(rows) if self.fresh is None else self.fresh.count_of(rows)
 
     def add(self, rows: Rows, start: int) -> None:
-        """Give new rows the highest priority so far."""
+        """Give new rows the highest recent priority."""
         self.priorities.add(start, rows.readable)
         if self.fresh is not None:
             self.fresh.add_rows(rows, start)
