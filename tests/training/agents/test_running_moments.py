@@ -23,3 +23,23 @@ def test_rows_that_are_not_finite_do_not_count() -> None:
     moments.see(torch.tensor([[1.0, 2.0], [float("nan"), 3.0], [float("inf"), 3.0], [3.0, 6.0]]))
     moments.see(torch.tensor([[float("nan"), 0.0]]))
     assert (float(moments.count), moments.mean.tolist(), moments.variance.tolist()) == (2.0, [2.0, 4.0], [1.0, 4.0])
+
+
+def test_a_few_absurd_rows_do_not_hide_all_others() -> None:
+    moments = RunningMoments(2)
+    rows = np.random.default_rng(0).uniform(-1.0, 1.0, (1000, 2))
+    rows[::100] = [1e30, -1e30]
+    seen = torch.from_numpy(rows)
+    moments.see(seen)
+    assert moments.std.max() < 1e3
+    assert seen[0, 0] == 1e30, "the rows are those of the batch"
+
+
+def test_rows_of_any_plausible_spread_count_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    rare = np.where(rng.random(1000) < 0.01, 9999.0, 0.0)  # the distance of something that is seldom in sight
+    rows = np.stack([rare, rng.normal(0, 1e20, 1000), 1e6 + rng.standard_cauchy(1000), np.arange(1000) * 1e5], 1)
+    moments = RunningMoments(4)
+    moments.see(torch.from_numpy(rows))
+    np.testing.assert_allclose(moments.mean.numpy(), rows.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(moments.variance.numpy(), rows.var(axis=0), rtol=1e-9)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FARTHEST = 1e4
+"""Distance from a column's median that a number may have: in units, or in those of its median absolute deviation where
+that is larger."""
+
 
 class RunningMoments(torch.nn.Module):
     """Mean and variance of each column, over all rows of all batches.
@@ -28,11 +32,20 @@ class RunningMoments(torch.nn.Module):
         self.register_buffer("variance", torch.ones(columns, dtype=torch.float64))
 
     def see(self, row_BD: Tensor) -> None:
-        """Add rows [B, D]; skip rows that are not finite."""
+        """Add rows [B, D]; skip rows that are not finite, and clamp those beyond `FARTHEST`.
+
+        A few numbers of 1e30 would otherwise make all others equal for good.
+        """
         rows = row_BD.detach().to("cpu", torch.float64)
         rows = rows[torch.isfinite(rows).all(dim=1)]
         if not len(rows):
             return
+        wide = rows.amax(dim=0) - rows.amin(dim=0) > FARTHEST  # no number of another column is beyond it
+        if wide.any():
+            columns = rows[:, wide]
+            middle = columns.median(dim=0).values
+            farthest = FARTHEST * (columns - middle).abs().median(dim=0).values.clamp(min=1.0)
+            rows[:, wide] = columns.clamp(middle - farthest, middle + farthest)
         mean, variance, count = rows.mean(dim=0), rows.var(dim=0, unbiased=False), float(len(rows))
         total = self.count + count
         apart = mean - self.mean
