@@ -21,6 +21,7 @@ PACKAGE = Path(tmrl_core.__file__).parent
 # decides. Only packages have ranks, and the modules beside them at the top.
 LAYERS: list[tuple[str, ...]] = [
     (
+        "bounded_texts",
         "decodable",
         "errors",
         "functional",

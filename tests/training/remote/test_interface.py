@@ -23,6 +23,7 @@ from tmrl_core.training.loops.episode_metrics import MAX_NAMES_EACH
 from tmrl_core.training.loops.evaluation import Evaluator
 from tmrl_core.training.remote.interface import (
     MAX_CHARTED_NAMES,
+    MAX_CHARTED_NAMES_EACH,
     WORKERS_CHARTED,
     RemoteInterface,
     episode_label,
@@ -135,6 +136,21 @@ def test_workers_that_change_their_names_make_a_bounded_number_of_series() -> No
         assert {f"worker/worker {n}/steps_per_s" for n in range(4)} <= rates.keys()
         series |= rates.keys()
     assert len(series) == MAX_CHARTED_NAMES
+
+
+def test_a_worker_that_changes_its_name_leaves_series_for_others() -> None:
+    interface = RemoteInterface(TrainerLink(LinkSettings(transport="local"), name="t", run="run"))
+    stream = bytes(16)
+    series: set[str] = set()
+    interface.link._trainer.names[stream] = "thief"  # stands for the name in its certificate
+    for number in range(1_000):
+        interface._workers = {stream: f"worker {number}"}
+        series |= interface._worker_rates().keys()
+    assert len(series) == MAX_CHARTED_NAMES_EACH
+    thieves = {stream + bytes([n]): f"thief {n}" for n in range(WORKERS_CHARTED)}
+    interface.link._trainer.names.update(dict.fromkeys(thieves, "thief"))
+    interface._workers = {**thieves, b"honest": "robot7"}
+    assert interface._worker_rates().keys() == {"worker/robot7/steps_per_s"}
 
 
 def test_a_target_is_not_confirmed_by_the_evaluation_that_reached_it() -> None:

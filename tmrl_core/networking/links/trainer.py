@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_trainer
@@ -121,9 +121,7 @@ class TrainerLink(Link):
         self._trainer.on_remark = log.remark
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
         self._prune_above = _MAX_DIRECTIVES
-        self._reasons: dict[str, str] = {}
-        """Reasons for refusing samples. Equal ones share memory."""
-        self._reasons_about: Counter[str] = Counter()
+        self._reasons = BoundedTexts(_MAX_REASONS, _MAX_REASONS_EACH)
         super().__init__(settings, self._trainer, identity, log)
 
     # --- samples ---
@@ -148,18 +146,9 @@ class TrainerLink(Link):
 
     def refuse(self, received: Received, reason: str) -> None:
         """Acknowledge a message that the memory cannot store as refused; the worker receives the reason."""
-        self._trainer.acknowledge(received, refused=self._shared_reason(reason, received.stream))
+        text = self._reasons.keep(plain(reason, MAX_REASON_CHARACTERS), self.origin(received.stream))
+        self._trainer.acknowledge(received, refused=_FURTHER_REASONS if text is None else text)
         self._wake_thread()
-
-    def _shared_reason(self, reason: str, stream: bytes) -> str:
-        """Return the reason as a text that is in memory once; a general one if there are too many different ones."""
-        text = plain(reason, MAX_REASON_CHARACTERS)
-        if text not in self._reasons:
-            source = self.origin(stream)
-            if len(self._reasons) >= _MAX_REASONS or self._reasons_about[source] >= _MAX_REASONS_EACH:
-                return _FURTHER_REASONS
-            self._reasons_about[source] += 1
-        return self._reasons.setdefault(text, text)
 
     def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
         """Return the offsets that the streams of these messages will have once they are committed.

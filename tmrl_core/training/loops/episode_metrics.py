@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.networking.protocol.messages import plain
 from tmrl_core.samples.segments import IS_SUCCESS, MOST_METRIC_CHARACTERS, MOST_METRICS
 from tmrl_core.training.loops.evaluation import mean_of
@@ -21,8 +21,7 @@ class MetricNames:
     """Names of episode metrics that are recorded. Further ones are left out, which is logged once."""
 
     def __init__(self) -> None:
-        self._names = {IS_SUCCESS}
-        self._introduced: Counter[str] = Counter()
+        self._names = BoundedTexts(MAX_NAMES, MAX_NAMES_EACH)
         self._logged = False
 
     def recorded(self, metrics: Mapping[str, float], source: str) -> dict[str, float]:
@@ -34,13 +33,10 @@ class MetricNames:
         """
         found = {}
         for name, value in plain_names(metrics).items():
-            if name not in self._names:
-                if len(self._names) >= MAX_NAMES or self._introduced[source] >= MAX_NAMES_EACH:
-                    self._log_once(source)
-                    continue
-                self._names.add(name)
-                self._introduced[source] += 1
-            found[name] = value
+            if name == IS_SUCCESS or self._names.keep(name, source) is not None:
+                found[name] = value
+            else:
+                self._log_once(source)
         return found
 
     def _log_once(self, source: str) -> None:

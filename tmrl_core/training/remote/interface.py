@@ -17,6 +17,7 @@ import msgspec
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import difference
+from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
 from tmrl_core.metrics import names
@@ -77,8 +78,9 @@ JOINS_PER_S = 1.0
 a disk. Records of the network count all workers."""
 WORKERS_CHARTED = 32
 """Maximum number of workers whose rates are recorded separately."""
-MAX_CHARTED_NAMES = 256
-"""Maximum number of names among them in the life of a process: metric sinks keep a series for each name for ever."""
+MAX_CHARTED_NAMES, MAX_CHARTED_NAMES_EACH = 256, 128
+"""Maximum number of names among them in the life of a process, and of those of one certificate: metric sinks keep a
+series for each name for ever, so no name is freed."""
 POLICY = "policy"
 """Name of the published policy, if it is the only one."""
 
@@ -173,7 +175,7 @@ class RemoteInterface(TrainingInterface):
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         """Training episodes, of all workers."""
-        self._charted_names: set[str] = set()
+        self._charted_names = BoundedTexts(MAX_CHARTED_NAMES, MAX_CHARTED_NAMES_EACH)
         self._collected: dict[bytes, int] = {}
         """Number of steps received from each stream since the latest record of the network."""
         self._collected_since = self._started
@@ -681,10 +683,11 @@ class RemoteInterface(TrainingInterface):
     def _charted(self) -> dict[bytes, str]:
         """Return the workers that are recorded separately."""
         charted: dict[bytes, str] = {}
-        for stream, name in itertools.islice(self._workers.items(), WORKERS_CHARTED):
-            if name in self._charted_names or len(self._charted_names) < MAX_CHARTED_NAMES:
-                self._charted_names.add(name)
+        for stream, name in self._workers.items():
+            if self._charted_names.keep(name, self.link.origin(stream)) is not None:
                 charted[stream] = name
+                if len(charted) == WORKERS_CHARTED:
+                    break
         return charted
 
     def _worker_rates(self) -> dict[str, float]:
