@@ -21,6 +21,7 @@ from tmrl_core.samples.buffer import Buffer
 from tmrl_core.samples.codec import (
     SampleMessage,
     decode_message,
+    decoded_bytes,
     encode_message,
     encode_message_buffers,
     most_records,
@@ -441,11 +442,19 @@ def test_a_tree_nested_too_deep_is_refused() -> None:
 
 @given(st.sampled_from([b"", b"\x00", b"\x01", b"\x00\x94\xc4\x00\x90"]), st.binary(max_size=100))
 def test_any_bytes_give_a_message_or_codec_error(start: bytes, rest: bytes) -> None:
+    assert decoded_bytes(start + rest) >= len(start + rest)
     try:
         message = decode_message(start + rest, max_bytes=LIMIT)
     except CodecError:
         return
     assert isinstance(message, SampleMessage)
+
+
+def test_the_size_without_compression_is_found_without_decompressing() -> None:
+    plain, packed = (encode_message(pendulum_like(2_000), [], compression=one) for one in ("none", "zstd"))
+    assert len(packed) < len(plain)
+    assert decoded_bytes(plain) == len(plain)
+    assert abs(decoded_bytes(packed) - len(plain)) < 100
 
 
 VALID = [

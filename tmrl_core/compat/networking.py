@@ -17,6 +17,7 @@ from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles import buffer, trainer, worker
 from tmrl_core.samples.buffer import Samples
+from tmrl_core.samples.codec import decoded_bytes
 from tmrl_core.samples.columns import Chunk, Sample
 from tmrl_core.training.remote.interface import RemoteInterface
 
@@ -296,7 +297,13 @@ class TrainerInterface(RemoteInterface):
             header_size=header_size,
             max_buf_len=max_buf_len,
         )
-        link = TrainerLink(settings, name="trainer", run=config.run.name, inbox_bytes=config.trainer.inbox_bytes)
+        link = TrainerLink(
+            settings,
+            name="trainer",
+            run=config.run.name,
+            inbox_bytes=config.trainer.inbox_bytes,
+            cost_of=decoded_bytes,
+        )
         path = given(model_path, config.trainer_model_path)
         super().__init__(link)
         self.model_path = None if path is None else Path(path)

@@ -221,6 +221,18 @@ def decode_message(data: BytesLike, *, max_bytes: int) -> SampleMessage:
     return SampleMessage(chunk, body.records, body.signature)
 
 
+def decoded_bytes(data: BytesLike) -> int:
+    """Return the size of a message without compression, as it states it; of an invalid one, its own size."""
+    view = memoryview(data).cast("B")
+    if view[:1] != ZSTD:
+        return len(view)
+    try:
+        size: int = zstandard.get_frame_parameters(view[1:]).content_size
+    except zstandard.ZstdError:
+        return len(view)
+    return len(view) if size == zstandard.CONTENTSIZE_UNKNOWN else max(size, len(view))
+
+
 def split_chunk(chunk: Chunk, max_bytes: int) -> Iterator[Chunk]:
     """Yield the chunk in pieces (views), each one sample or at most `max_bytes` when encoded without compression.
 

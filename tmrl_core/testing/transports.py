@@ -214,7 +214,7 @@ class TransportSuite:
                 sender.offer([bytes(1_000_000)], 1)
             driver.wake()
             # The trainer's inbox is not read. First the inbox fills, then the relay's budget.
-            await self.until(lambda: trainer.inbox_held > 3 << 20 and session.relay.flow.queued_bytes > 2 << 20)
+            await self.until(lambda: trainer.inbox.held_bytes > 3 << 20 and session.relay.flow.queued_bytes > 2 << 20)
             for _ in range(200):
                 await asyncio.sleep(0)
                 assert session.relay.flow.reserved_bytes <= 40 << 20

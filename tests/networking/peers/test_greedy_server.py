@@ -57,5 +57,5 @@ def test_samples_beyond_the_credit_end_the_link(link: TrainerConnection) -> None
         if link.closing:
             break
     assert "granted credit" in str(link.reason)
-    assert link.trainer.inbox_held <= 2 * INBOX_BYTES
-    assert link.trainer.inbox_held > INBOX_BYTES - len(body)
+    assert link.trainer.inbox.held_bytes <= 2 * INBOX_BYTES
+    assert link.trainer.inbox.held_bytes > INBOX_BYTES - len(body)

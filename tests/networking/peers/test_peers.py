@@ -255,3 +255,29 @@ def test_a_flood_of_streams_without_samples_makes_a_trainer_forget_no_offset() -
         state.receiver(b"wolf" + number.to_bytes(12, "big"))
     assert state.receivers[honest].offset == offsets[honest]
     assert len(state.receivers) <= trainer_peer._FORGOTTEN_STREAMS + 1
+
+
+def test_messages_of_an_origin_with_too_many_arrive_later_and_in_order(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tmrl_core.networking.peers.inbox.PENDING_BYTES", 10_000)
+    sender, _ = place.worker.senders[0]
+    for _ in range(30):
+        sender.offer([bytes(1_000)], 1)
+    client, _ = place.trainer()
+    state = client.trainer
+    assert len(state.inbox) == 10
+    now = 0.0
+    taken: list[int] = []
+    while len(taken) < 30:
+        assert now < 60
+        client.tick(now)
+        place.run()
+        if now % 2:
+            assert len(state.inbox) <= 10
+            for received in state.inbox.take(3_000):
+                state.acknowledge(received)
+                taken.append(received.number)
+        now += 0.5
+    assert taken == list(range(30))
+    assert (state.gap_messages, state.messages_received) == (0, 30)

@@ -385,7 +385,7 @@ def test_a_trainer_that_reads_nothing_fills_inbox_relay_and_worker_within_their_
         made += worker.make(100_000)
         for _ in range(20):
             network.step()
-    assert trainer.state.inbox_held <= 1.1 * (1 << 20)
+    assert trainer.state.inbox.held_bytes <= 1.1 * (1 << 20)
     assert worker.sender.held_bytes <= 8 << 20
     assert made < 200
     network.settle(work=trainer, steps=100_000)

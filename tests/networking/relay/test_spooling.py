@@ -374,7 +374,7 @@ def test_a_trainer_killed_before_it_committed_gets_the_spooled_samples_again(net
     trainer.connect()
     network.settle()
     assert len(trainer.state.inbox) == 5
-    first = trainer.state.inbox.popleft()
+    (first,) = trainer.state.inbox.take(1)
     trainer.memory.append(first.payload.tobytes())
     trainer.state.acknowledge(first)
     network.settle()
@@ -501,7 +501,7 @@ def test_handoffs_stay_within_the_pool_and_replay_uses_credit() -> None:
     trainer = Trainer(network, inbox_bytes=1 << 20)
     trainer.connect()
     network.settle(steps=MAX_STEPS)
-    assert 0 < trainer.state.inbox_held <= 1.1 * (1 << 20)
+    assert 0 < trainer.state.inbox.held_bytes <= 1.1 * (1 << 20)
     network.settle(work=trainer, steps=MAX_STEPS)
     assert len(trainer.memory) == 100
     assert network.spool.used_bytes == 0

@@ -51,8 +51,10 @@ class Checker:
             if state.policy is not None:
                 self._policy(owner)
         elif isinstance(owner, Trainer):
-            if owner.state.inbox_held > owner.inbox_limit:
-                raise Violation(f"the trainer's inbox holds {owner.state.inbox_held} bytes of {owner.inbox_limit}")
+            if owner.state.inbox.held_bytes > owner.inbox_limit:
+                raise Violation(
+                    f"the trainer's inbox holds {owner.state.inbox.held_bytes} bytes of {owner.inbox_limit}"
+                )
             if owner.state.holding != owner.holding:
                 self._incarnation(owner, relay)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import encode_arrays
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.peers.inbox import TAKEN_BYTES
 from tmrl_core.networking.peers.trainer import Member
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import Blob, Collect, Lateness, PolicyUpdate, decode_body
-from tmrl_core.samples import Buffer, EpisodeRecord
-from tmrl_core.samples.codec import encode_message
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.samples.codec import decoded_bytes, encode_message
 from tmrl_core.training.loops.episode_metrics import MAX_NAMES_EACH
 from tmrl_core.training.loops.evaluation import Evaluator
 from tmrl_core.training.remote.interface import (
@@ -257,3 +259,24 @@ def test_a_worker_that_invents_metrics_makes_a_bounded_number_of_series() -> Non
     series = {name for record in sink.records for name in record.values if "/ep_info/" in name}
     assert len(series) == MAX_NAMES_EACH + 1
     assert all("is_success" in one.metrics for delivery in deliveries for one in delivery.buffer.episodes)
+
+
+def test_messages_that_stand_for_much_are_read_a_few_at_a_time(make_rows: Callable[..., Chunk]) -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run", cost_of=decoded_bytes)
+    interface = RemoteInterface(link)
+    chunk = make_rows(1, 0, 0, 20_000)
+    chunk.observation = np.zeros((20_000, 200), np.float32)
+    payload = memoryview(encode_message(chunk, []))
+    assert len(payload) < decoded_bytes(payload) // 100
+    for number in range(30):
+        link._trainer.receiver(bytes(16))
+        link._trainer.inbox.append(Received(bytes(16), number, 20_000, payload, len(payload)))
+    rows = 0
+    for _ in range(30):
+        deliveries = interface.receive()
+        assert sum(decoded_bytes(payload) for _ in deliveries) <= TAKEN_BYTES + decoded_bytes(payload)
+        rows += sum(chunk.rows for one in deliveries for chunk in one.chunks)
+        interface._outstanding.clear()
+        if not link._trainer.inbox:
+            break
+    assert rows == 600_000

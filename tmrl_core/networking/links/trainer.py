@@ -80,6 +80,7 @@ class TrainerLink(Link):
         gaps: messages and samples that workers have dropped, as counted in the checkpoint.
         seal: authenticates samples and what goes to the workers; None: as `settings.end_to_end` says.
         hold: stores an incarnation durably, before it is used; for `seal` only.
+        cost_of: returns the bytes that a message's payload takes in memory, see `peers.inbox`.
 
     Raises:
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
@@ -99,6 +100,7 @@ class TrainerLink(Link):
         gaps: tuple[int, int] = (0, 0),
         seal: TrainerSeal | None = None,
         hold: Callable[[int], None] = lambda incarnation: None,
+        cost_of: Callable[[memoryview], int] = len,
     ) -> None:
         identity: Identity | None = None
         log = RemarkLog(logger)
@@ -118,6 +120,7 @@ class TrainerLink(Link):
             seal=seal,
             hold=hold,
         )
+        self._trainer.inbox.cost_of = cost_of
         self._trainer.on_remark = log.remark
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
         self._prune_above = _MAX_DIRECTIVES
@@ -127,7 +130,10 @@ class TrainerLink(Link):
     # --- samples ---
 
     def receive(self) -> list[Received]:
-        """Return all arrived messages in order, without waiting. Their bytes count as consumed."""
+        """Return arrived messages without waiting, in order for each stream. Their bytes count as consumed.
+
+        Large messages are returned in several calls; `wait` says whether there are more.
+        """
         return self._trainer.take()
 
     def wait(self, timeout_s: float) -> bool:
@@ -285,7 +291,7 @@ class TrainerLink(Link):
             min(state.gap_messages, MAX_COUNT),
             state.duplicates,
             min(state.samples_refused, MAX_COUNT),
-            state.inbox_held,
+            state.inbox.held_bytes,
             state.notice.queued_bytes,
             len(state.members),
             state.notice.other_run_workers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,9 +14,10 @@ import msgspec
 from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
 from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
+from tmrl_core.networking.peers.inbox import Inbox
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, Received, StreamReceiver
+from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, PostponedError, Received, StreamReceiver
 from tmrl_core.networking.protocol.framing import (
     FIRST,
     LAST,
@@ -150,8 +151,7 @@ class TrainerState(ClientState):
         self.inbox_bytes = inbox_bytes
         self.lock = threading.Lock()
         """Guards inbox, offsets and acknowledgements: the training thread takes and commits while links deliver."""
-        self.inbox: deque[Received] = deque()
-        self.inbox_held = 0
+        self.inbox = Inbox()
         self._bodies = BodyPool()
         self.receivers: OrderedDict[bytes, StreamReceiver] = OrderedDict()
         self._forgotten = ForgottenStreams()
@@ -283,12 +283,9 @@ class TrainerState(ClientState):
         return receiver.offset.next_number != receiver.next_number
 
     def take(self) -> list[Received]:
-        """Return the arrived messages that were not taken yet. Their bytes become credit again."""
+        """Return arrived messages that were not taken yet, see `Inbox.take`. Their bytes become credit again."""
         with self.lock:
-            taken = list(self.inbox)
-            self.inbox.clear()
-            self.inbox_held = 0
-        return taken
+            return self.inbox.take()
 
     def acknowledge(self, received: Received, refused: str | None = None) -> None:
         """Acknowledge one message that `take` has returned.
@@ -348,6 +345,8 @@ class TrainerConnection(Connection):
         self._refused_channels: dict[int, tuple[str, int]] = {}
         """Channels of streams without a proof of their origin: the reason, and the number of the latest message."""
         self._retries: dict[int, tuple[float, float]] = {}
+        self._postponed: dict[int, str] = {}
+        """Origins of the channels among them whose messages were not admitted."""
         """Channels with a message that did not open: time of the next request for it, and the wait after that."""
         self._retry_at = float("inf")
         self._signatures_bytes = 0
@@ -521,6 +520,7 @@ class TrainerConnection(Connection):
         self._refused_channels.pop(message.channel, None)
         self.withdraw(("refused", message.channel))
         self._retries.pop(message.channel, None)
+        self._postponed.pop(message.channel, None)
         receiver = self._channels.pop(message.channel, None)
         if receiver is None:
             return
@@ -557,10 +557,19 @@ class TrainerConnection(Connection):
             if frame.channel in self._refused_channels:
                 self._refuse_frame(frame, *self._refused_channels[frame.channel])
             return  # otherwise the stream has left meanwhile or returned under another channel
+        opener = receiver.opener
+        origin = opener.name if opener is not None else state.names.get(receiver.stream, "")
         with state.lock:
             gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
             try:
-                received, ask = receiver.frame(frame, self._max_message_bytes)
+                received, ask = receiver.frame(
+                    frame, self._max_message_bytes, lambda payload: state.inbox.admits(origin, payload)
+                )
+            except PostponedError:
+                self._postponed[frame.channel] = origin
+                self._retries.pop(frame.channel, None)  # no failure, so the time does not grow
+                self._request_later(frame.channel)
+                received, ask = None, False
             except (ForgedError, UnknownRunKeyError) as exc:
                 if isinstance(exc, UnknownRunKeyError) and receiver.opener is not None:
                     state.on_remark(
@@ -571,8 +580,7 @@ class TrainerConnection(Connection):
                 self._request_later(frame.channel)
                 received, ask = None, False
             if received is not None:
-                state.inbox.append(received)
-                state.inbox_held += received.size
+                state.inbox.append(received, origin)
                 state.samples_received += received.samples
                 state.messages_received += 1
                 state.gap_messages += receiver.gap_messages - gap_messages
@@ -583,6 +591,7 @@ class TrainerConnection(Connection):
         spare(frame.buffer)  # its payload has been copied
         if received is not None:
             self._retries.pop(frame.channel, None)
+            self._postponed.pop(frame.channel, None)
             state.on_change()
         if ask:
             self.send(Resume(frame.channel, receiver.next_number))
@@ -594,13 +603,16 @@ class TrainerConnection(Connection):
         self._retry_at = min(self._retry_at, self._now + wait_s)
 
     def tick(self, now: float) -> None:
-        """Handle the passing of time: request the messages that did not open."""
+        """Handle the passing of time: request the messages that did not open, or that were not admitted."""
         super().tick(now)
         if now < self._retry_at or self.closing:
             return
         self._retry_at = float("inf")
         for channel, (due, wait_s) in self._retries.items():
-            if due <= now:
+            if due <= now and self.trainer.inbox.is_busy(self._postponed.get(channel, "")):
+                self._retries[channel] = now + RETRY_MIN_S, RETRY_MIN_S
+                self._retry_at = min(self._retry_at, now + RETRY_MIN_S)
+            elif due <= now:
                 self._retries[channel] = float("inf"), wait_s
                 self.send(Resume(channel, self._channels[channel].next_number))
             else:
@@ -651,7 +663,7 @@ class TrainerConnection(Connection):
                     channel = self._stream_channels.get(stream)
                     while channel is not None and (ack := state.receivers[stream].next_ack(channel)) is not None:
                         self._control.append(control_frame(ack))
-        limit = self._data_bytes - self._partial_bytes - state.inbox_held + self._inbox_bytes
+        limit = self._data_bytes - self._partial_bytes - state.inbox.held_bytes + self._inbox_bytes
         largest = message_bytes(SAMPLES_HEAD, self._max_message_bytes)
         next_fits = self._partial_bytes or self._granted - self._data_bytes >= largest
         # Credit is sent for several messages together, unless the next message may not fit the remaining credit.

@@ -22,7 +22,7 @@ dropped counts as dropped when a later resume requests it, and as acknowledged w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
@@ -460,6 +460,10 @@ _REMEMBERED_REFUSALS = 20
 """Maximum number of refusals of a stream in a checkpoint, more than one lost acknowledgement usually holds."""
 
 
+class PostponedError(Exception):
+    """A complete message is not taken now. It has to be requested again later."""
+
+
 class StreamReceiver:
     """Trainer's end of one stream.
 
@@ -521,11 +525,19 @@ class StreamReceiver:
         self._refused.extendleft(reversed(self._refused_lately))
         self._refused_lately.clear()
 
-    def frame(self, frame: Frame, max_message_bytes: int) -> tuple[Received | None, bool]:
+    def frame(
+        self, frame: Frame, max_message_bytes: int, admits: Callable[[memoryview], bool] = lambda payload: True
+    ) -> tuple[Received | None, bool]:
         """Handle one DATA frame. Return the message that it completes, and whether a resume must be requested.
+
+        Args:
+            frame: the frame.
+            max_message_bytes: maximum size of a message.
+            admits: returns False if a complete message cannot be taken now.
 
         Raises:
             ForgedError, UnknownRunKeyError: the complete message does not open. The rest of its epoch is ignored.
+            PostponedError: it was not admitted. The rest of its epoch is ignored.
             RemoteProtocolError: the frame contradicts its message's header, or the message is too large.
         """
         if frame.epoch == self._ignored_epoch:
@@ -572,6 +584,9 @@ class StreamReceiver:
             except (ForgedError, UnknownRunKeyError):
                 self._ignored_epoch = frame.epoch
                 raise
+        if not admits(body):
+            self._ignored_epoch = frame.epoch
+            raise PostponedError
         if number > self.next_number:
             self.gap_messages += number - self.next_number
             self.gap_samples += max(0, position - self._position)

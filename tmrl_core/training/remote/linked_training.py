@@ -46,6 +46,7 @@ class LinkedTraining:
 
     def open(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
         """Connect to the Server and resume at the training object's offsets. Return without waiting for the link."""
+        from tmrl_core.samples.codec import decoded_bytes
         from tmrl_core.training.loops.evaluation import Evaluator
         from tmrl_core.training.remote.delivery_log import DeliveryLog
         from tmrl_core.training.remote.interface import RemoteInterface
@@ -62,6 +63,7 @@ class LinkedTraining:
             offsets=delivery.get("marks", {}),
             refusals=delivery.get("refusals", {}),
             gaps=(delivery.get("gap_messages", 0), delivery.get("gap_samples", 0)),
+            cost_of=decoded_bytes,
         )
         settings = config.trainer.evaluation
         wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None

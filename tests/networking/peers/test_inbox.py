@@ -1,0 +1,109 @@
+"""Messages that stand for more than their bytes do not keep a trainer from the others."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tmrl_core.networking.peers.inbox import PENDING_BYTES, TAKEN_BYTES, Inbox
+from tmrl_core.networking.protocol.delivery import Received
+
+GIANT = 16 << 20
+
+
+def message(origin: str, number: int, cost: int) -> Received:
+    return Received(origin.encode(), number, 1, memoryview(cost.to_bytes(8, "big")), 100)
+
+
+def inbox_of_costs() -> Inbox:
+    inbox = Inbox()
+    inbox.cost_of = lambda payload: int.from_bytes(payload, "big")
+    return inbox
+
+
+def append(inbox: Inbox, origin: str, number: int, cost: int) -> None:
+    inbox.append(message(origin, number, cost), origin)
+
+
+def test_a_call_takes_a_bounded_cost_and_at_least_one_message() -> None:
+    inbox = inbox_of_costs()
+    for number in range(20):
+        append(inbox, "thief", number, GIANT)
+    assert [one.number for one in inbox.take()] == list(range(TAKEN_BYTES // GIANT))
+    assert [one.number for one in inbox.take(1)] == [4]
+    assert (len(inbox), inbox.held_bytes) == (15, 1_500)
+
+
+def test_nobody_waits_for_the_giants_of_another_origin() -> None:
+    inbox = inbox_of_costs()
+    for number in range(60):
+        append(inbox, "thief", number, GIANT)
+    for number in range(500):
+        append(inbox, "honest", number, 30_000)
+    taken = [one.stream for one in inbox.take()]
+    assert taken.count(b"honest") == 500
+    assert taken.count(b"thief") <= 5
+
+
+def test_an_origin_that_always_has_one_giant_gets_no_more_than_its_turn() -> None:
+    inbox = inbox_of_costs()
+    honest = 0
+    for number in range(50):
+        append(inbox, "thief", number, GIANT)
+        for _ in range(20):
+            append(inbox, "honest", honest, 1 << 20)
+            honest += 1
+        inbox.take(GIANT)
+    waiting = sum(one.stream == b"honest" for one in inbox)
+    assert honest - waiting >= 0.45 * 50 * GIANT / (1 << 20)
+
+
+def test_an_origin_whose_messages_would_take_minutes_is_postponed() -> None:
+    inbox = inbox_of_costs()
+    number = 0
+    giant = message("thief", 0, GIANT).payload
+    while inbox.admits("thief", giant):
+        append(inbox, "thief", number, GIANT)
+        number += 1
+    assert number == PENDING_BYTES // GIANT
+    assert inbox.admits("honest", giant)
+    assert inbox.is_busy("thief")
+    assert not inbox.is_busy("honest")
+    while inbox.is_busy("thief"):
+        assert inbox.take()
+    assert inbox.admits("thief", giant)
+
+
+def test_one_message_is_admitted_however_much_it_stands_for() -> None:
+    assert inbox_of_costs().admits("robot", message("robot", 0, 5 * PENDING_BYTES).payload)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_message_is_taken_once_and_in_order_for_its_origin(seed: int) -> None:
+    chance = random.Random(seed)
+    inbox = inbox_of_costs()
+    sent, taken = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)
+    for _ in range(500):
+        for origin in sent:
+            if chance.random() < 0.4:
+                append(inbox, origin, sent[origin], chance.choice([1, 1_000, GIANT]))
+                sent[origin] += 1
+        if chance.random() < 0.3:
+            for one in inbox.take(chance.choice([1, TAKEN_BYTES])):
+                assert one.number == taken[one.stream.decode()]
+                taken[one.stream.decode()] += 1
+        assert bool(inbox) == (sent != taken)
+        assert len(inbox) == len(list(inbox)) == sum(sent.values()) - sum(taken.values())
+    while inbox:
+        for one in inbox.take():
+            taken[one.stream.decode()] += 1
+    assert (sent, inbox.held_bytes) == (taken, 0)
+
+
+def test_origins_that_come_and_go_are_not_remembered_forever() -> None:
+    inbox = inbox_of_costs()
+    for number in range(20_000):
+        append(inbox, f"robot{number}", 0, 1_000)
+        inbox.take()
+    assert len(inbox._turns) <= 4_097

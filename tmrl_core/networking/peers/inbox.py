@@ -1,0 +1,102 @@
+"""Samples that have arrived and wait for the training thread, in turns by origin. Sans-I/O.
+
+A compressed message of 600 bytes may stand for 16 MB, and reading it takes half a second. What waits here is limited by
+its bytes, and what is taken by its *cost*, the bytes that it stands for. The origins (the holders of certificates) take
+turns by cost, as the relay's principals do by bytes, so that nobody waits for many cheap giants of another one. An
+origin whose messages cost more than `PENDING_BYTES` is postponed: the Server sends them again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush, heapreplace, nlargest
+from itertools import count
+from operator import itemgetter
+
+from tmrl_core.networking.protocol.delivery import Received
+
+TAKEN_BYTES = 64 << 20
+"""Cost of the messages that are taken at a time; at least one message is."""
+PENDING_BYTES = 1 << 30
+"""Maximum cost of the messages of one origin that wait. Messages that shrink to a sixteenth do not reach it in an inbox
+of 64 MB."""
+_MAX_TURNS = 4_096
+"""Maximum number of origins without messages whose turns are remembered."""
+
+
+class Inbox:
+    """Received messages, in order for each stream.
+
+    Attributes:
+        cost_of: returns the cost of a message's payload.
+        held_bytes: bytes that the messages took on the link.
+    """
+
+    def __init__(self) -> None:
+        self.cost_of: Callable[[memoryview], int] = len
+        self.held_bytes = 0
+        self._waiting: dict[str, deque[tuple[Received, int]]] = {}
+        """Messages of each origin, with their costs."""
+        self._pending: dict[str, int] = {}
+        self._heap: list[tuple[int, int, str]] = []
+        """Origins with messages: (turn, order among equals, origin)."""
+        self._order = count()
+        self._turn = 0
+        self._turns: dict[str, int] = {}
+        """Turn of the next message of each origin that has had more than the others."""
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return sum(map(len, self._waiting.values()))
+
+    def __bool__(self) -> bool:
+        """Return True if there is a message."""
+        return bool(self._waiting)
+
+    def __iter__(self) -> Iterator[Received]:
+        """Iterate over the messages, in order for each stream."""
+        return (one for waiting in self._waiting.values() for one, _ in waiting)
+
+    def admits(self, origin: str, payload: memoryview) -> bool:
+        """Return True if a message may be appended now."""
+        pending = self._pending.get(origin, 0)
+        return not pending or pending + self.cost_of(payload) <= PENDING_BYTES
+
+    def is_busy(self, origin: str) -> bool:
+        """Return True while messages of an origin that was not admitted would be postponed again."""
+        return self._pending.get(origin, 0) > PENDING_BYTES // 2
+
+    def append(self, received: Received, origin: str = "") -> None:
+        """Append a message."""
+        cost = self.cost_of(received.payload)
+        self.held_bytes += received.size
+        self._pending[origin] = self._pending.get(origin, 0) + cost
+        waiting = self._waiting.get(origin)
+        if waiting is None:
+            waiting = self._waiting[origin] = deque()
+            turn = max(self._turn, self._turns.pop(origin, 0))
+            heappush(self._heap, (turn, next(self._order), origin))
+        waiting.append((received, cost))
+
+    def take(self, most: int = TAKEN_BYTES) -> list[Received]:
+        """Remove messages that cost `most`, at least one if there is one, and return them."""
+        taken = []
+        while self._heap and most > 0:
+            turn, _, origin = self._heap[0]
+            waiting = self._waiting[origin]
+            received, cost = waiting.popleft()
+            taken.append(received)
+            most -= cost
+            self._turn = turn
+            self.held_bytes -= received.size
+            self._pending[origin] -= cost
+            if waiting:
+                heapreplace(self._heap, (turn + cost, next(self._order), origin))
+                continue
+            heappop(self._heap)
+            del self._waiting[origin], self._pending[origin]
+            self._turns[origin] = turn + cost
+            if len(self._turns) > _MAX_TURNS:
+                self._turns = dict(nlargest(_MAX_TURNS // 2, self._turns.items(), key=itemgetter(1)))
+        return taken
