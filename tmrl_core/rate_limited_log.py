@@ -17,12 +17,13 @@ class RateLimitedLog:
     Args:
         say: writes a line to the log.
         what: description of the suppressed lines.
+        lines_per_s: rate of lines after the burst; None: `LINES_PER_S`.
     """
 
-    def __init__(self, say: Callable[[str], None], what: str) -> None:
+    def __init__(self, say: Callable[[str], None], what: str, lines_per_s: float | None = None) -> None:
         self._say = say
         self._what = what
-        self._lines = TokenBucket(LINES_PER_S, LINES_AT_ONCE)
+        self._lines = TokenBucket(LINES_PER_S if lines_per_s is None else lines_per_s, LINES_AT_ONCE)
         self._suppressed = 0
 
     def __call__(self, line: str, now: float) -> None:

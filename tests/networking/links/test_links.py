@@ -26,7 +26,7 @@ from tmrl_core.errors import (
     RefusedError,
 )
 from tmrl_core.networking import Server
-from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
+from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink, base
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.networking.security import credentials
@@ -463,7 +463,7 @@ def test_a_server_that_refuses_with_new_reasons_fills_neither_log_nor_memory(
     keys: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limited_log, "LINES_AT_ONCE", 5)
-    monkeypatch.setattr(rate_limited_log, "LINES_PER_S", 0.0)
+    monkeypatch.setattr(base, "_LINES_PER_S", 0.0)
     with ExitStack() as stack, caplog.at_level(logging.INFO, "tmrl_core.networking.links.base"):
         place = Place("local", keys, stack)
         refused: list[str] = []

@@ -43,6 +43,8 @@ determines how fast a link recovers after a network that drops all packets. Pack
 next attempt together take less than 5 s."""
 _REASONS_KEPT = 20
 """Number of the latest reasons of lost links that are not logged again. A Server can invent any number of them."""
+_LINES_PER_S = 0.1
+"""Rate of lines about new and lost connections, after a burst. Connections that last longer are all logged."""
 _IDLE_TICK_S = 0.002
 """Time that the I/O thread stays awake after the application passed work, so that the next work need not wake it."""
 
@@ -71,8 +73,8 @@ class Link:
         self._failure: TmrlError | None = None
         self._welcomes = 0
         self._logged_reasons: deque[str] = deque(maxlen=_REASONS_KEPT)
-        self._connected_line = RateLimitedLog(logger.info, "that were new connections")
-        self._lost_line = RateLimitedLog(logger.warning, "that were other reasons")
+        self._connected_line = RateLimitedLog(logger.info, "that were new connections", _LINES_PER_S)
+        self._lost_line = RateLimitedLog(logger.warning, "that were other reasons", _LINES_PER_S)
         self._poked = False
         self._wake_lock = threading.Lock()
         self._notify_scheduled = False
