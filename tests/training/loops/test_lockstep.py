@@ -7,6 +7,7 @@ from gymnasium import spaces
 from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.lockstep import TrainingLockstep
+from tmrl_core.training.memories.memory import MAX_STREAMS
 
 SPACES = (spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(2))
 
@@ -49,3 +50,16 @@ def test_a_message_names_few_of_many_stalled_workers(caplog: pytest.LogCaptureFi
         round_.stalled = [f"w{number}" for number in range(count)]
         training._count(round_)
         assert text in caplog.messages[-1]
+
+
+def test_origins_that_stalled_are_remembered_for_ten_rounds_and_in_bounded_number() -> None:
+    training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, device="cpu")
+    training.rounds_done = 20
+    training.stalled_origins = {"early": 10, **dict.fromkeys(range(5000), 11), "late": 20}
+    training._begin_round(OneWorker())
+    assert len(training.stalled_origins) == MAX_STREAMS
+    assert "early" not in training.stalled_origins
+    assert {4_999, "late"} <= training.stalled_origins.keys()
+    training.rounds_done = 30
+    training._begin_round(OneWorker())
+    assert training.stalled_origins == {}

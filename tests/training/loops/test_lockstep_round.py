@@ -10,7 +10,7 @@ import pytest
 
 from tmrl_core.networking.protocol.messages import Collect
 from tmrl_core.samples import Chunk, Segment
-from tmrl_core.training.loops.lockstep_round import LastRows, Round
+from tmrl_core.training.loops.lockstep_round import SLOW, LastRows, Round
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 HERE = [(B, "b"), (A, "a")]
@@ -186,6 +186,117 @@ def test_one_origin_with_many_streams_delays_a_round_by_a_few_grace_periods(make
     assert now <= 2 * round_.grace_s + 1
 
 
+THIEVES = [(bytes([number]) * 16, f"!{number}") for number in range(10, 30)]
+
+
+def origin(stream: bytes) -> bytes:
+    return b"thief" if any(stream == thief for thief, _ in THIEVES) else stream
+
+
+def test_each_origin_gets_a_part_before_any_gets_two() -> None:
+    round_ = make(4, episodes=True, origin_of=origin)
+    asked = dict(round_.poll([*HERE, *THIEVES, (C, "c")], 0.0, never))
+    assert list(asked) == [THIEVES[0][0], A, B, C]
+    assert {what.episodes for what in asked.values()} == {1}
+    # With one stream of each origin, names decide; with enough parts, each stream gets an equal one.
+    assert [stream for stream, _ in make(1).poll([(C, "c"), *HERE], 0.0, never)] == [A]
+    many = make(23 * 5, origin_of=origin)
+    assert {what.steps for _, what in many.poll([*HERE, *THIEVES, (C, "c")], 0.0, never)} == {5}
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_rows_that_end_no_episode_do_not_hold_a_part_while_others_wait(counts: bool, make_rows: Rows) -> None:
+    suspended: set[bytes] = set()
+    stalled_origins: dict[Any, int] = {}
+
+    def again() -> Round:
+        return make(1, episodes=True, origin_of=origin, suspended=suspended, stalled_origins=stalled_origins)
+
+    round_, rows = again(), LastRows()
+    here = [*THIEVES, (A, "a")]
+    now = 0.0
+    round_.poll(here, now, never)
+    while A not in round_.assignments and now < 1000:
+        now += 1.0
+        for stream in [stream for stream in round_.assignments if stream != A]:
+            take(round_, rows, make_rows(stream[0], int(0 if counts else now), int(now), 1, version=(1, 7)), now)
+        round_.poll(here, now, never)
+    assert now <= 2 * SLOW * round_.grace_s
+    take(round_, rows, make_rows(1, 0, 0, 3, version=(1, 7), end="terminated"), now)
+    assert round_.complete
+    if not counts:
+        assert len(round_.segments) == 1
+    # In the next rounds, its origin comes last.
+    assert [stream for stream, _ in again().poll(here, now, never)] == [A]
+
+
+def test_rows_that_count_no_step_are_no_sign_of_life_and_are_not_kept(make_rows: Rows) -> None:
+    round_, rows = make(10), LastRows()
+    round_.poll(HERE, 0.0, never)
+    for second in range(1, 6):
+        take(round_, rows, make_rows(1, second, 0, 1, version=(1, 7)), float(second))
+        take(round_, rows, make_rows(2, 0, second, 1, version=(1, 7)), float(second))
+    assert round_.poll(HERE, 5.0, never) == [(A, Collect(4, (1, 7), 0)), (B, Collect(4, (1, 7), 10))]
+    assert [segment.chunk.stream for segment in round_.segments] == [B] * 4
+
+
+def test_rows_after_the_end_of_a_part_set_no_period_for_others(make_rows: Rows) -> None:
+    round_, rows = make(1, episodes=True), LastRows()
+    round_.poll([(A, "a")], 0.0, never)
+    here = [(A, "a"), (B, "b")]
+    assert dict(round_.poll(here, 5.0, never)).keys() == {A, B}
+    take(round_, rows, make_rows(1, 0, 0, 2, version=(1, 7)), 5.0)
+    take(round_, rows, make_rows(2, 0, 0, 2, version=(1, 7)), 9.0)
+    assert round_.poll(here, 10.0, never) == []
+
+
+def test_a_part_given_late_in_a_period_is_not_taken_at_its_end(make_rows: Rows) -> None:
+    round_, rows = make(15), LastRows()
+    here = [*HERE, (C, "c")]
+    round_.poll(here, 0.0, never)
+    take(round_, rows, make_rows(1, 0, 0, 6, version=(1, 7)), 1.0)
+    take(round_, rows, make_rows(2, 0, 0, 2, version=(1, 7)), 4.0)
+    assert dict(round_.poll(here, 5.0, never)) == {C: Collect(4, (1, 7), 0), A: Collect(4, (1, 7), 10)}
+    assert dict(round_.poll(here, 6.0, never)) == {B: Collect(4, (1, 7), 1), A: Collect(4, (1, 7), 14)}
+    assert round_.stalled == ["c", "b"]
+
+
+@pytest.mark.parametrize("length", [4, 12, 80])
+def test_long_episodes_end_although_workers_take_them_from_each_other(length: int, make_rows: Rows) -> None:
+    """A worker sends an episode at its end, also if its part was taken, and then begins the next one if asked to."""
+    round_, rows = make(1, episodes=True), LastRows()
+    here = [*HERE, (C, "c")]
+    ends = dict.fromkeys((A, B, C), 0.0)
+    number = dict.fromkeys((A, B, C), 0)
+    now = 0.0
+    while not round_.complete and now < 20 * length + 100:
+        round_.poll(here, now, lambda stream, what: ends[stream] == 0.0)
+        for stream in ends:
+            if ends[stream] and now >= ends[stream]:
+                take(round_, rows, make_rows(stream[0], number[stream], 0, 3, version=(1, 7), end="truncated"), now)
+                ends[stream] = 0.0
+                number[stream] += 1
+            elif not ends[stream] and stream in round_.assignments and round_.assignments[stream].missing:
+                ends[stream] = now + length
+        now += 1.0
+    assert round_.complete
+    assert now <= 6 * length
+
+
+def test_a_worker_that_waits_gets_a_share_of_a_slow_workers_part(make_rows: Rows) -> None:
+    round_, rows = make(101), LastRows()
+    round_.poll([(A, "a")], 0.0, never)
+    here = [(A, "a"), (B, "b")]
+    for second in range(1, 20):
+        take(round_, rows, make_rows(1, 0, second - 1, 1, version=(1, 7)), float(second))
+        assert round_.poll(here, float(second), never) == []
+    asked = dict(round_.poll(here, 20.0, never))
+    assert (round_.stalled, sum(what.steps or 0 for what in asked.values())) == ([], 101)
+    assert abs((asked[A].steps or 0) - round_.collected - (asked[B].steps or 0)) <= 2
+    assert round_.redistributed == asked[B].steps
+    assert round_.poll(here, 21.0, never) == []
+
+
 def test_the_parts_of_thousands_of_stalled_workers_are_given_to_others_at_once() -> None:
     stalled = [(number.to_bytes(16, "big"), "thief") for number in range(5_000)]
     round_ = make(5_001)
@@ -239,9 +350,12 @@ def test_an_empty_round_is_refused() -> None:
 
 
 class Crowd:
-    """Workers that do what they are asked, seeded: at their own speeds; now and then they die, return, lose samples."""
+    """Workers that do what they are asked, seeded: at their own speeds; now and then they die, return, lose samples.
 
-    def __init__(self, seed: int, make_rows: Rows) -> None:
+    `thieves` do what they like.
+    """
+
+    def __init__(self, seed: int, make_rows: Rows, thieves: int = 0, troubles: float = 1.0) -> None:
         self.random = random.Random(seed)
         self.make_rows = make_rows
         self.now = 0.0
@@ -249,22 +363,35 @@ class Crowd:
         self.number = 0
         self.episodes = self.random.random() < 0.3
         self.rows = LastRows()
+        self.troubles = troubles
         for _ in range(self.random.randint(1, 4)):
             self.join()
+        for _ in range(thieves):
+            self.join(thief=True)
 
-    def join(self) -> None:
+    def join(self, thief: bool = False) -> None:
         self.number += 1
         self.workers[self.number] = {
             "speed": self.random.choice([1, 3, 10]), "asked": None, "done": 0, "lost": False,
             "episode": 0, "step": 0, "left": 1, "stuck": 0.0, "here": True,
+            "thief": thief, "mood": self.random.choice(["drips", "resets", "steps"]),
         }  # fmt: skip
 
     @property
     def present(self) -> list[tuple[bytes, str]]:
-        return [(bytes([number]) * 16, f"w{number}") for number, worker in self.workers.items() if worker["here"]]
+        return [
+            (bytes([number]) * 16, f"!{number}" if worker["thief"] else f"w{number}")
+            for number, worker in self.workers.items()
+            if worker["here"]
+        ]
+
+    def origin(self, stream: bytes) -> int:
+        return -1 if self.workers[stream[0]]["thief"] else stream[0]
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
         worker = self.workers[stream[0]]
+        if worker["thief"] and self.random.random() < 0.05:
+            return True
         return bool(worker["asked"] == what and worker["done"] >= what.amount)
 
     def ask(self, stream: bytes, what: Collect) -> None:
@@ -289,12 +416,36 @@ class Crowd:
         worker["step"] = 0 if ends else worker["step"] + 1
         return chunk
 
+    def play(self, round_: Round, number: int, worker: dict[str, Any]) -> None:
+        """Let a thief change its mind, leave or return, and send what it likes."""
+        if self.random.random() < (0.1 if number % 2 else 0.01):
+            worker["mood"] = self.random.choice(["works", "drips", "resets", "steps", "sleeps", "leaves"])
+        worker["here"] = worker["mood"] != "leaves"
+        asked = worker["asked"]
+        rows = {"works": 10, "drips": int(self.random.random() < 0.3)}.get(worker["mood"], 1)
+        if asked is None or worker["mood"] in ("sleeps", "leaves"):
+            return
+        for _ in range(rows):
+            if worker["mood"] in ("works", "drips"):
+                if worker["done"] >= asked.amount:
+                    break
+                chunk = self.row(number, worker)
+            else:
+                worker["episode"] += worker["mood"] == "resets"
+                worker["step"] = 0 if worker["mood"] == "resets" else worker["step"] + 1
+                chunk = self.make_rows(number, worker["episode"], worker["step"], 1, version=asked.version)
+                worker["left"] = worker["step"] + 1
+            round_.take(self.rows.join(chunk), self.now)
+
     def tick(self, round_: Round) -> None:
         self.now += 1.0
         for number, worker in list(self.workers.items()):
-            if self.random.random() < 0.01:
+            if worker["thief"]:
+                self.play(round_, number, worker)
+                continue
+            if self.random.random() < 0.01 * self.troubles:
                 worker["here"] = False
-            if worker["stuck"] < self.now and self.random.random() < 0.01:
+            if worker["stuck"] < self.now and self.random.random() < 0.01 * self.troubles:
                 worker["stuck"] = self.now + self.random.choice([3, 30])
             if not worker["here"]:
                 if self.random.random() < 0.05:
@@ -307,21 +458,23 @@ class Crowd:
                 if asked is None or worker["done"] >= asked.amount:
                     break
                 chunk = self.row(number, worker)
-                if self.random.random() > 0.02:  # else it is lost on its way
+                if self.random.random() >= 0.02 * self.troubles:  # else it is lost on its way
                     round_.take(self.rows.join(chunk), self.now)
-        if not any(worker["here"] for worker in self.workers.values()) or self.random.random() < 0.005:
+        honest = any(worker["here"] and not worker["thief"] for worker in self.workers.values())
+        if not honest or self.random.random() < 0.005 * self.troubles:
             self.join()
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: int, make_rows: Rows) -> None:
-    crowd = Crowd(seed, make_rows)
+    crowd = Crowd(seed, make_rows, thieves=(seed % 3 == 0) * (1 + seed % 5))
     suspended: set[bytes] = set()
+    stalled_origins: dict[Any, int] = {}
     for number in range(1, 6):
-        amount = crowd.random.randint(1, 60)
+        amount = crowd.random.randint(1, 60) if seed % 4 else crowd.random.randint(1, 3)
         round_ = Round(
             number, (1, number), amount=amount, episodes=crowd.episodes, grace_s=6.0, suspended=suspended,
-            origin_of=(lambda stream: stream[0] % 3) if seed % 2 else bytes,
+            origin_of=(lambda stream: stream[0] % 3) if seed % 2 else crowd.origin, stalled_origins=stalled_origins,
         )  # fmt: skip
         began = crowd.now
         while not round_.complete:
@@ -342,8 +495,28 @@ def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: i
             (segment.chunk.stream, int(episode), int(step))
             for segment in round_.segments
             for episode, step in zip(segment.chunk.episode, segment.chunk.step, strict=True)
+            if not crowd.workers[segment.chunk.stream[0]]["thief"]
         ]
         assert len(seen) == len(set(seen))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_origin_that_does_what_it_likes_delays_a_round_by_a_few_grace_periods(seed: int, make_rows: Rows) -> None:
+    crowd = Crowd(seed, make_rows, thieves=1 + seed % 6, troubles=0.0)
+    suspended: set[bytes] = set()
+    stalled_origins: dict[Any, int] = {}
+    for number in range(1, 6):
+        amount = crowd.random.choice([1, 2, 5, 60])
+        round_ = Round(
+            number, (1, number), amount=amount, episodes=crowd.episodes, grace_s=8.0, suspended=suspended,
+            origin_of=crowd.origin, stalled_origins=stalled_origins,
+        )  # fmt: skip
+        ends = crowd.now + 7.0 * amount + 10 * round_.grace_s
+        while not round_.complete:
+            for stream, what in round_.poll(crowd.present, crowd.now, crowd.says_done):
+                crowd.ask(stream, what)
+            crowd.tick(round_)
+            assert crowd.now < ends
 
 
 def test_segments_of_several_versions_in_one_chunk_are_distinguished(make_rows: Rows) -> None:

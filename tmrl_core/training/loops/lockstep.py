@@ -10,7 +10,7 @@ import logging
 import math
 import statistics as stats
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -35,6 +35,8 @@ POLL_S = 0.2
 """Maximum wait in seconds between two checks of the connected workers."""
 NAMED = 5
 """Maximum number of workers that one message names."""
+RECENT_ROUNDS = 10
+"""Number of rounds for which the stalls of an origin are remembered."""
 
 
 class RoundStore(MemoryLike, Protocol):
@@ -109,6 +111,8 @@ class TrainingLockstep(TrainingOffline):
         """Steps or episodes that were reassigned from stalled workers."""
         self.suspended: set[bytes] = set()
         """Streams of stalled workers that have sent nothing since."""
+        self.stalled_origins: dict[Hashable, int] = {}
+        """Latest round in which each origin has stalled, of recent rounds."""
         self._begun = False
         """True: a round was collected in this process."""
         self._round_shortfall = ""
@@ -129,6 +133,7 @@ class TrainingLockstep(TrainingOffline):
     transient: ClassVar[frozenset[str]] = parameters_of(__init__) | {
         "_begun",
         "suspended",
+        "stalled_origins",
         "_seeded",
         "_round_shortfall",
     }
@@ -206,6 +211,9 @@ class TrainingLockstep(TrainingOffline):
             present = {stream for stream, _ in interface.workers()}
             self.suspended &= present
             self._seeded &= present
+        oldest = self.rounds_done + 1 - RECENT_ROUNDS
+        recent = [(origin, number) for origin, number in self.stalled_origins.items() if number >= oldest]
+        self.stalled_origins = dict(recent[-MAX_STREAMS:])
         round_ = Round(
             self.rounds_done + 1,
             interface.version,
@@ -215,6 +223,7 @@ class TrainingLockstep(TrainingOffline):
             suspended=self.suspended,
             seed_of=self._seed_of,
             origin_of=interface.origin,
+            stalled_origins=self.stalled_origins,
         )
         self.memory.begin(round_)
         return round_

@@ -4,8 +4,17 @@ The amount of a round is divided into *assignments*, one for each worker's strea
 the round's version and within its assignment. All other rows are counted and discarded. A worker is *stalled* if it has
 sent nothing for `grace_s` (also because it has disconnected), or has not finished `grace_s` after the first worker that
 has. The missing part of its assignment is reassigned to others. Rows that have arrived are kept, so that the amount of
-a round is always exact. An origin (a certificate) may have any number of workers, so those of an origin that has
-stalled twice in a round receive no more of it: otherwise one origin could make a round last as long as it likes.
+a round is always exact.
+
+No origin (a certificate, with any number of workers) may make a round last as long as it likes:
+
+- In a round of steps, only rows that count are signs of life. In a round of episodes, the rows of an episode are, but
+  for `SLOW` periods at most while another worker waits. A worker that is stalled has twice the time when it is asked
+  again, so that long episodes end although several workers take them from each other.
+- Workers of an origin that has stalled twice receive no more while there are others.
+- A worker that waits for `SLOW` periods receives a share of the slow workers' assignments.
+- If there are fewer parts than workers, each origin receives one before any receives two. Origins that have stalled in
+  recent rounds come last.
 """
 
 from __future__ import annotations
@@ -27,6 +36,8 @@ Worker = tuple[bytes, str]
 
 STALLS_OF_ORIGIN = 2
 """Number of times that an origin may stall in a round before its streams receive no more of the round."""
+SLOW = 4
+"""Grace periods after which a worker without an end of an episode, or with a large assignment, is slow."""
 
 
 @dataclass
@@ -75,7 +86,10 @@ class Assignment:
         requested: steps or episodes requested from it so far.
         wanted: number of its steps or episodes that count.
         collected: number of those that have arrived.
-        last_arrival_s: time of its latest rows, or of the request.
+        given_s: time of the request.
+        last_arrival_s: time of its latest sign of life, or of the request.
+        last_counted_s: time of its latest rows that count, or of the request.
+        patience: number of grace periods that it may be silent.
         seed: seed of its first episode, if it begins with a new one.
         segments: rows that count, in order of arrival.
     """
@@ -83,10 +97,14 @@ class Assignment:
     name: str
     requested: int
     wanted: int
-    last_arrival_s: float
+    given_s: float
     seed: int | None = None
     collected: int = 0
     segments: list[RoundSegment] = field(default_factory=list)
+    patience: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.last_arrival_s = self.last_counted_s = self.given_s
 
     @property
     def missing(self) -> int:
@@ -124,6 +142,7 @@ class Round:
         seed_of: returns the seed of an assignment's first episode, given (stream, index of the assignment); None: the
             open episode continues.
         origin_of: returns the origin of a stream; by default, each stream is its own origin.
+        stalled_origins: latest round in which each origin has stalled, the latest ones last. Updated in place.
     """
 
     def __init__(
@@ -137,6 +156,7 @@ class Round:
         suspended: set[bytes] | None = None,
         seed_of: Callable[[bytes, int], int | None] = lambda stream, index: None,
         origin_of: Callable[[bytes], Hashable] = bytes,
+        stalled_origins: dict[Hashable, int] | None = None,
     ) -> None:
         if amount < 1:
             raise ValueError(f"a round has at least 1 step or episode, got {amount}")
@@ -159,6 +179,7 @@ class Round:
         self._suspended = suspended if suspended is not None else set()
         self._seed_of = seed_of
         self._origin_of = origin_of
+        self._stalled_origins = stalled_origins if stalled_origins is not None else {}
         self._stalls: Counter[Hashable] = Counter()
         """Number of times that each origin has stalled."""
         self._first_done_s: float | None = None
@@ -198,13 +219,17 @@ class Round:
             elif assignment is None:
                 self.surplus += run.rows
             else:
-                assignment.last_arrival_s = now
+                before = assignment.collected
                 kept = self._count(assignment, segment, start, stop)
                 self.surplus += stop - kept
-                if kept > start:
+                if any(segment.follows[start:kept]):
                     assignment.segments.append(segment.slice(start, kept))
-                if not assignment.missing and self._first_done_s is None:
-                    self._first_done_s = now
+                if assignment.collected > before:
+                    assignment.last_counted_s = now
+                    if not assignment.missing and self._first_done_s is None:
+                        self._first_done_s = now
+                if self.in_episodes or assignment.collected > before:
+                    assignment.last_arrival_s = now
             start = stop
 
     def _count(self, assignment: Assignment, segment: RoundSegment, start: int, stop: int) -> int:
@@ -234,7 +259,7 @@ class Round:
                 are acknowledged.
         """
         if not self.assignments:
-            return self._begin(sorted(present, key=lambda worker: (worker[1], worker[0])), now)
+            return self._begin(dict(present), now)
         changed: dict[bytes, None] = {}
         here = dict(present)
         for stream, assignment in self.assignments.items():
@@ -243,7 +268,8 @@ class Round:
                 assignment.requested += assignment.missing
                 self.repeated += assignment.missing
                 changed[stream] = None
-        changed.update(dict.fromkeys(self._reassign(self._stalled_workers(now), here, now)))
+        changed.update(dict.fromkeys(self._reassign(self._stalled_workers(here, now), here, now)))
+        changed.update(dict.fromkeys(self._share(here, now)))
         return [(stream, self.collect_of(stream)) for stream in changed]
 
     def collect_of(self, stream: bytes) -> Collect:
@@ -252,22 +278,62 @@ class Round:
         steps, episodes = (None, assignment.requested) if self.in_episodes else (assignment.requested, None)
         return Collect(self.number, self.version, steps, episodes, assignment.seed)
 
-    def _begin(self, present: Sequence[Worker], now: float) -> list[tuple[bytes, Collect]]:
-        able = [worker for worker in present if worker[0] not in self._suspended] or list(present)
-        for (stream, name), part in zip(able, _parts(self.amount, len(able)), strict=True):
-            if part:
-                self.assignments[stream] = Assignment(
-                    name, part, part, now, self._seed_of(stream, len(self.assignments))
-                )
-        return [(stream, self.collect_of(stream)) for stream in self.assignments]
+    def _begin(self, here: dict[bytes, str], now: float) -> list[tuple[bytes, Collect]]:
+        able = [stream for stream in here if stream not in self._suspended]
+        return [(stream, self.collect_of(stream)) for stream in self._give(self.amount, able or list(here), here, now)]
 
-    def _stalled_workers(self, now: float) -> list[bytes]:
-        missing = [stream for stream, assignment in self.assignments.items() if assignment.missing]
+    def _give(self, amount: int, recipients: Sequence[bytes], here: dict[bytes, str], now: float) -> list[bytes]:
+        """Divide an amount between streams. Return those that receive a part, in the order of the workers' names."""
+        able = sorted(recipients, key=lambda stream: (here[stream], stream))
+        if amount < len(able):
+            able = sorted(self._by_turns(able)[:amount], key=lambda stream: (here[stream], stream))
+        for stream, part in zip(able, _parts(amount, len(able)), strict=True):
+            assignment = self.assignments.get(stream)
+            if assignment is None:
+                assignment = Assignment(here[stream], 0, 0, now, self._seed_of(stream, len(self.assignments)))
+                self.assignments[stream] = assignment
+            if not assignment.missing:
+                assignment.given_s = assignment.last_arrival_s = assignment.last_counted_s = now
+            assignment.requested += part
+            assignment.wanted += part
+        return able
+
+    def _by_turns(self, streams: Sequence[bytes]) -> list[bytes]:
+        """Return streams so that each origin is there once before any is there twice; those that have stalled last."""
+        turns: Counter[Hashable] = Counter()
+        places: dict[bytes, tuple[bool, int]] = {}
+        for stream in streams:
+            origin = self._origin_of(stream)
+            places[stream] = (origin in self._stalled_origins, turns[origin])
+            turns[origin] += 1
+        return sorted(streams, key=places.__getitem__)
+
+    def _stalled_workers(self, here: dict[bytes, str], now: float) -> list[bytes]:
+        missing = {stream: assignment for stream, assignment in self.assignments.items() if assignment.missing}
+        late: set[bytes] = set()
         first = self._first_done_s
         if first is not None and now - first >= self.grace_s:
             self._first_done_s = None  # the next worker that finishes restarts the period
-            return missing
-        return [stream for stream in missing if now - self.assignments[stream].last_arrival_s >= self.grace_s]
+            late.update(stream for stream, assignment in missing.items() if assignment.given_s <= first)
+        waiting: list[bytes] | None = None
+        for stream, assignment in missing.items():
+            allowed = self.grace_s * (assignment.patience if stream in here else 1.0)
+            if now - assignment.last_arrival_s >= allowed:
+                late.add(stream)
+            elif now - assignment.last_counted_s >= SLOW * allowed:
+                waiting = self._waiting(here) if waiting is None else waiting
+                late.update([stream] if waiting else [])
+        return [stream for stream in missing if stream in late]
+
+    def _waiting(self, here: dict[bytes, str]) -> list[bytes]:
+        """Return the responsive streams of reliable origins that have nothing to collect."""
+        return [
+            stream
+            for stream in here
+            if stream not in self._suspended
+            and (stream not in self.assignments or not self.assignments[stream].missing)
+            and self._stalls[self._origin_of(stream)] < STALLS_OF_ORIGIN
+        ]
 
     def _reassign(self, stalled: Sequence[bytes], here: dict[bytes, str], now: float) -> Iterable[bytes]:
         """Give the missing parts of stalled workers' assignments to others. Return the changed streams."""
@@ -277,44 +343,66 @@ class Round:
         if not recipients:
             self._stalls.subtract(origins)  # nothing is taken from them
             return []
+        for origin in origins:
+            self._stalled_origins.pop(origin, None)
+            self._stalled_origins[origin] = self.number
         missing = 0
         for stream in stalled:
             assignment = self.assignments[stream]
             missing += assignment.missing
             assignment.wanted = assignment.requested = assignment.collected
+            if stream in here and now - assignment.last_counted_s >= self.grace_s:
+                assignment.patience *= 2
             self.stalled.append(assignment.name)
         self.redistributed += missing
         self._suspended.update(stalled)
-        parts = [
-            (stream, part) for stream, part in zip(recipients, _parts(missing, len(recipients)), strict=True) if part
-        ]
-        for recipient, part in parts:
-            other = self.assignments.get(recipient)
-            if other is None:
-                other = Assignment(here[recipient], 0, 0, now, self._seed_of(recipient, len(self.assignments)))
-                self.assignments[recipient] = other
-            if not other.missing:
-                other.last_arrival_s = now
-            other.requested += part
-            other.wanted += part
-        return [*stalled, *(recipient for recipient, _ in parts)]
+        return [*stalled, *self._give(missing, recipients, here, now)]
 
     def _recipients(self, stalled: Sequence[bytes], here: dict[bytes, str], now: float) -> list[bytes]:
-        """Return the streams to reassign to: finished ones, else responsive ones, else newly joined ones, else all."""
+        """Return the streams to reassign to, of the origins that have stalled least.
+
+        They are those that have finished, else those without an assignment, else responsive ones, else all.
+        """
         ended = set(stalled)
-        others = [other for other in self.assignments if other in here and other not in ended]
-        able = [other for other in others if other not in self._suspended]
-        done = [other for other in able if not self.assignments[other].missing]
-        heard = [other for other in able if now - self.assignments[other].last_arrival_s < self.grace_s]
-        new = [other for other in here if other not in self.assignments]
-        reliable = (
-            [other for other in some if self._stalls[self._origin_of(other)] < STALLS_OF_ORIGIN]
-            for some in (done, heard, new)
-        )
-        for recipients in (*reliable, done, heard, new, others):
-            if recipients:
-                return sorted(recipients, key=lambda other: (here[other], other))
-        return []
+        ranks: dict[bytes, tuple[int, int]] = {}
+        for stream in here:
+            if stream in ended:
+                continue
+            assignment = self.assignments.get(stream)
+            if stream in self._suspended:
+                rank = 3
+            elif assignment is None:
+                rank = 1
+            elif not assignment.missing:
+                rank = 0
+            else:
+                rank = 2 if now - assignment.last_arrival_s < self.grace_s else 3
+            stalls = self._stalls[self._origin_of(stream)]
+            ranks[stream] = (stalls if stalls >= STALLS_OF_ORIGIN else 0, rank)
+        best = min(ranks.values(), default=None)
+        return [stream for stream, rank in ranks.items() if rank == best]
+
+    def _share(self, here: dict[bytes, str], now: float) -> list[bytes]:
+        """Give waiting workers a share of what slow ones have yet to begin. Return the changed streams."""
+        slow = [
+            stream
+            for stream, assignment in self.assignments.items()
+            if assignment.missing > 1 and now - assignment.given_s >= SLOW * self.grace_s and stream in here
+        ]
+        waiting = self._waiting(here) if slow else []
+        if not waiting:
+            return []
+        spare = 0
+        for stream in slow:
+            assignment = self.assignments[stream]
+            part = assignment.missing - 1
+            assignment.wanted -= part
+            assignment.requested -= part
+            assignment.given_s = now
+            spare += part
+        given = self._give(spare, [*slow, *waiting], here, now)
+        self.redistributed += sum(self.assignments[stream].missing for stream in waiting if stream in self.assignments)
+        return [*slow, *given]
 
 
 def _parts(amount: int, number: int) -> list[int]:
