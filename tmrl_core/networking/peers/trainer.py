@@ -65,6 +65,7 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
     plain,
 )
+from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:  # loaded only where authentication is on
     from tmrl_core.networking.end_to_end.identity import Peer
@@ -78,6 +79,11 @@ MAX_SIGNATURES_BYTES = 32 << 20
 """Maximum size of the signatures of all members. Later members have none, so only their samples are checked."""
 MOST_RECORD_RAISES = 16
 """Number of times that the records of one worker can raise the incarnation: each makes the trainer publish again."""
+SUGGESTIONS_AT_ONCE = 16
+"""Number of incarnations suggested by the Server that are taken at once: each is stored and makes the trainer publish
+again, and in lockstep begin its round again."""
+SUGGESTION_INTERVAL_S = 60.0
+"""Interval in which later ones are taken. The highest one waits."""
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Seconds after which a message that did not open is requested again, the first time and after many."""
 _RETRY_PASS_S = 0.1
@@ -142,6 +148,11 @@ class TrainerState(ClientState):
         """The incarnation of this process; 0: none yet."""
         self.seal = seal
         self._hold = hold
+        self._suggestions = TokenBucket(1 / SUGGESTION_INTERVAL_S, SUGGESTIONS_AT_ONCE)
+        self._waiting = 0
+        """The highest suggested incarnation that is taken later."""
+        self.suggestion_at = float("inf")
+        """Time at which that one is taken."""
         self._raises: Counter[str] = Counter()
         """Number of raises of the incarnation by the records of each worker, by the identity in its certificate."""
         if seal is not None:
@@ -211,13 +222,37 @@ class TrainerState(ClientState):
         self._hold(incarnation)
         self.holding = self.incarnation = incarnation
 
-    def suggested(self, incarnation: int) -> None:
-        """Handle the incarnation that the Server suggests: take it if it is plausible."""
-        if self.holding < incarnation <= self.holding + MOST_RAISED:
+    def suggested(self, incarnation: int, now: float) -> None:
+        """Handle a plausible incarnation that the Server suggests: take it now, or later if there are many."""
+        if not self._plausible(incarnation):
+            return
+        self._waiting = max(self._waiting, incarnation)
+        if self._suggestions.available(now) >= 1:
+            self.take_suggestion(now)
+        elif self.suggestion_at == float("inf"):
+            self.suggestion_at = now + SUGGESTION_INTERVAL_S
+            self.on_remark(
+                "the Server suggests ever higher incarnations, each of which makes this trainer publish again: one is "
+                f"taken every {SUGGESTION_INTERVAL_S:g} s. Check the Server's host (docs/security.md)",
+                "",
+            )
+
+    def take_suggestion(self, now: float) -> None:
+        """Take the highest incarnation that the Server has suggested."""
+        self._suggestions.take(now)
+        self.suggestion_at = float("inf")
+        self.raise_to(self._waiting)
+
+    def raise_to(self, incarnation: int) -> None:
+        """Take an incarnation if it is plausible."""
+        if self._plausible(incarnation):
             try:
                 self._take_incarnation(incarnation)
             except CredentialsError as exc:
                 self.on_remark(f"incarnation {incarnation} is not used: {exc}", "")
+
+    def _plausible(self, incarnation: int) -> bool:
+        return self.holding < incarnation <= self.holding + MOST_RAISED
 
     def may_raise(self, worker: Peer) -> bool:
         """Count a worker's record that claims a higher incarnation. Return False if it has had too many of them."""
@@ -402,7 +437,7 @@ class TrainerConnection(Connection):
                     with state.lock:
                         state.lateness[receiver.stream] = message
             case Incarnation():
-                self._raised(message.incarnation)
+                self._given(message.incarnation)
                 state.on_change()
             case Have():
                 self._in_flight = False
@@ -417,19 +452,20 @@ class TrainerConnection(Connection):
                 super()._on_control(message)
 
     def _given(self, incarnation: int) -> None:
+        """Handle the incarnation that the Server assigns, or suggests to a trainer that chooses its own."""
         state = self.trainer
         if state.seal is None:
             state.holding = incarnation
             state.incarnation = max(state.incarnation, incarnation)
         else:
-            state.suggested(incarnation)
-            self.announce()
+            before = state.holding
+            state.suggested(incarnation, self._now)
+            self._raised(before)
 
-    def _raised(self, incarnation: int) -> None:
-        """Handle a higher incarnation on an open link."""
-        self._given(incarnation)
-        if self.trainer.seal is not None:
-            # What was sealed for the earlier incarnation and is not sent yet would come too late.
+    def _raised(self, before: int) -> None:
+        """Announce the incarnation. If it is a higher one, replace what was sealed before and would come too late."""
+        self.announce()
+        if self.trainer.holding > before:
             self.report()
             for stream in dict.fromkeys((*self.trainer.directives, *self._openers)):
                 self.direct(stream)
@@ -457,8 +493,9 @@ class TrainerConnection(Connection):
                     self._leave_stream(message, "does not authenticate its samples and this trainer checks them")
                 return
             signature = opener.signature
-            if opener.incarnation > state.holding and state.may_raise(opener.peer):
-                self._raised(opener.incarnation + 1)  # otherwise its worker would not follow this trainer
+            if opener.incarnation > (before := state.holding) and state.may_raise(opener.peer):
+                state.raise_to(opener.incarnation + 1)  # otherwise its worker would not follow this trainer
+                self._raised(before)
         elif signature.startswith(AUTHENTICATED):
             self._leave_stream(message, "authenticates its samples and this trainer does not check them")
             return
@@ -603,8 +640,13 @@ class TrainerConnection(Connection):
         self._retry_at = min(self._retry_at, self._now + wait_s)
 
     def tick(self, now: float) -> None:
-        """Handle the passing of time: request the messages that did not open, or that were not admitted."""
+        """Handle the passing of time: take a waiting incarnation, and request messages that did not open or wait."""
         super().tick(now)
+        if now >= self._suggestion_at:
+            before = self.trainer.holding
+            self.trainer.take_suggestion(now)
+            self._raised(before)
+            self.trainer.on_change()
         if now < self._retry_at or self.closing:
             return
         self._retry_at = float("inf")
@@ -620,7 +662,11 @@ class TrainerConnection(Connection):
 
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
-        return min(super().deadline(), self._retry_at)
+        return min(super().deadline(), self._retry_at, self._suggestion_at)
+
+    @property
+    def _suggestion_at(self) -> float:
+        return self.trainer.suggestion_at if self.state == "open" and not self.closing else float("inf")
 
     def direct(self, stream: bytes | None) -> None:
         """Send the directive for `stream` (None: for all streams) if the stream is linked."""
