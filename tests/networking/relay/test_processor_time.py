@@ -349,3 +349,14 @@ def test_small_messages_are_charged_in_part(size: int, part: float) -> None:
     end.link.charge(0.1, end.link.bytes_in - before, 0.0)
     spent = account - left(place, "certificate worker w")[0]
     assert spent == pytest.approx(part * EFFECTS * 0.1, rel=0.03)
+
+
+def test_what_a_link_sends_after_its_end_is_charged() -> None:
+    place = Place()
+    end = place.worker("wolf")
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    end.link.refuse("misuse", "no such thing")
+    before, _ = left(place, "certificate worker wolf")
+    for _ in range(10):
+        end.link.charge(0.002, 1 << 20, 0.0)
+    assert before - left(place, "certificate worker wolf")[0] == pytest.approx(0.02)

@@ -250,6 +250,9 @@ class RelayConnection(Connection):
 
     def charge(self, seconds: float, n: int, now: float) -> None:
         """Charge the processor time of received bytes to the principal, except the part of samples."""
+        if self.closing:
+            self.relay.processor_time.charge(self.principal, seconds, now)
+            return
         if self._read_size.spent(seconds, n):
             self.pause(0.0)
         used, wire = self._uncharged

@@ -37,8 +37,10 @@ _POLL_S = 1.0
 """Interval at which a Server checks its credentials for changes."""
 _GREETING_BYTES = 65_536
 """Maximum bytes from a peer before its admission; a handshake with a certificate and a `Hello` take a tenth."""
-_LINGER_BYTES = 16 << 20
-"""Maximum bytes that a Server reads from a link that it has ended, more than two windows of a worker in flight."""
+_LINGER_BYTES = 8 << 20
+"""Maximum bytes that a Server reads from a link that it has ended; a window of a worker may be in flight."""
+_DISCARDED_BYTE_S = 1e-9
+"""Processor time that the system takes for each of them."""
 _ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
 _PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
 """Alert for clients that do not speak TLS. OpenSSL closes without an alert, so that the client would retry forever."""
@@ -299,8 +301,10 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._finishing or self.connection.closing:
             # Lingering, or about to: further data is discarded, as much as may have been in flight.
             self._discarded_bytes += nbytes
-            if self._server_side and self._discarded_bytes > _LINGER_BYTES:
-                self._close_socket()
+            if self._server_side:
+                self.connection.charge(nbytes * _DISCARDED_BYTE_S, nbytes, self.loop.time())
+                if self._discarded_bytes > _LINGER_BYTES:
+                    self._close_socket()
             return
         begun = time.thread_time() if self._server_side else 0.0
         self._take(nbytes)
