@@ -9,7 +9,7 @@ list with one value per row.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -74,6 +74,7 @@ class Chunk:
         segments: runs of rows of one episode and version; their rows add up to `rows`.
         kinds: kind of the rows of each leaf, in the order of `fields`; `()` if all are "".
         stream: id of the chunk's stream, set on the trainer's side.
+        origin: what stands for the credentials of the stream's worker, likewise; None: unknown.
     """
 
     rows: int
@@ -88,6 +89,7 @@ class Chunk:
     segments: tuple[Segment, ...] = ()
     kinds: tuple[Kind, ...] = ()
     stream: bytes = b""
+    origin: Hashable = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -170,6 +172,7 @@ class Chunk:
             segments=cut_segments(self.segments, start, stop),
             kinds=self.kinds,
             stream=self.stream,
+            origin=self.origin,
         )
 
     def last_row(self) -> Chunk:

@@ -3,11 +3,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from tmrl_core.samples import Chunk
+from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.lockstep_round import LastRows
+from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.memories.held_rows import HeldRows
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.sequences import SequenceMemory
@@ -31,6 +35,48 @@ def test_the_longest_silent_stream_is_dropped_first() -> None:
     del held[b"d"]
     held[b"e"] = 10
     assert dict(held) == {b"e": 10}
+
+
+def test_an_origin_with_many_streams_drops_its_own() -> None:
+    held: HeldRows[int] = HeldRows(lambda size: size, 10)
+    held.put(b"honest", 3, "honest")
+    for number in range(10):
+        held.put(b"%d" % number, 2, "hostile")
+    assert dict(held) == {b"honest": 3, b"7": 2, b"8": 2, b"9": 2}
+    held.clear()
+    held.put(b"large", 6, "a")
+    for number in range(3):
+        held.put(b"%d" % number, 2, number)
+    assert dict(held) == {b"0": 2, b"1": 2, b"2": 2}, "a single stream counts by its silence, not by its size"
+
+
+class Idle(TrainingAgent):
+    def train(self, batch: Any) -> dict[str, Any]:
+        return {}
+
+    def get_actor(self) -> None:
+        return None
+
+
+class Hostile(LocalInterface):
+    """All streams but the first have one origin."""
+
+    def origin(self, stream: bytes) -> bool:
+        return any(stream)
+
+
+def test_many_streams_of_an_origin_do_not_end_the_episodes_of_others(make_rows: Any) -> None:
+    def memory(nb_steps: int, device: Any) -> ReplayMemory:
+        return ReplayMemory(device, nb_steps, memory_size=1)
+
+    interface = Hostile()
+    training = TrainingOffline((gym.spaces.Discrete(2), gym.spaces.Discrete(2)), memory, Idle)
+    for stream, step in [(0, 0), *((stream, 0) for stream in range(1, 20)), (0, 1)]:
+        buffer = Buffer(maxlen=None)
+        buffer.extend([images(make_rows, stream, step, 1, 16 << 20)])
+        interface.put(buffer)
+        training.update_buffer(interface)
+    assert len(training.training_memory) == 1
 
 
 def test_streams_of_one_large_row_do_not_fill_the_memory(make_rows: Any) -> None:

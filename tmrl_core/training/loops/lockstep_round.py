@@ -73,7 +73,7 @@ class LastRows:
         if last is not None and not last.terminated[0] and not last.truncated[0]:
             place = LastRow(int(last.episode[0]), int(last.step[0]))
         follows: list[bool] = rows_that_follow(chunk, place).tolist()
-        self._rows[chunk.stream] = _copy_of_last(chunk)
+        self._rows.put(chunk.stream, _copy_of_last(chunk), chunk.origin)
         return RoundSegment(chunk, follows, last if follows[0] else None)
 
 

@@ -455,6 +455,9 @@ class TrainingOffline(TrainingLoop):
         except StorageError as exc:
             self._unwritten.note(exc)
             return
+        for delivery in deliveries:
+            for chunk in delivery.chunks:
+                chunk.origin = interface.origin(chunk.stream)
         self._take(deliveries, interface.version[1])
         self.commit(interface)
         if self._waits_for:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from typing import TypeVar
 
 from tmrl_core.training.memories.memory import MAX_STREAMS
@@ -16,9 +17,10 @@ Held = TypeVar("Held")
 class HeldRows(MutableMapping[bytes, Held]):
     """Rows of each stream, in the order of the latest change.
 
-    Beyond `MAX_STREAMS` or `max_bytes`, the rows of the stream that has been silent for longest are dropped first. A
-    stream renews its rows with each message. So those of a stream that goes on are dropped only if all that go on are
-    larger than the limit, or if a worker opens streams faster than others send.
+    Beyond `MAX_STREAMS` or `max_bytes`, rows of the origin (a certificate) with the most are dropped, and those of its
+    stream that has been silent for longest. If that origin has one stream only, or origins are unknown, the stream that
+    has been silent for longest of all is dropped. A stream renews its rows with each message, so those of streams that
+    have ended are dropped first, and an origin with many streams drops its own.
 
     Args:
         size_of: returns the size of a stream's rows in bytes.
@@ -35,23 +37,46 @@ class HeldRows(MutableMapping[bytes, Held]):
         self._size_of = size_of
         self._max_bytes = max_bytes
         self._dropped = dropped
-        self._held: dict[bytes, Held] = {}
-        self._bytes = 0
+        self._held: dict[bytes, tuple[Held, Hashable]] = {}
+        self._streams: dict[Hashable, dict[bytes, None]] = {}
+        """Streams of each origin, in the order of the latest change."""
+        self._bytes: Counter[Hashable] = Counter()
+        """Size of the rows of each origin."""
+        self._total_bytes = 0
+
+    def put(self, stream: bytes, rows: Held, origin: Hashable = None) -> None:
+        """Replace the rows of a stream; `origin`: None: unknown."""
+        self.pop(stream, None)
+        self._held[stream] = rows, origin
+        self._streams.setdefault(origin, {})[stream] = None
+        self._count(origin, self._size_of(rows))
+        while len(self) > MAX_STREAMS or (self._total_bytes > self._max_bytes and len(self) > 1):
+            self._drop()
+
+    def _drop(self) -> None:
+        too_many = len(self) > MAX_STREAMS
+        most = max(self._streams, key=lambda origin: len(self._streams[origin]) if too_many else self._bytes[origin])
+        streams = self._streams[most]
+        silent = next(iter(streams if len(streams) > 1 else self._held))
+        del self[silent]
+        self._dropped(silent)
+
+    def _count(self, origin: Hashable, size: int) -> None:
+        self._bytes[origin] += size
+        self._total_bytes += size
 
     def __getitem__(self, stream: bytes) -> Held:
-        return self._held[stream]
+        return self._held[stream][0]
 
     def __setitem__(self, stream: bytes, rows: Held) -> None:
-        self.pop(stream, None)
-        self._held[stream] = rows
-        self._bytes += self._size_of(rows)
-        while len(self) > MAX_STREAMS or (self._bytes > self._max_bytes and len(self) > 1):
-            silent = next(iter(self))
-            del self[silent]
-            self._dropped(silent)
+        self.put(stream, rows, self._held[stream][1] if stream in self._held else None)
 
     def __delitem__(self, stream: bytes) -> None:
-        self._bytes -= self._size_of(self._held.pop(stream))
+        rows, origin = self._held.pop(stream)
+        self._count(origin, -self._size_of(rows))
+        del self._streams[origin][stream]
+        if not self._streams[origin]:
+            del self._streams[origin], self._bytes[origin]
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._held)

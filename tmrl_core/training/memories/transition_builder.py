@@ -103,7 +103,8 @@ class TransitionBuilder:
             assert actions is not None
             self.schema.allocate(observation, actions, list(columns.extras), specs)
         if after is not None:
-            self.tails[chunk.stream] = after if self.rows.layout is not None else replace(after, extra_specs=specs)
+            after = after if self.rows.layout is not None else replace(after, extra_specs=specs)
+            self.tails.put(chunk.stream, after, chunk.origin)
         return columns
 
     def _join(
