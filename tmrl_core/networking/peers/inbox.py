@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush, heapreplace, nlargest
+from heapq import heappop, heappush, nlargest
 from itertools import count
 from operator import itemgetter
 
@@ -83,20 +83,22 @@ class Inbox:
         """Remove messages that cost `most`, at least one if there is one, and return them."""
         taken = []
         while self._heap and most > 0:
-            turn, _, origin = self._heap[0]
-            waiting = self._waiting[origin]
-            received, cost = waiting.popleft()
-            taken.append(received)
-            most -= cost
+            turn, order, origin = heappop(self._heap)
             self._turn = turn
-            self.held_bytes -= received.size
-            self._pending[origin] -= cost
+            waiting, pending = self._waiting[origin], self._pending[origin]
+            while waiting and most > 0 and (not self._heap or turn <= self._heap[0][0]):
+                received, cost = waiting.popleft()
+                taken.append(received)
+                most -= cost
+                turn += cost
+                pending -= cost
+                self.held_bytes -= received.size
             if waiting:
-                heapreplace(self._heap, (turn + cost, next(self._order), origin))
+                self._pending[origin] = pending
+                heappush(self._heap, (turn, order, origin))
                 continue
-            heappop(self._heap)
             del self._waiting[origin], self._pending[origin]
-            self._turns[origin] = turn + cost
+            self._turns[origin] = turn
             if len(self._turns) > _MAX_TURNS:
                 self._turns = dict(nlargest(_MAX_TURNS // 2, self._turns.items(), key=itemgetter(1)))
         return taken

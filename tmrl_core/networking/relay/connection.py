@@ -305,7 +305,8 @@ class RelayConnection(Connection):
         if self.state == "worker" and frame.kind == Kind.DATA:
             if self.relay.flow.frame(self, frame):
                 self._credit_used_at = self._now
-                self._sample_frames += min(1.0, len(frame.buffer) / SMALL_BYTES)
+                size = len(frame.buffer)
+                self._sample_frames += 1.0 if size >= SMALL_BYTES else size / SMALL_BYTES
         elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
             self._policy_frame(frame)
         else:

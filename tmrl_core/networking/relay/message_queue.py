@@ -49,26 +49,27 @@ class MessageQueue:
     def first_bytes(self) -> int:
         """Return the size of the first message."""
         first = self._entries[0]
-        if isinstance(first, bytearray):
-            length: int = HEADER.unpack_from(first, self._begin)[0]
-            return HEADER_BYTES + length
-        return first[1]
+        if isinstance(first, tuple):
+            return first[1]
+        length: int = HEADER.unpack_from(first, self._begin)[0]
+        return HEADER_BYTES + length
 
     def popleft(self) -> list[bytearray]:
         """Remove the first message and return its frames."""
-        size, first = self.first_bytes, self._entries[0]
+        first = self._entries[0]
         self._messages -= 1
+        if isinstance(first, tuple):
+            self._entries.popleft()
+            self.nbytes -= first[1]
+            return first[0]
+        size = self.first_bytes
         self.nbytes -= size
-        if isinstance(first, bytearray):
-            frames = [first[self._begin : self._begin + size]]
-            self._begin += size
-            if self._begin < len(first):
-                return frames
+        frame = first[self._begin : self._begin + size]
+        self._begin += size
+        if self._begin == len(first):
             self._begin = 0
-        else:
-            frames = first[0]
-        self._entries.popleft()
-        return frames
+            self._entries.popleft()
+        return [frame]
 
     def clear(self) -> None:
         """Remove all messages."""
