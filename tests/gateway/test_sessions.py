@@ -111,6 +111,14 @@ def refused(status: int, said: str, call: Any, *arguments: Any, **keywords: Any)
     assert caught.value.status == status
 
 
+def test_no_text_of_a_session_holds_its_key(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    key = gateway.login()
+    (client,) = gateway.sessions._clients.values()
+    assert key == client.key
+    assert key not in f"{client!r} {client.usage!r}"
+
+
 def test_a_wrong_key_is_refused_and_later_with_429_but_a_valid_one_is_accepted(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path)
     for wrong in (*["wrong"] * (WRONG_LOGINS_AT_ONCE - 3), gateway.apikey[:-1], gateway.apikey + "x", "x" * 100_000):

@@ -45,7 +45,7 @@ WRONG_LOGINS_PER_S = 0.2
 class _Client:
     """A session and what it belongs to."""
 
-    key: str
+    key: str = field(repr=False)
     id: str
     agent: str
     session: Session
@@ -60,7 +60,7 @@ class _Usage:
 
     key_id: str
     steps: TokenBucket | None
-    clients: OrderedDict[str, _Client] = field(default_factory=OrderedDict)
+    clients: OrderedDict[str, _Client] = field(default_factory=OrderedDict, repr=False)  # by their keys
 
 
 class _Door:
