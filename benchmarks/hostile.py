@@ -1,6 +1,6 @@
 """A Server with one hostile member at full effort: what honest workers lose, and what the member costs the Server.
 
-    python benchmarks/hostile.py                          all attacks, about seven minutes; status 1: a bound is passed
+    python benchmarks/hostile.py                    all attacks, about thirteen minutes; status 1: a bound is passed
     python benchmarks/hostile.py --attacks "2 wants" --seconds 20 --turns 5
 
 Processes on this machine: a Server, a trainer that commits everything and publishes a policy of 8 MB every two seconds,
@@ -77,7 +77,7 @@ def seal_of(bundle: str) -> Any:
 class Link:
     """A link of the thief; a thread reads and notes the credit of its streams, unless it is deaf."""
 
-    def __init__(self, bundle: str, port: int, number: int, *, deaf: bool = False) -> None:
+    def __init__(self, bundle: str, port: int, number: int, *, deaf: bool = False, greets: bool = True) -> None:
         from tmrl_core.networking.protocol.messages import Hello
         from tmrl_core.networking.security import credentials
 
@@ -90,7 +90,8 @@ class Link:
         self.resumes: dict[int, Any] = {}
         self.number = number
         self.seal = seal_of(bundle)
-        self.tell(Hello((2,), "worker", "", "run", "robot", os.urandom(16)))
+        if greets:
+            self.tell(Hello((2,), "worker", "", "run", "robot", os.urandom(16)))
         if not deaf:
             threading.Thread(target=self._read, daemon=True).start()
 
@@ -184,12 +185,62 @@ def churn(link: Link, over: Callable[[], bool]) -> None:
         link.tell(link.opening(channel, signature=bytes(58_000)), CloseStream(channel))
 
 
+def tiny(link: Link, over: Callable[[], bool]) -> None:
+    """Row 7: a megabyte of messages of 44 bytes, then the link ends, again and again."""
+    from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, cut
+    from tmrl_core.networking.protocol.messages import Want
+
+    link.open(1)
+    told = link.resumes[0]
+    link.tell(Want(0, told.epoch, told.credit + MB))
+    for first in range(0, 20_000, 500):
+        if over():
+            return
+        heads = (SAMPLES_HEAD.pack(number, number, number, 1, 0) for number in range(first, first + 500))
+        frames = (wire for head in heads for wire in cut(Kind.DATA, head, [b""], epoch=told.epoch, channel=0))
+        link.sock.sendall(b"".join(map(bytes, frames)))
+    link.sock.close()
+
+
+def probe(link: Link, over: Callable[[], bool]) -> None:
+    """Row 8: a new link for each check of the connection."""
+    from tmrl_core.networking.protocol.messages import Probe
+
+    link.tell(Probe((2,), "worker", "", "run"))
+    link.sock.close()
+
+
+def unfinished(link: Link, over: Callable[[], bool]) -> None:
+    """Row 9: a frame of 64 kB in TLS records of one byte, but for its end; then another link."""
+    from tmrl_core.networking.protocol.framing import HEADER, Kind
+
+    link.sock.sendall(HEADER.pack(60_000, Kind.CONTROL, 3, 0, 0))
+    for _ in range(59_000):
+        if over():
+            break
+        link.sock.sendall(b"x")
+    link.sock.close()
+
+
+def refused(link: Link, over: Callable[[], bool]) -> None:
+    """Row 10: a link that is refused, and sends bytes at the rate of the network from then on."""
+    from tmrl_core.networking.protocol.messages import CloseStream
+
+    link.tell(CloseStream(99))
+    while not over():
+        socket.socket.sendall(link.sock, bytes(1 << 18))  # without TLS
+
+
 ATTACKS: dict[str, tuple[Callable[[Link, Callable[[], bool]], None], int]] = {
     "1 reserve": (reserve, 1),
     "2 wants": (wants, 5),
     "3 deaf": (deaf, 40),
     "4 names": (names, 5),
     "6 churn": (churn, 4),
+    "7 tiny": (tiny, 2),
+    "8 probe": (probe, 4),
+    "9 unfinished": (unfinished, 3),
+    "10 refused": (refused, 8),
 }
 
 
@@ -216,7 +267,7 @@ def thief(port: int, pipe: Pipe) -> None:
             while not over():
                 with suppress(OSError, ssl.SSLError):
                     used[0] += 1
-                    attack(Link(bundle, port, number, deaf=name.startswith("3")), over)
+                    attack(Link(bundle, port, number, deaf="deaf" in name, greets="probe" not in name), over)
                 time.sleep(0.05)
 
         threads = [threading.Thread(target=keep, args=(i,), daemon=True) for i in range(links)]
@@ -264,7 +315,9 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as keys:
         credentials.create(keys, ["localhost"])
-        names = {(one, turn): f"robot{one[0]}-{turn}" for one in arguments.attacks for turn in range(arguments.turns)}
+        names = {
+            (one, turn): f"robot{one.split()[0]}-{turn}" for one in arguments.attacks for turn in range(arguments.turns)
+        }
         bundles = {key: str(credentials.bundle(keys, "worker", name, keys)) for key, name in names.items()}
         network = Network(keys, budget_bytes=BUDGET_BYTES)
         relay = Process(server, network)
