@@ -7,7 +7,7 @@ import socket
 import ssl
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -578,8 +578,9 @@ def test_the_streams_of_one_certificate_cannot_fill_the_memory_of_server_and_tra
         for i, wolf in enumerate(wolves):
             wolf.greet(token="", peer=bytes([i]) * 16)
             assert isinstance(wolf.hear(Welcome), Welcome)
-            for j in range(200):
-                wolf.tell(OpenStream(j, bytes([i, j]) * 8, "wolf", bytes(60_000)))
+            with suppress(ConnectionError, ssl.SSLError):  # a refused one is cut if it sends much more
+                for j in range(200):
+                    wolf.tell(OpenStream(j, bytes([i, j]) * 8, "wolf", bytes(60_000)))
         wolves[-1].hear(Refused)  # since these credentials announce too much
         until(lambda: len(place.relay.workers) == 2)
         opened = len(place.relay.streams)

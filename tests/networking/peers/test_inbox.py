@@ -6,8 +6,14 @@ import random
 
 import pytest
 
+from tests.networking.peers.test_greedy_server import give_frame
+from tests.networking.peers.test_unread_answers import give
+from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.peers.inbox import PENDING_BYTES, TAKEN_BYTES, Inbox
+from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import Received
+from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD
+from tmrl_core.networking.protocol.messages import StreamClosed, StreamOpened, Welcome
 
 GIANT = 16 << 20
 
@@ -107,3 +113,16 @@ def test_origins_that_come_and_go_are_not_remembered_forever() -> None:
         append(inbox, f"robot{number}", 0, 1_000)
         inbox.take()
     assert len(inbox._turns) <= 4_097
+
+
+def test_a_stream_that_returns_under_another_label_stays_in_order() -> None:
+    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20)
+    link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
+    link.connected(Identity("Server"), 0.0)
+    give(link, Welcome(1, 1, 1 << 20, 1 << 18, 1 << 20, 3.0))
+    for channel, label in enumerate(("robot-2", "robot")):  # the Server numbers equal labels
+        give(link, StreamOpened(channel, b"s" * 16, label))
+        for number in range(3 * channel, 3 * channel + 3):
+            give_frame(link, channel, FIRST | LAST, SAMPLES_HEAD.pack(number, 0, number, 1, 9) + bytes(9))
+        give(link, StreamClosed(channel, False))
+    assert [one.number for one in state.take()] == list(range(6))

@@ -181,10 +181,9 @@ class TrainerLink(Link):
         return self._trainer.names.get(stream, stream.hex()[:8])
 
     def origin(self, stream: bytes) -> str:
-        """Return the name in the certificate of a stream's worker; without authentication, the worker's label."""
+        """Return the name in the certificate of a stream's worker; without authentication, the worker's first label."""
         receiver = self._trainer.receivers.get(stream)
-        opener = receiver.opener if receiver is not None else None
-        return opener.name if opener is not None else self.worker_name(stream)
+        return (receiver is not None and receiver.origin) or self.worker_name(stream)
 
     # --- messages to workers ---
 

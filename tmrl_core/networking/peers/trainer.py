@@ -380,9 +380,9 @@ class TrainerConnection(Connection):
         self._refused_channels: dict[int, tuple[str, int]] = {}
         """Channels of streams without a proof of their origin: the reason, and the number of the latest message."""
         self._retries: dict[int, tuple[float, float]] = {}
+        """Channels with a message that did not open: time of the next request for it, and the wait after that."""
         self._postponed: dict[int, str] = {}
         """Origins of the channels among them whose messages were not admitted."""
-        """Channels with a message that did not open: time of the next request for it, and the wait after that."""
         self._retry_at = float("inf")
         self._signatures_bytes = 0
         self._stream_channels: dict[bytes, int] = {}
@@ -505,6 +505,7 @@ class TrainerConnection(Connection):
             self._channels[message.channel] = receiver
             self._stream_channels[message.stream] = message.channel
             name = plain(message.name, MAX_NAME_CHARACTERS)
+            receiver.origin = receiver.origin or (opener.name if opener is not None else name)
             self._forget_member(message.stream)
             if self._signatures_bytes + len(signature) > MAX_SIGNATURES_BYTES:
                 signature = b""
@@ -594,8 +595,7 @@ class TrainerConnection(Connection):
             if frame.channel in self._refused_channels:
                 self._refuse_frame(frame, *self._refused_channels[frame.channel])
             return  # otherwise the stream has left meanwhile or returned under another channel
-        opener = receiver.opener
-        origin = opener.name if opener is not None else state.names.get(receiver.stream, "")
+        origin = receiver.origin
         with state.lock:
             gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
             try:
