@@ -25,6 +25,7 @@ from tmrl_core.networking.protocol.messages import (
 from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
 from tmrl_core.networking.relay.probes import ALL_BYTES, ECHO_BYTES, LINK_BYTES, MAX_PROBES, PROBE_S, REFILL_BYTES_S
 
+SOMEWHERE = Identity("somewhere:1")
 PROBE = Probe((1,), "worker", "", "run")
 
 
@@ -54,9 +55,9 @@ def heard(connection: Connection, now: float = 0.0) -> list[Control]:
     return messages
 
 
-def linked(relay: Relay, *messages: Control, now: float = 0.0) -> RelayConnection:
+def linked(relay: Relay, *messages: Control, now: float = 0.0, identity: Identity = SOMEWHERE) -> RelayConnection:
     connection = relay.connection()
-    connection.connected(Identity("somewhere:1"), now)
+    connection.connected(identity, now)
     for message in messages:
         feed(connection, control_frame(message), now)
     return connection
@@ -228,8 +229,23 @@ def test_simultaneous_probes_are_limited_and_places_are_released() -> None:
     assert said.code == "full"
     links[0].lost(None, 1.0)
     links[0].lost(None, 1.0)
-    assert relay.probes.count == MAX_PROBES - 1
+    assert len(relay.probes.places) == MAX_PROBES - 1
     assert isinstance(heard(linked(relay, PROBE))[0], Diagnosis)
+
+
+def test_a_certificate_that_probes_all_the_time_keeps_nobody_out() -> None:
+    relay = Relay()
+    wolf, dog = (Identity("somewhere:1", "worker", name) for name in ("wolf", "dog"))
+    links = [linked(relay, PROBE, identity=wolf) for _ in range(MAX_PROBES)]
+    assert isinstance(heard(linked(relay, PROBE, identity=wolf))[0], Refused)
+    for replaced in range(MAX_PROBES // 2):
+        assert isinstance(heard(linked(relay, PROBE, identity=dog))[0], Diagnosis)
+        assert [link.closing for link in links].count(True) == replaced + 1
+        assert "these credentials have most" in str(links[replaced].reason)
+    for identity in (wolf, dog):
+        assert isinstance(heard(linked(relay, PROBE, identity=identity))[0], Refused)
+    links[0].lost(None, 1.0)
+    assert len(relay.probes.places) == MAX_PROBES
 
 
 def test_probes_share_an_allowance_that_refills() -> None:
@@ -258,4 +274,4 @@ def test_the_duration_of_a_probe_is_limited() -> None:
         assert not connection.closing
     connection.tick(PROBE_S)
     assert connection.closing
-    assert relay.probes.count == 0
+    assert len(relay.probes.places) == 0

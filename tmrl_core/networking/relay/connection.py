@@ -445,7 +445,7 @@ class RelayConnection(Connection):
         elif self.state == "trainer":
             self.relay.trainer_left(self)
         elif self.state == "probe":
-            self.relay.probes.left()
+            self.relay.probes.places.discard(self)
         elif self.state == "observer":
             self.relay.observers.discard(self)
 

@@ -50,6 +50,7 @@ from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.id_registry import IdRegistry
 from tmrl_core.networking.relay.membership_log import MembershipLog
+from tmrl_core.networking.relay.places import Places
 from tmrl_core.networking.relay.policies import Policies, Policy
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.processor_time import ProcessorTime
@@ -113,7 +114,7 @@ class Relay:
         self.policies = Policies(self.settings.max_policy_bytes, check_update)
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
-        self.observers: set[RelayConnection] = set()
+        self.observers = Places(MAX_OBSERVERS)
         self.snapshots = Snapshots(self)
         self.process: Callable[[], Mapping[str, Any]] = dict
         """Return facts about the process for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
@@ -335,10 +336,9 @@ class Relay:
 
     def _accept_observer(self, connection: RelayConnection) -> None:
         """Admit an observer. It takes no worker's place, and no peer is notified of it."""
-        if len(self.observers) >= MAX_OBSERVERS:
+        if not self.observers.admit(connection):
             self.refuse_peer(connection, "full", f"{MAX_OBSERVERS} observers are connected already; try again later")
             return
-        self.observers.add(connection)
         connection.state = "observer"
         self._welcome(connection, self.incarnation)
 

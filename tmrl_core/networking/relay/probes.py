@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, negotiate
+from tmrl_core.networking.relay.places import Places
 from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Probes:
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self.count = 0
+        self.places = Places(MAX_PROBES)
         self._bytes = TokenBucket(REFILL_BYTES_S, ALL_BYTES)
 
     def accept(self, connection: RelayConnection, probe: Probe, now: float) -> None:
@@ -86,10 +87,9 @@ class Probes:
             relay.refuse_peer(connection, *verdict)
             return
         connection.belong_to_holder(probe.role)
-        if self.count >= MAX_PROBES:
+        if not self.places.admit(connection):
             relay.refuse_peer(connection, "full", f"{MAX_PROBES} other checks are in progress; try again later")
             return
-        self.count += 1
         connection.version = version
         connection.state = "probe"
         connection.echoes.up_bytes = connection.echoes.down_bytes = allowance = self._allowance(now)
@@ -111,7 +111,3 @@ class Probes:
         allowance = min(LINK_BYTES, int(self._bytes.available(now)))
         self._bytes.spend(allowance)
         return allowance
-
-    def left(self) -> None:
-        """Handle the end of a probe's link."""
-        self.count -= 1
