@@ -9,7 +9,8 @@ import pytest
 from tests.networking.peers.test_greedy_server import give_frame
 from tests.networking.peers.test_unread_answers import give
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
-from tmrl_core.networking.peers.inbox import PENDING_BYTES, TAKEN_BYTES, Inbox
+from tmrl_core.networking.peers.inbox import ALONE, PENDING_BYTES, TAKEN_BYTES, Inbox
+from tmrl_core.networking.peers.postponed import ANSWER_S, Postponed
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD
@@ -81,6 +82,53 @@ def test_an_origin_whose_messages_would_take_minutes_is_postponed() -> None:
     assert inbox.admits("thief", giant)
 
 
+def test_an_origin_without_others_may_have_more_in_the_inbox() -> None:
+    inbox = inbox_of_costs()
+    inbox.shared = False
+    giant = message("robot", 0, GIANT).payload
+    for number in range(ALONE * PENDING_BYTES // GIANT):
+        assert inbox.admits("robot", giant)
+        append(inbox, "robot", number, GIANT)
+    assert not inbox.admits("robot", giant)
+    inbox.shared = True
+    while inbox.is_busy("robot"):
+        inbox.take()
+    assert inbox.admits("robot", giant)
+
+
+def test_after_a_wait_even_the_most_expensive_message_is_admitted() -> None:
+    inbox = inbox_of_costs()
+    for number in range(PENDING_BYTES // GIANT // 2):
+        append(inbox, "robot", number, GIANT)
+    assert inbox.admits("robot", message("robot", 0, PENDING_BYTES).payload)
+
+
+def test_postponed_streams_of_an_origin_are_requested_one_at_a_time() -> None:
+    inbox = inbox_of_costs()
+    postponed = Postponed(inbox)
+    for channel in range(4):
+        postponed.add(channel, "robot", 0.0)
+    postponed.add(9, "other", 0.0)
+    append(inbox, "robot", 0, PENDING_BYTES)
+    assert postponed.take_due(0.0) == [9]
+    inbox.take()
+    assert postponed.take_due(0.1) == [0]
+    assert postponed.take_due(0.2) == []
+    postponed.discard(0)  # it has arrived
+    postponed.discard(2)  # its channel has ended
+    assert postponed.take_due(0.3) == [1]
+    postponed.add(1, "robot", 0.4)  # not admitted
+    assert postponed.take_due(0.5) == [3]
+    assert postponed.due_at == 0.5 + ANSWER_S
+    assert postponed.take_due(0.4 + ANSWER_S) == []
+    assert postponed.take_due(0.5 + ANSWER_S) == [1], "the stream before it has nothing to send"
+    for channel in (1, 3, 9):
+        postponed.discard(channel)
+    assert postponed.take_due(9.0) == []
+    assert postponed.due_at == float("inf")
+    assert not any((postponed._waiting, postponed._requested, postponed._origins))
+
+
 def test_one_message_is_admitted_however_much_it_stands_for() -> None:
     assert inbox_of_costs().admits("robot", message("robot", 0, 5 * PENDING_BYTES).payload)
 
@@ -115,12 +163,26 @@ def test_origins_that_come_and_go_are_not_remembered_forever() -> None:
     assert len(inbox._turns) <= 4_097
 
 
-def test_a_stream_that_returns_under_another_label_stays_in_order() -> None:
+def test_a_link_knows_whether_several_origins_share_the_inbox() -> None:
     state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20)
     link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     link.connected(Identity("Server"), 0.0)
     give(link, Welcome(1, 1, 1 << 20, 1 << 18, 1 << 20, 3.0))
-    for channel, label in enumerate(("robot-2", "robot")):  # the Server numbers equal labels
+    shared = []
+    for label in ("robot", "robot", "other"):
+        give(link, StreamOpened(len(shared), bytes([len(shared)]) * 16, label))
+        shared.append(state.inbox.shared)
+    give(link, StreamClosed(2, True))
+    assert [*shared, state.inbox.shared] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("labels", [("robot-2", "robot"), ("", "robot")])  # the Server numbers equal labels
+def test_a_stream_that_returns_under_another_label_stays_in_order(labels: tuple[str, str]) -> None:
+    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20)
+    link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
+    link.connected(Identity("Server"), 0.0)
+    give(link, Welcome(1, 1, 1 << 20, 1 << 18, 1 << 20, 3.0))
+    for channel, label in enumerate(labels):
         give(link, StreamOpened(channel, b"s" * 16, label))
         for number in range(3 * channel, 3 * channel + 3):
             give_frame(link, channel, FIRST | LAST, SAMPLES_HEAD.pack(number, 0, number, 1, 9) + bytes(9))

@@ -261,6 +261,7 @@ def test_messages_of_an_origin_with_too_many_arrive_later_and_in_order(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tmrl_core.networking.peers.inbox.PENDING_BYTES", 10_000)
+    monkeypatch.setattr("tmrl_core.networking.peers.inbox.ALONE", 1)
     sender, _ = place.worker.senders[0]
     for _ in range(30):
         sender.offer([bytes(1_000)], 1)

@@ -120,7 +120,7 @@ class TrainerLink(Link):
             seal=seal,
             hold=hold,
         )
-        self._trainer.inbox.cost_of = cost_of
+        self._trainer.inbox.cost_of = lambda payload: _cost(payload, cost_of(payload), settings.max_message_bytes)
         self._trainer.on_remark = log.remark
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
         self._prune_above = _MAX_DIRECTIVES
@@ -183,7 +183,7 @@ class TrainerLink(Link):
     def origin(self, stream: bytes) -> str:
         """Return the name in the certificate of a stream's worker; without authentication, the worker's first label."""
         receiver = self._trainer.receivers.get(stream)
-        return (receiver is not None and receiver.origin) or self.worker_name(stream)
+        return (receiver.origin if receiver is not None else None) or self.worker_name(stream)
 
     # --- messages to workers ---
 
@@ -327,6 +327,11 @@ class TrainerLink(Link):
             heartbeat_s=settings.heartbeat_s,
             greeting_s=settings.connect_timeout_s,
         )
+
+
+def _cost(payload: memoryview, stated_bytes: int, max_bytes: int) -> int:
+    """Return the cost of a message for the inbox. One that states too many bytes is refused unread."""
+    return stated_bytes if stated_bytes <= max_bytes else len(payload)
 
 
 def _stored_reason(reason: str) -> str:

@@ -2,8 +2,9 @@
 
 A compressed message of 600 bytes may stand for 16 MB, and reading it takes half a second. What waits here is limited by
 its bytes, and what is taken by its *cost*, the bytes that it stands for. The origins (the holders of certificates) take
-turns by cost, as the relay's principals do by bytes, so that nobody waits for many cheap giants of another one. An
-origin whose messages cost more than `PENDING_BYTES` is postponed: the Server sends them again later.
+turns by cost, as the relay's principals do by bytes, so that nobody waits for many cheap giants of another one. But
+such giants would occupy the inbox for minutes, so an origin whose messages cost more than `PENDING_BYTES` is postponed:
+the Server sends them again later.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from tmrl_core.networking.protocol.delivery import Received
 TAKEN_BYTES = 64 << 20
 """Cost of the messages that are taken at a time; at least one message is."""
 PENDING_BYTES = 1 << 30
-"""Maximum cost of the messages of one origin that wait. Messages that shrink to a sixteenth do not reach it in an inbox
-of 64 MB."""
+"""Maximum cost of the messages of one origin that wait, besides one message. Messages that shrink to a sixteenth do not
+reach it in an inbox of 64 MB."""
+ALONE = 16
+"""Multiple of it that an origin without others may have. What is postponed travels several times, which is a waste
+where nobody needs the room."""
 _MAX_TURNS = 4_096
 """Maximum number of origins without messages whose turns are remembered."""
 
@@ -31,11 +35,13 @@ class Inbox:
     Attributes:
         cost_of: returns the cost of a message's payload.
         held_bytes: bytes that the messages took on the link.
+        shared: True while several origins have streams.
     """
 
     def __init__(self) -> None:
         self.cost_of: Callable[[memoryview], int] = len
         self.held_bytes = 0
+        self.shared = True
         self._waiting: dict[str, deque[tuple[Received, int]]] = {}
         """Messages of each origin, with their costs."""
         self._pending: dict[str, int] = {}
@@ -60,12 +66,18 @@ class Inbox:
 
     def admits(self, origin: str, payload: memoryview) -> bool:
         """Return True if a message may be appended now."""
-        pending = self._pending.get(origin, 0)
-        return not pending or pending + self.cost_of(payload) <= PENDING_BYTES
+        return not self.is_busy(origin) or self._pending[origin] + self.cost_of(payload) <= self._most
 
     def is_busy(self, origin: str) -> bool:
-        """Return True while messages of an origin that was not admitted would be postponed again."""
-        return self._pending.get(origin, 0) > PENDING_BYTES // 2
+        """Return True while messages of an origin that was not admitted would be postponed again.
+
+        Otherwise the next message is admitted, however much it costs.
+        """
+        return self._pending.get(origin, 0) > self._most // 2
+
+    @property
+    def _most(self) -> int:
+        return PENDING_BYTES if self.shared else ALONE * PENDING_BYTES
 
     def append(self, received: Received, origin: str = "") -> None:
         """Append a message."""

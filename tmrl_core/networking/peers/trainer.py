@@ -15,6 +15,7 @@ from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, 
 from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.peers.inbox import Inbox
+from tmrl_core.networking.peers.postponed import Postponed
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, PostponedError, Received, StreamReceiver
@@ -381,8 +382,9 @@ class TrainerConnection(Connection):
         """Channels of streams without a proof of their origin: the reason, and the number of the latest message."""
         self._retries: dict[int, tuple[float, float]] = {}
         """Channels with a message that did not open: time of the next request for it, and the wait after that."""
-        self._postponed: dict[int, str] = {}
-        """Origins of the channels among them whose messages were not admitted."""
+        self._postponed = Postponed(state.inbox)
+        self._origins: Counter[str | None] = Counter()
+        """Number of channels of each origin."""
         self._retry_at = float("inf")
         self._signatures_bytes = 0
         self._stream_channels: dict[bytes, int] = {}
@@ -505,7 +507,9 @@ class TrainerConnection(Connection):
             self._channels[message.channel] = receiver
             self._stream_channels[message.stream] = message.channel
             name = plain(message.name, MAX_NAME_CHARACTERS)
-            receiver.origin = receiver.origin or (opener.name if opener is not None else name)
+            if receiver.origin is None:
+                receiver.origin = opener.name if opener is not None else name
+            self._count_origin(receiver.origin, 1)
             self._forget_member(message.stream)
             if self._signatures_bytes + len(signature) > MAX_SIGNATURES_BYTES:
                 signature = b""
@@ -517,6 +521,12 @@ class TrainerConnection(Connection):
         if opener is not None and message.live:
             self._openers[message.stream] = opener
         self.direct(message.stream)
+
+    def _count_origin(self, origin: str | None, channels: int) -> None:
+        self._origins[origin] += channels
+        if not self._origins[origin]:
+            del self._origins[origin]
+        self.trainer.inbox.shared = len(self._origins) > 1
 
     def _leave_stream(self, message: StreamOpened, cause: str) -> None:
         """Leave a stream where it is, in its worker or in the Server's spool, because the machines' modes differ."""
@@ -558,10 +568,11 @@ class TrainerConnection(Connection):
         self._refused_channels.pop(message.channel, None)
         self.withdraw(("refused", message.channel))
         self._retries.pop(message.channel, None)
-        self._postponed.pop(message.channel, None)
+        self._postponed.discard(message.channel)
         receiver = self._channels.pop(message.channel, None)
         if receiver is None:
             return
+        self._count_origin(receiver.origin, -1)
         if self._stream_channels.get(receiver.stream) == message.channel:
             del self._stream_channels[receiver.stream]
             self._openers.pop(receiver.stream, None)
@@ -595,7 +606,7 @@ class TrainerConnection(Connection):
             if frame.channel in self._refused_channels:
                 self._refuse_frame(frame, *self._refused_channels[frame.channel])
             return  # otherwise the stream has left meanwhile or returned under another channel
-        origin = receiver.origin
+        origin = receiver.origin or ""
         with state.lock:
             gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
             try:
@@ -603,9 +614,8 @@ class TrainerConnection(Connection):
                     frame, self._max_message_bytes, lambda payload: state.inbox.admits(origin, payload)
                 )
             except PostponedError:
-                self._postponed[frame.channel] = origin
-                self._retries.pop(frame.channel, None)  # no failure, so the time does not grow
-                self._request_later(frame.channel)
+                self._retries.pop(frame.channel, None)
+                self._postponed.add(frame.channel, origin, self._now)
                 received, ask = None, False
             except (ForgedError, UnknownRunKeyError) as exc:
                 if isinstance(exc, UnknownRunKeyError) and receiver.opener is not None:
@@ -614,6 +624,7 @@ class TrainerConnection(Connection):
                         "the key from the credentials folder (run_keys) of the machine that trained this run before",
                         receiver.opener.name,
                     )
+                self._postponed.discard(frame.channel)
                 self._request_later(frame.channel)
                 received, ask = None, False
             if received is not None:
@@ -628,7 +639,8 @@ class TrainerConnection(Connection):
         spare(frame.buffer)  # its payload has been copied
         if received is not None:
             self._retries.pop(frame.channel, None)
-            self._postponed.pop(frame.channel, None)
+            self._postponed.discard(frame.channel)
+            self._request_postponed()
             state.on_change()
         if ask:
             self.send(Resume(frame.channel, receiver.next_number))
@@ -642,6 +654,8 @@ class TrainerConnection(Connection):
     def tick(self, now: float) -> None:
         """Handle the passing of time: take a waiting incarnation, and request messages that did not open or wait."""
         super().tick(now)
+        if now >= self._postponed.due_at:
+            self._request_postponed()
         if now >= self._suggestion_at:
             before = self.trainer.holding
             self.trainer.take_suggestion(now)
@@ -651,18 +665,21 @@ class TrainerConnection(Connection):
             return
         self._retry_at = float("inf")
         for channel, (due, wait_s) in self._retries.items():
-            if due <= now and self.trainer.inbox.is_busy(self._postponed.get(channel, "")):
-                self._retries[channel] = now + RETRY_MIN_S, RETRY_MIN_S
-                self._retry_at = min(self._retry_at, now + RETRY_MIN_S)
-            elif due <= now:
+            if due <= now:
                 self._retries[channel] = float("inf"), wait_s
                 self.send(Resume(channel, self._channels[channel].next_number))
             else:
                 self._retry_at = min(self._retry_at, max(due, now + _RETRY_PASS_S))
 
+    def _request_postponed(self) -> None:
+        if self.closing:
+            return
+        for channel in self._postponed.take_due(self._now):
+            self.send(Resume(channel, self._channels[channel].next_number))
+
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
-        return min(super().deadline(), self._retry_at, self._suggestion_at)
+        return min(super().deadline(), self._retry_at, self._suggestion_at, self._postponed.due_at)
 
     @property
     def _suggestion_at(self) -> float:
@@ -702,6 +719,7 @@ class TrainerConnection(Connection):
         if state.seal is not None and state.seal.forged != self._told_forged:
             self._told_forged = state.seal.forged
             self._slots["forged"] = Forged(self._told_forged)
+        self._request_postponed()  # what was taken has made room
         if state.to_acknowledge:
             with state.lock:
                 streams, state.to_acknowledge = state.to_acknowledge, {}

@@ -478,9 +478,9 @@ class StreamReceiver:
         self._bodies = bodies or BodyPool()
         self.opener: Opener | None = None
         """Authenticates the stream; None: nothing does."""
-        self.origin = ""
-        """The holder in whose turns its messages are taken, see `Inbox`. It does not change, or they would be taken out
-        of order."""
+        self.origin: str | None = None
+        """The holder in whose turns its messages are taken, see `Inbox`; None: not known yet. It does not change, or
+        they would be taken out of order."""
         self.next_number = offset.next_number
         """First message that has not arrived completely."""
         self.offset = offset
