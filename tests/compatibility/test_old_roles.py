@@ -123,6 +123,7 @@ def test_an_old_worker_keeps_the_samples_that_a_trainer_that_demands_proofs_cann
     worker = start("--worker", PYTHONPATH=str(old))
     read_until(trainer, "network.end_to_end")
     read_until(worker, "does not authenticate its samples.*network.end_to_end")
+    read_until(worker, r"queued [1-9]\d* samples")  # a line comes every 30 s
     worker.send_signal(signal.SIGTERM)
     report = read_until(worker, r"0 samples acknowledged, (\d+) handed over to the Server, 0 lost")
     assert int(report[1]) > 0
