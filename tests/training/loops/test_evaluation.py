@@ -8,7 +8,7 @@ from tmrl_core.networking.protocol.messages import Evaluation
 from tmrl_core.samples import EpisodeRecord
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator
 
-A, B = b"a" * 16, b"b" * 16
+A, B, C, D = (bytes([letter]) * 16 for letter in b"abcd")
 
 
 class Asked(list[tuple[Evaluation, bytes]]):
@@ -123,21 +123,107 @@ def test_without_workers_it_waits_for_one(asked: Asked) -> None:
 def test_an_idle_worker_is_replaced_and_patience_grows(asked: Asked) -> None:
     now = [0.0]
     evaluator = Evaluator(2, 10, 0, asked, patience_s=60.0, clock=lambda: now[0])
-    evaluator.start(0, (1, 1), [A, B])
-    for second, expected in ((59, [A]), (60, [A, B]), (119, [A, B]), (120, [A, B, A]), (239, [A, B, A])):
+    evaluator.start(0, (1, 1), [A, B, C, D])
+    for second, expected in ((59, [A]), (60, [A, B]), (179, [A, B]), (180, [A, B, C]), (359, [A, B, C])):
         now[0] = second
-        evaluator.poll(0, (1, 1), [A, B])
+        evaluator.poll(0, (1, 1), [A, B, C, D])
         assert [stream for _, stream in asked] == expected
     # Episodes show that it plays.
-    now[0] = 400
-    evaluator.take(played(asked[-1][0], {10: -1.0}), A)
-    now[0] = 519
-    evaluator.poll(0, (1, 1), [A, B])
+    evaluator.take(played(asked[-1][0], {10: -1.0}), C)
+    now[0] = 538
+    evaluator.poll(0, (1, 1), [A, B, C, D])
     assert len(asked) == 3
     # There is nobody else to ask.
     now[0] = 1000
-    evaluator.poll(0, (1, 1), [A])
+    evaluator.poll(0, (1, 1), [A, B, C])
     assert len(asked) == 3
+
+
+class Fleet:
+    """Workers that play each evaluation to its end, one after the other. Silent ones play none."""
+
+    def __init__(self, asked: Asked, workers: int, episode_s: float, silent: int = 0, **kwargs: Any) -> None:
+        self.now = 0.0
+        self.asked = asked
+        self.streams = [number.to_bytes(16, "big") for number in range(workers)]
+        self.silent = silent
+        self.episode_s = episode_s
+        self.ends = dict.fromkeys(self.streams, 0.0)
+        self.due: list[tuple[float, Evaluation, int, bytes]] = []
+        self.evaluator = Evaluator(3, 0, 0, self.ask, patience_s=60.0, clock=lambda: self.now, **kwargs)
+
+    def ask(self, evaluation: Evaluation, stream: bytes) -> None:
+        self.asked(evaluation, stream)
+        if self.streams.index(stream) >= self.silent:
+            for seed in evaluation.seeds:
+                self.ends[stream] = max(self.ends[stream], self.now) + self.episode_s
+                self.due.append((self.ends[stream], evaluation, seed, stream))
+
+    def evaluate(self) -> tuple[float, int]:
+        """Return the seconds until an evaluation is finished, and the number of workers that were asked."""
+        began, before, results = self.now, len(self.asked), len(self.evaluator.results)
+        self.evaluator.start(0, (1, 1), self.streams)
+        while len(self.evaluator.results) == results:
+            self.now += 10.0
+            for one in [one for one in self.due if one[0] <= self.now]:
+                self.due.remove(one)
+                self.evaluator.take(played(one[1], {one[2]: 0.0}), one[3])
+            self.evaluator.poll(0, (1, 1), self.streams)
+            assert self.now - began < 100_000, "no worker is waited for"
+        return self.now - began, len(self.asked) - before
+
+
+@pytest.mark.parametrize(("episode_s", "most"), [(50, 1), (90, 2), (300, 3), (3_000, 10)])
+@pytest.mark.parametrize("workers", [1, 2, 100])
+def test_long_episodes_take_their_time_and_few_workers(asked: Asked, workers: int, episode_s: float, most: int) -> None:
+    fleet = Fleet(asked, workers, episode_s)
+    seconds, number = fleet.evaluate()
+    assert (seconds, number) == (3 * episode_s, min(workers, most))
+    assert [fleet.evaluate() for _ in range(3)] == [(3 * episode_s, 1)] * 3, "later evaluations know their length"
+
+
+def test_workers_that_never_play_delay_one_evaluation(asked: Asked) -> None:
+    fleet = Fleet(asked, 20, 20, silent=10)
+    assert fleet.evaluate() == (60 * 55 + 60, 11)
+    assert [fleet.evaluate() for _ in range(3)] == [(60, 1)] * 3
+
+
+def test_disconnects_do_not_prolong_the_wait_for_a_silent_worker(asked: Asked) -> None:
+    now = [0.0]
+    evaluator = Evaluator(1, 10, 0, asked, patience_s=60.0, clock=lambda: now[0], origin=lambda stream: "fleet")
+    members = [A, B]
+    for number in range(12):
+        evaluator.start(0, (1, 1), members)
+        members.remove(asked[-1][1])
+        members.append(b"%016d" % number)
+        evaluator.poll(0, (1, 1), members)
+        evaluation, stream = asked[-1]
+        assert evaluator.take(played(evaluation, {10: -1.0}), stream) is not None
+    evaluator.start(0, (1, 1), members)
+    now[0] = 60.0
+    evaluator.poll(0, (1, 1), members)
+    assert asked[-1][1] != asked[-2][1]
+
+
+def test_workers_that_were_asked_before_cannot_delay_the_next_one_in_turn(asked: Asked) -> None:
+    now = [0.0]
+    evaluator = Evaluator(3, 10, 0, asked, patience_s=60.0, clock=lambda: now[0])
+    evaluator.start(0, (1, 1), [A, B, C, D])
+    for now[0] in (60.0, 180.0):
+        evaluator.poll(0, (1, 1), [A, B, C, D])
+    for now[0], (evaluation, stream) in zip((190.0, 250.0), asked[:2], strict=True):
+        evaluator.take(played(evaluation, {10: -1.0}), stream)
+    now[0] = 430.0
+    evaluator.poll(0, (1, 1), [A, B, C, D])
+    assert asked[-1][1] == D, "the second did not come further than the first"
+
+
+def test_a_worker_that_left_and_returned_is_asked_again(asked: Asked) -> None:
+    evaluator = Evaluator(1, 10, 0, asked)
+    evaluator.start(0, (1, 1), [A])
+    for members in ([], [A]):
+        evaluator.poll(0, (1, 1), members)
+    assert [stream for _, stream in asked] == [A, A]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -170,7 +256,7 @@ def test_repeated_and_invented_episodes_do_not_delay_the_next_worker(asked: Aske
         evaluator.take(played(asked[0][0], dict.fromkeys([10, *range(12, 99)], -1.0)), A)
         evaluator.poll(0, (1, 1), [A, B])
     assert evaluator._open is not None
-    assert list(evaluator._open.records) == [10]
+    assert list(evaluator._open.attempts[A].records) == [10]
     now[0] = 60
     evaluator.poll(0, (1, 1), [A, B])
     assert asked[-1][1] == B

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,8 +23,10 @@ logger = logging.getLogger(__name__)
 Ask = Callable[[Evaluation, bytes], None]
 """Sends the worker of a stream the request for an evaluation."""
 
-DOUBLINGS = 10
-"""Maximum number of doublings of the patience with a worker."""
+GROWTH = 10
+"""Maximum factor by which the patience grows with each worker that is asked in vain."""
+LONGEST = 60
+"""Maximum factor of the patience that long episodes have earned."""
 
 
 @dataclass(frozen=True)
@@ -73,29 +75,57 @@ def mean_of(returns: Sequence[float]) -> float:
 
 
 @dataclass
-class _Open:
+class _Attempt:
+    """One worker's records of an evaluation.
+
+    Attributes:
+        heard_s: time of the latest record, or of the request.
+        longest_s: longest time without a record so far.
+        lost: some records may never arrive.
+    """
+
     evaluation: Evaluation
+    origin: Hashable
+    heard_s: float
+    longest_s: float = 0.0
+    lost: bool = False
+    records: dict[int, EpisodeRecord] = field(default_factory=dict)
+
+
+@dataclass
+class _Open:
+    """The open evaluation.
+
+    Attributes:
+        stream: stream that was asked last.
+        silent: number of times that nothing was heard for too long.
+        attempts: by the stream that was asked.
+    """
+
+    version: Version
     updates: int
-    stream: bytes
-    records: dict[int, EpisodeRecord]
-    origin: Hashable = None
+    stream: bytes = b""
+    silent: int = 0
+    attempts: dict[bytes, _Attempt] = field(default_factory=dict)
 
 
 class Evaluator:
     """Request evaluations from workers, one at a time, and collect the results.
 
-    One worker is chosen and kept. If it disconnects, or runs no episode for a long time (an expert never does), the
-    complete evaluation is requested from another one, so that one worker runs all its episodes. It is one whose origin
-    (its certificate) has failed least, so that one origin with many streams cannot hold up evaluations. The only worker
-    is asked again after a loss alone, because its episodes may be long.
+    One worker is chosen and kept. If it disconnects, or runs no episode for a long time (an expert never does), another
+    one is asked too, and the first that has run all episodes gives the result. Each is asked once, since its episodes
+    may be long, or again after a loss. The next one is a worker whose origin (its certificate) has failed least, so
+    that one origin with many streams cannot hold up evaluations.
 
     Args:
         episodes: episodes in one evaluation.
         first_seed: seeds are first_seed, first_seed + 1, ...
         every_updates: interval in updates; 0: only `start` begins evaluations.
         ask: sends a worker a request.
-        patience_s: seconds without a further episode after which another worker gets the request. The period doubles
-            with each failure of an origin, because episodes may be long.
+        patience_s: seconds without a further episode after which another worker gets the request. The period grows by
+            this time with each silent worker of an evaluation, to `GROWTH` times at most, because episodes may be long.
+            It is also longer than the time between two episodes of this evaluation and the one before, up to `LONGEST`
+            times. Of several workers, the fastest decides, so that a slow one cannot prolong it.
         clock: seconds.
         origin: returns the origin of a stream. By default, each stream is its own origin.
     """
@@ -117,14 +147,14 @@ class Evaluator:
         self.results: list[EvaluationResult] = []
         self._ask = ask
         self._patience_s = patience_s
+        self._earned = 1
+        """Factor of `patience_s` that this evaluation and the one before have shown to be necessary."""
         self._clock = clock
         self._origin = origin
         self._failures: Counter[Hashable] = Counter()
-        """Number of failures of each connected origin, and of each connected stream."""
+        """Number of failures of each connected origin and stream since the latest evaluation that it has finished."""
         self._heard_s = clock()
         self._worker: bytes | None = None
-        self._lost = False
-        """True: some records of the open evaluation may never arrive."""
         self._open: _Open | None = None
 
     @property
@@ -145,55 +175,60 @@ class Evaluator:
             version: minimum version of the policy.
             members: streams of the connected workers, in a stable order.
         """
-        self._open = _Open(Evaluation(self.next_id, self.seeds, version), updates, b"", {})
-        self._assign(members)
+        self._open = _Open(version, updates)
+        self._assign(members, members)
 
     def poll(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
-        """Begin a due evaluation, or find another worker for an open evaluation whose worker has left."""
-        if self._open is None:
+        """Begin a due evaluation, or find another worker for an open evaluation whose worker has left or is silent."""
+        current = self._open
+        if current is None:
             if self.every_updates and updates >= self.due_updates and version != (0, 0):
                 self.due_updates = updates - updates % self.every_updates + self.every_updates
                 self.start(updates, version, members)
-        elif self._open.stream not in members:
-            self._replace(members)
-        elif self._clock() - self._heard_s >= self._patience_s * 2 ** min(self._failures[self._open.origin], DOUBLINGS):
+            return
+        for stream in current.attempts.keys() - set(members):
+            self._failures.update({stream, current.attempts.pop(stream).origin})
+        last = current.attempts.get(current.stream)
+        if last is not None:
+            patience = max(self._earned, min(1 + current.silent, GROWTH))
+            if self._clock() - self._heard_s < self._patience_s * patience:
+                return
             self._heard_s = self._clock()
-            if len(members) > 1 or self._lost:
-                self._replace(members)
-
-    def _replace(self, members: Sequence[bytes]) -> None:
-        """Request the open evaluation from another worker; from the same one if it is alone."""
-        assert self._open is not None
-        self._failures.update({self._open.stream, self._open.origin})
+        asked = {stream for stream, attempt in current.attempts.items() if not attempt.lost}
+        able = [stream for stream in members if stream not in asked]
+        if not able:
+            return
+        if last is not None:
+            current.silent += 1
+            self._failures.update({current.stream, last.origin})
         self._worker = None
-        self._assign(members)
+        self._assign(members, able)
 
-    def _assign(self, members: Sequence[bytes]) -> None:
+    def _assign(self, members: Sequence[bytes], able: Sequence[bytes]) -> None:
+        """Request the open evaluation from one of the able members."""
         current = self._open
         assert current is not None
-        if self._worker not in members:
+        if self._worker not in able:
             origins = {stream: self._origin(stream) for stream in members}
             failures = self._failures
-            self._worker = min(members, key=lambda one: (failures[origins[one]], failures[one]), default=None)
-            self._failures = Counter({one: failures[one] for one in {*members, *origins.values()}})
+            self._worker = min(able, key=lambda one: (failures[origins[one]], failures[one]), default=None)
+            self._failures = Counter({one: failures[one] for one in {*origins, *origins.values()}})
         if self._worker is None:
-            current.stream = b""
             return
         # The number is new, so that episodes of a cancelled attempt do not count. No earlier process of this run has
         # used it, because workers remember the evaluations that they have run.
-        self.next_id = max(self.next_id, 1000 * current.evaluation.version[0] + 1)
-        current.evaluation = Evaluation(self.next_id, self.seeds, current.evaluation.version)
-        current.stream, current.records = self._worker, {}
-        current.origin = self._origin(self._worker)
+        self.next_id = max(self.next_id, 1000 * current.version[0] + 1)
+        evaluation = Evaluation(self.next_id, self.seeds, current.version)
         self.next_id += 1
-        self._lost = False
         self._heard_s = self._clock()
-        self._ask(current.evaluation, self._worker)
+        current.stream = self._worker
+        current.attempts[self._worker] = _Attempt(evaluation, self._origin(self._worker), self._heard_s)
+        self._ask(evaluation, self._worker)
 
     def lost(self, stream: bytes) -> None:
         """Handle the loss or the refusal of a stream's message, which may have held records of the open evaluation."""
-        if self._open is not None and stream == self._open.stream:
-            self._lost = True
+        if self._open is not None and stream in self._open.attempts:
+            self._open.attempts[stream].lost = True
 
     def take(self, records: Iterable[EpisodeRecord], stream: bytes) -> EvaluationResult | None:
         """Process episode records of a stream. Return the evaluation that they complete, if any.
@@ -202,20 +237,31 @@ class Evaluator:
         asked: any worker could end the training with invented returns.
         """
         current = self._open
-        if current is None or stream != current.stream:
+        attempt = current.attempts.get(stream) if current is not None else None
+        if current is None or attempt is None:
             return None
+        now = self._clock()
         for record in records:
-            if record.evaluation != current.evaluation.id or record.end == "aborted" or record.seed not in self.seeds:
+            if record.evaluation != attempt.evaluation.id or record.end == "aborted" or record.seed not in self.seeds:
                 continue
-            if record.seed not in current.records:
-                self._heard_s = self._clock()
-            current.records[record.seed] = record
-        if any(seed not in current.records for seed in self.seeds):
+            if record.seed not in attempt.records:
+                attempt.longest_s = max(attempt.longest_s, now - attempt.heard_s)
+                attempt.heard_s = now
+                # Many workers that were asked before cannot delay the next one in turn.
+                ahead = all(len(attempt.records) >= len(other.records) for other in current.attempts.values())
+                if ahead or stream == current.stream:
+                    self._heard_s = now
+            attempt.records[record.seed] = record
+        longest_s = min((one.longest_s for one in current.attempts.values() if one.records), default=0.0)
+        shown = min(int(longest_s / self._patience_s) + 1, LONGEST)
+        if any(seed not in attempt.records for seed in self.seeds):
+            self._earned = max(self._earned, shown)
             return None
-        played = [current.records[seed] for seed in self.seeds]
+        self._earned = shown
+        played = [attempt.records[seed] for seed in self.seeds]
         result = EvaluationResult(
-            id=current.evaluation.id,
-            version=current.evaluation.version,
+            id=attempt.evaluation.id,
+            version=attempt.evaluation.version,
             updates=current.updates,
             returns=tuple(record.episode_return for record in played),
             lengths=tuple(record.length for record in played),
@@ -223,5 +269,7 @@ class Evaluator:
             metrics=tuple(record.metrics for record in played),
         )
         self.results.append(result)
+        self._failures[stream] = self._failures[attempt.origin] = 0
+        self._worker = stream
         self._open = None
         return result
