@@ -59,7 +59,7 @@ class TrainingInterface(ABC):
 
     @abstractmethod
     def receive(self) -> list[Delivery]:
-        """Commit, then return the messages that have arrived, without waiting.
+        """Commit, then return the messages that have arrived, without waiting: many in portions, see `has_more`.
 
         Each delivery has to be accepted or refused. An undecided delivery delays the acknowledgement of later ones.
         """
@@ -68,8 +68,16 @@ class TrainingInterface(ABC):
     def commit(self) -> None:
         """Acknowledge the deliveries that were accepted or refused."""
 
+    @property
+    def has_more(self) -> bool:
+        """True: `receive` would return another portion of messages now."""
+        return False
+
     def retrieve_buffer(self) -> Buffer:
-        """Return all samples that have arrived, without waiting; `commit` or the next call acknowledges them."""
+        """Return samples that have arrived, without waiting; `commit` or the next call acknowledges them.
+
+        It returns a portion of them, like `receive`. A loop that wants all repeats it while `has_more`.
+        """
         buffer = Buffer(maxlen=None)
         for delivery in self.receive():
             delivery.accept()

@@ -307,6 +307,48 @@ def test_a_refused_chunk_is_reported_and_training_continues(make_rows: Any, capl
     assert training.total_samples == 5 * (len(interface.asked) + 1)
 
 
+class Portions(Fed):
+    """Has `left` portions of samples, and returns one at a time."""
+
+    left = 30
+
+    @property
+    def has_more(self) -> bool:
+        return self.left > 0
+
+    def receive(self) -> list[Delivery]:
+        self.left -= 1
+        return super().receive()
+
+
+def test_all_samples_that_have_arrived_are_inserted(make_rows: Any) -> None:
+    interface = Portions(make_rows, 5)
+    training = make(interface)
+    training.clock = lambda: 0.0
+    training.update_buffer(interface)
+    assert training.total_samples == interface.samples_committed == 30 * 5
+    assert not interface.has_more
+
+
+def test_samples_that_take_long_do_not_stop_training(make_rows: Any) -> None:
+    interface = Portions(make_rows, 5)
+    training = make(interface)
+    training.clock = lambda: 0.2 * len(interface.asked)
+    training.update_buffer(interface)
+    assert len(interface.asked) == 3
+    training.update_buffer(interface)
+    assert len(interface.asked) == 6
+
+
+def test_portions_beyond_the_ratio_wait_for_updates(make_rows: Any) -> None:
+    interface = Portions(make_rows, 5)
+    training = make(interface, samples_per_insert=4.0, error_buffer=40.0, start_training=10)
+    training.clock = lambda: 0.0
+    training.update_buffer(interface)
+    assert 10 < training.total_samples < 30 * 5
+    assert not training.limiter.can_insert(training.total_samples, training.total_updates)
+
+
 def test_stale_samples_are_discarded_and_counted(make_rows: Any) -> None:
     interface = Fed(make_rows, 0)
     training = make(interface, max_policy_lag=1)

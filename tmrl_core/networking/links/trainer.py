@@ -132,9 +132,20 @@ class TrainerLink(Link):
     def receive(self) -> list[Received]:
         """Return arrived messages without waiting, in order for each stream. Their bytes count as consumed.
 
-        Large messages are returned in several calls; `wait` says whether there are more.
+        Large messages are returned in several calls; `has_messages` says whether there are more.
         """
         return self._trainer.take()
+
+    @property
+    def has_messages(self) -> bool:
+        """True: `receive` would return something."""
+        return bool(self._trainer.inbox)
+
+    @property
+    def arrived(self) -> set[tuple[bytes, int]]:
+        """Return stream and number of each message that calls of `receive` would return."""
+        with self._trainer.lock:
+            return {(one.stream, one.number) for one in self._trainer.inbox}
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `receive` would return something.
@@ -142,7 +153,7 @@ class TrainerLink(Link):
         Raises:
             NetworkError: the Server refuses this trainer permanently.
         """
-        return self._wait(lambda: bool(self._trainer.inbox), timeout_s)
+        return self._wait(lambda: self.has_messages, timeout_s)
 
     def acknowledge(self, received: Iterable[Received]) -> None:
         """Acknowledge messages that the memory has committed."""

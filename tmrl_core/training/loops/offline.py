@@ -43,6 +43,10 @@ logger = logging.getLogger(__name__)
 REASON_LENGTH = 300
 """Maximum number of characters of a refusal's reason."""
 
+INSERT_S = 0.5
+"""Seconds after which further portions of arrived samples wait until training has continued. An honest fleet's samples
+take less; a hostile worker's tiny messages, which stand for GB, do not stop training for longer."""
+
 TURN_POLL_S = 0.01
 """Seconds between two checks for the trainer's turn."""
 
@@ -68,6 +72,8 @@ class TrainingOffline(TrainingLoop):
 
     type_id = "offline"
     type_version = 1
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    """Seconds."""
 
     def __init__(
         self,
@@ -445,24 +451,32 @@ class TrainingOffline(TrainingLoop):
             interface.wait(0.0)  # the wait handles other due work
 
     def update_buffer(self, interface: TrainingInterface) -> None:
-        """Insert arrived samples into the memory and commit them.
+        """Insert arrived samples into the memory and commit them, portion by portion, for at most about `INSERT_S`.
 
         Samples that a memory on disk cannot write are not acknowledged, and no more are inserted until it can: their
             workers keep them.
         """
+        until = self.clock() + INSERT_S
+        while self._insert_portion(interface) and interface.has_more and self.clock() < until:
+            if not self.limiter.can_insert(self.total_samples, self.total_updates):
+                break
+
+    def _insert_portion(self, interface: TrainingInterface) -> bool:
+        """Insert and commit what one call of `receive` returns. False: the disk does not accept samples."""
         try:
             deliveries = interface.receive()
         except StorageError as exc:
             self._unwritten.note(exc)
-            return
+            return False
         for delivery in deliveries:
             for chunk in delivery.chunks:
                 chunk.origin = interface.origin(chunk.stream)
         self._take(deliveries, interface.version[1])
-        self.commit(interface)
+        committed = self.commit(interface)
         if self._waits_for:
             self._waits_for = self._shortfall()
         interface.report(self._progress())
+        return committed
 
     def _take(self, deliveries: Sequence[Delivery], counter: int) -> None:
         """Append the samples of all deliveries to the memory in one call.

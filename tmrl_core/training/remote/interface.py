@@ -206,6 +206,11 @@ class RemoteInterface(TrainingInterface):
         self._tick()
         return deliveries
 
+    @property
+    def has_more(self) -> bool:
+        """True: further messages have arrived."""
+        return self.link.has_messages
+
     def _decoded(self, one: Received) -> Delivery:
         """Decode a message, and refuse it if training on it is impossible."""
         delivery = Delivery(Buffer(maxlen=None))

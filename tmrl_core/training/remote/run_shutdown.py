@@ -80,7 +80,7 @@ class RunShutdown:
             if interface.link.wait(0.1):
                 quiet = time.monotonic() + QUIET_S
             self._take_samples()
-        self._take_samples()
+        self.take_arrived()
 
     def _await_server(self) -> bool:
         """Wait for a lost Server, because workers that are not notified of the end would wait forever.
@@ -102,6 +102,20 @@ class RunShutdown:
         logger.warning("workers that still wait for this trainer have to be stopped by hand: the Server is away")
         return False
 
+    def take_arrived(self) -> None:
+        """Insert all samples that have arrived before this call, however long that takes.
+
+        That is up to 1 GB (decompressed) of each certificate, or 16 GB of one without others (`peers.inbox`): seconds,
+        or half a minute for each GB if a hostile worker has chosen what takes longest.
+        """
+        before = left = self._interface.link.arrived
+        while left:
+            self._take_samples()
+            after = self._interface.link.arrived
+            if before <= after:
+                return  # nothing was taken: the memory's disk does not accept samples
+            left, before = left & after, after
+
     def _take_samples(self) -> None:
-        """Insert the samples that have arrived."""
+        """Insert samples that have arrived, for a bounded time."""
         self._training.update_buffer(self._interface)
