@@ -55,11 +55,14 @@ def test_a_message_names_few_of_many_stalled_workers(caplog: pytest.LogCaptureFi
 def test_origins_that_stalled_are_remembered_for_ten_rounds_and_in_bounded_number() -> None:
     training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, device="cpu")
     training.rounds_done = 20
+    training.needed = {"early": (10, 4.0), "late": (20, 2.0)}
     training.stalled_origins = {"early": 10, **dict.fromkeys(range(5000), 11), "late": 20}
     training._begin_round(OneWorker())
     assert len(training.stalled_origins) == MAX_STREAMS
     assert "early" not in training.stalled_origins
+    assert training.needed == {"late": (20, 2.0)}
     assert {4_999, "late"} <= training.stalled_origins.keys()
     training.rounds_done = 30
     training._begin_round(OneWorker())
     assert training.stalled_origins == {}
+    assert training.needed == {}

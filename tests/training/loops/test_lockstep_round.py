@@ -10,7 +10,7 @@ import pytest
 
 from tmrl_core.networking.protocol.messages import Collect
 from tmrl_core.samples import Chunk, Segment
-from tmrl_core.training.loops.lockstep_round import SLOW, LastRows, Round
+from tmrl_core.training.loops.lockstep_round import LONGEST, SLOW, LastRows, Round
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 HERE = [(B, "b"), (A, "a")]
@@ -283,6 +283,80 @@ def test_long_episodes_end_although_workers_take_them_from_each_other(length: in
     assert now <= 6 * length
 
 
+class Players:
+    """Workers that begin an episode when asked, send its rows each second or at its end, and end it in any case."""
+
+    def __init__(self, make_rows: Rows, workers: int, amount: int, length: int, in_pieces: bool, **kwargs: Any) -> None:
+        self.make_rows, self.amount, self.length, self.in_pieces = make_rows, amount, length, in_pieces
+        self.here = [(bytes([number]) * 16, f"w{number:03}") for number in range(1, workers + 1)]
+        self.kwargs = {"needed": {}, "stalled_origins": {}, "suspended": set(), **kwargs}
+        self.begun: dict[bytes, int] = {}
+        self.rows, self.now = LastRows(), 0
+
+    def play(self) -> tuple[int, int]:
+        """Return the seconds of a round, and the number of requests."""
+        round_ = make(self.amount, episodes=True, **self.kwargs)
+        started, requests = self.now, 0
+        while not round_.complete:
+            requests += len(round_.poll(self.here, self.now, lambda stream, what: stream not in self.begun))
+            for stream, assignment in round_.assignments.items():
+                if assignment.missing:
+                    self.begun.setdefault(stream, self.now)
+            self.now += 1
+            assert self.now - started < 1_000
+            for stream, begun in list(self.begun.items()):
+                played = self.now - begun
+                first, number = (played - 1, 1) if self.in_pieces else (0, 2)
+                end = "terminated" if played == self.length else None
+                if self.in_pieces or end:
+                    chunk = self.make_rows(stream[0], begun, first, number, version=(1, 7), end=end)
+                    take(round_, self.rows, chunk, self.now)
+                if end:
+                    del self.begun[stream]
+        return self.now - started, requests
+
+
+@pytest.mark.parametrize("one_origin", [True, False])
+@pytest.mark.parametrize(("length", "in_pieces"), [(25, True), (90, True), (8, False), (50, False)])
+def test_later_rounds_know_that_episodes_are_long(
+    length: int, in_pieces: bool, one_origin: bool, make_rows: Rows
+) -> None:
+    players = Players(make_rows, 20, 4, length, in_pieces, origin_of=(lambda stream: "farm") if one_origin else bytes)
+    assert players.play()[1] > 4
+    assert [players.play() for _ in range(4)] == [(length, 4)] * 4
+
+
+def test_an_origin_among_others_does_not_prolong_the_rounds() -> None:
+    for needed in ({A: (3, 16.0), B: (3, 1.0)}, {A: (3, 1.0), B: (3, 2.0), C: (3, 1.0)}):
+        round_ = make(1, episodes=True, needed=dict(needed))
+        round_.poll(HERE, 0.0, never)
+        assert len(round_.poll(HERE, 5.0, never)) == 2
+
+
+def test_episodes_that_end_as_late_as_they_may_do_not_make_rounds_longer_and_longer(make_rows: Rows) -> None:
+    needed: dict[Any, tuple[int, float]] = {}
+    limit = SLOW * 5
+    for number in range(20):
+        round_, rows = make(1, episodes=True, needed=needed), LastRows()
+        for second in range(limit):
+            assert len(round_.poll(HERE, second, never)) == (second == 0)
+            end = "terminated" if second == limit - 1 and number < 19 else None
+            take(round_, rows, make_rows(1, 0, second, 1, version=(1, 7), end=end), second)
+    assert dict(round_.poll(HERE, limit, never)).keys() == {A, B}
+
+
+def test_the_patience_that_rounds_begin_with_is_bounded(make_rows: Rows) -> None:
+    needed: dict[Any, tuple[int, float]] = {}
+    round_, rows = make(1, episodes=True, needed=needed), LastRows()
+    round_.poll([(A, "a")], 0.0, never)
+    take(round_, rows, make_rows(1, 0, 0, 2, version=(1, 7), end="terminated"), 1e6)
+    assert needed == {A: (4, LONGEST)}
+    later = make(1, episodes=True, needed=needed)
+    later.poll([(A, "a")], 0.0, never)
+    assert later.poll(HERE, LONGEST * 5.0 - 1, never) == []
+    assert len(later.poll(HERE, LONGEST * 5.0, never)) == 2
+
+
 def test_a_worker_that_waits_gets_a_share_of_a_slow_workers_part(make_rows: Rows) -> None:
     round_, rows = make(101), LastRows()
     round_.poll([(A, "a")], 0.0, never)
@@ -470,11 +544,13 @@ def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: i
     crowd = Crowd(seed, make_rows, thieves=(seed % 3 == 0) * (1 + seed % 5))
     suspended: set[bytes] = set()
     stalled_origins: dict[Any, int] = {}
+    needed: dict[Any, tuple[int, float]] = {}
     for number in range(1, 6):
         amount = crowd.random.randint(1, 60) if seed % 4 else crowd.random.randint(1, 3)
         round_ = Round(
             number, (1, number), amount=amount, episodes=crowd.episodes, grace_s=6.0, suspended=suspended,
             origin_of=(lambda stream: stream[0] % 3) if seed % 2 else crowd.origin, stalled_origins=stalled_origins,
+            needed=needed,
         )  # fmt: skip
         began = crowd.now
         while not round_.complete:
@@ -505,11 +581,12 @@ def test_an_origin_that_does_what_it_likes_delays_a_round_by_a_few_grace_periods
     crowd = Crowd(seed, make_rows, thieves=1 + seed % 6, troubles=0.0)
     suspended: set[bytes] = set()
     stalled_origins: dict[Any, int] = {}
+    needed: dict[Any, tuple[int, float]] = {}
     for number in range(1, 6):
         amount = crowd.random.choice([1, 2, 5, 60])
         round_ = Round(
             number, (1, number), amount=amount, episodes=crowd.episodes, grace_s=8.0, suspended=suspended,
-            origin_of=crowd.origin, stalled_origins=stalled_origins,
+            origin_of=crowd.origin, stalled_origins=stalled_origins, needed=needed,
         )  # fmt: skip
         ends = crowd.now + 7.0 * amount + 10 * round_.grace_s
         while not round_.complete:

@@ -36,7 +36,7 @@ POLL_S = 0.2
 NAMED = 5
 """Maximum number of workers that one message names."""
 RECENT_ROUNDS = 10
-"""Number of rounds for which the stalls of an origin are remembered."""
+"""Number of rounds for which the stalls of an origin and the patience that it needed are remembered."""
 
 
 class RoundStore(MemoryLike, Protocol):
@@ -113,6 +113,8 @@ class TrainingLockstep(TrainingOffline):
         """Streams of stalled workers that have sent nothing since."""
         self.stalled_origins: dict[Hashable, int] = {}
         """Latest round in which each origin has stalled, of recent rounds."""
+        self.needed: dict[Hashable, tuple[int, float]] = {}
+        """Round and patience, see `Round`, of recent rounds."""
         self._begun = False
         """True: a round was collected in this process."""
         self._round_shortfall = ""
@@ -134,6 +136,7 @@ class TrainingLockstep(TrainingOffline):
         "_begun",
         "suspended",
         "stalled_origins",
+        "needed",
         "_seeded",
         "_round_shortfall",
     }
@@ -214,6 +217,8 @@ class TrainingLockstep(TrainingOffline):
         oldest = self.rounds_done + 1 - RECENT_ROUNDS
         recent = [(origin, number) for origin, number in self.stalled_origins.items() if number >= oldest]
         self.stalled_origins = dict(recent[-MAX_STREAMS:])
+        needed = [(origin, need) for origin, need in self.needed.items() if need[0] >= oldest]
+        self.needed = dict(needed[-MAX_STREAMS:])
         round_ = Round(
             self.rounds_done + 1,
             interface.version,
@@ -224,6 +229,7 @@ class TrainingLockstep(TrainingOffline):
             seed_of=self._seed_of,
             origin_of=interface.origin,
             stalled_origins=self.stalled_origins,
+            needed=self.needed,
         )
         self.memory.begin(round_)
         return round_

@@ -10,7 +10,8 @@ No origin (a certificate, with any number of workers) may make a round last as l
 
 - In a round of steps, only rows that count are signs of life. In a round of episodes, the rows of an episode are, but
   for `SLOW` periods at most while another worker waits. A worker that is stalled has twice the time when it is asked
-  again, so that long episodes end although several workers take them from each other.
+  again, so that long episodes end although several workers take them from each other. Later rounds begin with the time
+  that two origins have needed for episodes (or the only one), so that one among others cannot prolong it.
 - Workers of an origin that has stalled twice receive no more while there are others.
 - A worker that waits for `SLOW` periods receives a share of the slow workers' assignments.
 - If there are fewer parts than workers, each origin receives one before any receives two. Origins that have stalled in
@@ -20,6 +21,7 @@ No origin (a certificate, with any number of workers) may make a round last as l
 from __future__ import annotations
 
 import copy
+import heapq
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -38,6 +40,8 @@ STALLS_OF_ORIGIN = 2
 """Number of times that an origin may stall in a round before its streams receive no more of the round."""
 SLOW = 4
 """Grace periods after which a worker without an end of an episode, or with a large assignment, is slow."""
+LONGEST = 16.0
+"""Maximum patience that a round begins with."""
 
 
 @dataclass
@@ -90,6 +94,10 @@ class Assignment:
         last_arrival_s: time of its latest sign of life, or of the request.
         last_counted_s: time of its latest rows that count, or of the request.
         patience: number of grace periods that it may be silent.
+        finished: True: it has collected all that was requested.
+        begun_s: as `last_counted_s`, but for the first request after it had finished.
+        heard_s: as `last_arrival_s`, but for that request.
+        longest_silence_s: longest time between two signs of life since `begun_s`.
         seed: seed of its first episode, if it begins with a new one.
         segments: rows that count, in order of arrival.
     """
@@ -102,9 +110,18 @@ class Assignment:
     collected: int = 0
     segments: list[RoundSegment] = field(default_factory=list)
     patience: float = 1.0
+    finished: bool = True
 
     def __post_init__(self) -> None:
-        self.last_arrival_s = self.last_counted_s = self.given_s
+        self.begin(self.given_s)
+
+    def begin(self, now: float) -> None:
+        """Begin to wait for a requested part."""
+        self.given_s = self.last_arrival_s = self.last_counted_s = now
+        if self.finished:  # else its episode may have begun with the part that was taken from it
+            self.begun_s = self.heard_s = now
+            self.longest_silence_s = 0.0
+            self.finished = False
 
     @property
     def missing(self) -> int:
@@ -143,6 +160,8 @@ class Round:
             open episode continues.
         origin_of: returns the origin of a stream; by default, each stream is its own origin.
         stalled_origins: latest round in which each origin has stalled, the latest ones last. Updated in place.
+        needed: for each origin, the largest patience that its episodes have needed in recent rounds, and the round, the
+            latest ones last. Updated in place.
     """
 
     def __init__(
@@ -157,6 +176,7 @@ class Round:
         seed_of: Callable[[bytes, int], int | None] = lambda stream, index: None,
         origin_of: Callable[[bytes], Hashable] = bytes,
         stalled_origins: dict[Hashable, int] | None = None,
+        needed: dict[Hashable, tuple[int, float]] | None = None,
     ) -> None:
         if amount < 1:
             raise ValueError(f"a round has at least 1 step or episode, got {amount}")
@@ -180,6 +200,9 @@ class Round:
         self._seed_of = seed_of
         self._origin_of = origin_of
         self._stalled_origins = stalled_origins if stalled_origins is not None else {}
+        self._needed = needed if needed is not None else {}
+        self._patience = min(heapq.nlargest(2, (patience for _, patience in self._needed.values())), default=1.0)
+        """Patience that two origins have needed, or the only one."""
         self._stalls: Counter[Hashable] = Counter()
         """Number of times that each origin has stalled."""
         self._first_done_s: float | None = None
@@ -224,13 +247,30 @@ class Round:
                 self.surplus += stop - kept
                 if any(segment.follows[start:kept]):
                     assignment.segments.append(segment.slice(start, kept))
-                if assignment.collected > before:
+                counts = assignment.collected > before
+                if counts or self.in_episodes:
+                    assignment.longest_silence_s = max(assignment.longest_silence_s, now - assignment.heard_s)
+                    assignment.last_arrival_s = assignment.heard_s = now
+                if counts:
+                    if self.in_episodes:
+                        self._note_patience(chunk.stream, assignment, now)
                     assignment.last_counted_s = now
+                    assignment.finished = not assignment.missing
                     if not assignment.missing and self._first_done_s is None:
                         self._first_done_s = now
-                if self.in_episodes or assignment.collected > before:
-                    assignment.last_arrival_s = now
             start = stop
+
+    def _note_patience(self, stream: bytes, assignment: Assignment, now: float) -> None:
+        """Note the patience that an episode needed, now that it counts."""
+        period_s = max(assignment.longest_silence_s, (now - assignment.begun_s) / SLOW)
+        patience = 1.0
+        while patience < LONGEST and period_s >= self.grace_s * patience:
+            patience *= 2
+        origin = self._origin_of(stream)
+        if patience >= self._needed.get(origin, (0, 0.0))[1]:
+            self._needed.pop(origin, None)
+            self._needed[origin] = self.number, patience
+        assignment.begun_s, assignment.longest_silence_s = now, 0.0
 
     def _count(self, assignment: Assignment, segment: RoundSegment, start: int, stop: int) -> int:
         """Count rows `start` to `stop`. Return the end of the rows that count."""
@@ -291,9 +331,10 @@ class Round:
             assignment = self.assignments.get(stream)
             if assignment is None:
                 assignment = Assignment(here[stream], 0, 0, now, self._seed_of(stream, len(self.assignments)))
+                assignment.patience = self._patience
                 self.assignments[stream] = assignment
             if not assignment.missing:
-                assignment.given_s = assignment.last_arrival_s = assignment.last_counted_s = now
+                assignment.begin(now)
             assignment.requested += part
             assignment.wanted += part
         return able
