@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from typing import TypeVar
 
 from tmrl_core.training.memories.memory import MAX_STREAMS
 
+logger = logging.getLogger(__name__)
+
 MAX_HELD_BYTES = 256 << 20
 """Maximum size of the rows, if one of each stream is held: images of 1 MB of 256 streams."""
+
+GONE = 4
+"""A stream counts as gone if it has been silent for this many times as long as streams that have returned."""
+_RETURNS = 4_096
+"""Number of changes within which the longest of these times is forgotten by two thirds."""
+_ROTATION_BITS = 16
+"""Binary logarithm of the number of changes after which other streams lose their rows, so that no worker's are always
+missing."""
 
 Held = TypeVar("Held")
 
@@ -17,10 +29,13 @@ Held = TypeVar("Held")
 class HeldRows(MutableMapping[bytes, Held]):
     """Rows of each stream, in the order of the latest change.
 
-    Beyond `MAX_STREAMS` or `max_bytes`, rows of the origin (a certificate) with the most are dropped, and those of its
-    stream that has been silent for longest. If that origin has one stream only, or origins are unknown, the stream that
-    has been silent for longest of all is dropped. A stream renews its rows with each message, so those of streams that
-    have ended are dropped first, and an origin with many streams drops its own.
+    Beyond `MAX_STREAMS` or `max_bytes`, rows of the origin (a certificate) with the most are dropped; if it has one
+    stream only, or origins are unknown, rows of all. An origin with many streams thus drops its own.
+
+    A stream renews its rows with each message. Those of the stream that has been silent for longest are dropped if it
+    seems to be gone, or to make room for a new stream. But of more active streams than there is room for, that one is
+    often the next to continue: if all take turns, each would find its rows dropped. The others therefore choose by a
+    hash, so that most streams keep theirs.
 
     Args:
         size_of: returns the size of a stream's rows in bytes.
@@ -43,23 +58,50 @@ class HeldRows(MutableMapping[bytes, Held]):
         self._bytes: Counter[Hashable] = Counter()
         """Size of the rows of each origin."""
         self._total_bytes = 0
+        self._changes = 0
+        self._changed: dict[bytes, int] = {}
+        """Number of the latest change of each stream, also of dropped ones."""
+        self._away = 0.0
+        """Number of changes in which active streams return."""
+        self._logged = False
 
     def put(self, stream: bytes, rows: Held, origin: Hashable = None) -> None:
         """Replace the rows of a stream; `origin`: None: unknown."""
         self.pop(stream, None)
+        self._changes += 1
+        before = self._changed.pop(stream, None)
+        self._changed[stream] = self._changes
+        if len(self._changed) > 4 * MAX_STREAMS:
+            del self._changed[next(iter(self._changed))]
+        self._away *= 1 - 1 / _RETURNS
+        if before is not None:
+            self._away = max(self._away, self._changes - before)
         self._held[stream] = rows, origin
         self._streams.setdefault(origin, {})[stream] = None
         self._count(origin, self._size_of(rows))
         while len(self) > MAX_STREAMS or (self._total_bytes > self._max_bytes and len(self) > 1):
-            self._drop()
+            self._drop(is_new=before is None)
 
-    def _drop(self) -> None:
+    def _drop(self, is_new: bool) -> None:
         too_many = len(self) > MAX_STREAMS
         most = max(self._streams, key=lambda origin: len(self._streams[origin]) if too_many else self._bytes[origin])
-        streams = self._streams[most]
-        silent = next(iter(streams if len(streams) > 1 else self._held))
-        del self[silent]
-        self._dropped(silent)
+        streams = self._streams[most] if len(self._streams[most]) > 1 else self._held
+        stream = next(iter(streams))  # silent for longest
+        if not is_new and self._changes - self._changed.get(stream, 0) <= GONE * self._away:
+            rotation = self._changes >> _ROTATION_BITS
+            stream = min(streams, key=lambda stream: zlib.crc32(stream, rotation))
+            if not self._logged:
+                self._logged = True
+                logger.warning(
+                    "the last rows of %d streams take more than the %d MB (%d streams) that are kept, so some streams "
+                    "lose the transitions between two of their messages: raise worker.send_every (0: whole episodes), "
+                    "make observations smaller (docs/choosing.md), or use fewer workers",
+                    len(self),
+                    self._max_bytes >> 20,
+                    MAX_STREAMS,
+                )
+        del self[stream]
+        self._dropped(stream)
 
     def _count(self, origin: Hashable, size: int) -> None:
         self._bytes[origin] += size
