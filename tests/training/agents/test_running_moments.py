@@ -35,6 +35,24 @@ def test_a_few_absurd_rows_do_not_hide_all_others() -> None:
     assert seen[0, 0] == 1e30, "the rows are those of the batch"
 
 
+def test_absurd_rows_of_a_third_of_the_workers_have_a_limit() -> None:
+    rows = np.random.default_rng(0).uniform(-1.0, 1.0, (1000, 2))
+    rows[::3] = [1e30, -1e30]
+    moments = RunningMoments(2)
+    moments.see(torch.from_numpy(rows))
+    assert moments.std.max() < 1e6
+
+
+def test_a_column_with_one_frequent_value_counts_as_it_is() -> None:
+    depth = np.where(np.arange(1000) % 10 < 3, 65535.0, 1000.0)  # 65535: nothing in sight
+    reward = np.where(np.arange(1000) % 10 == 0, 1e5, 0.0)  # at the end of each episode
+    for rows in (np.stack([depth, reward], 1), np.array([[0.0, 0.0], [1e6, -1e6]])):
+        moments = RunningMoments(2)
+        moments.see(torch.from_numpy(rows))
+        np.testing.assert_allclose(moments.mean.numpy(), rows.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(moments.variance.numpy(), rows.var(axis=0), rtol=1e-9)
+
+
 def test_rows_of_any_plausible_spread_count_as_they_are() -> None:
     rng = np.random.default_rng(0)
     rare = np.where(rng.random(1000) < 0.01, 9999.0, 0.0)  # the distance of something that is seldom in sight

@@ -6,8 +6,13 @@ import torch
 from torch import Tensor
 
 FARTHEST = 1e4
-"""Distance from a column's median that a number may have: in units, or in those of its median absolute deviation where
-that is larger."""
+"""Distance from a column's median that a number may have: in units, or in those of its usual deviation where that is
+larger."""
+RARE = 20
+"""One row in so many may lie farther out than the usual deviation, which is the median absolute deviation or larger: of
+many columns, half or more of the numbers are equal (no reward, or nothing in sight)."""
+LARGEST_UNIT = 100.0
+"""Limit of a usual deviation that is not the median one: up to half of the rows may be absurd."""
 
 
 class RunningMoments(torch.nn.Module):
@@ -44,7 +49,9 @@ class RunningMoments(torch.nn.Module):
         if wide.any():
             columns = rows[:, wide]
             middle = columns.median(dim=0).values
-            farthest = FARTHEST * (columns - middle).abs().median(dim=0).values.clamp(min=1.0)
+            deviations = (columns - middle).abs()
+            most = deviations.kthvalue(len(rows) - len(rows) // RARE, dim=0).values.clamp(1.0, LARGEST_UNIT)
+            farthest = FARTHEST * torch.maximum(deviations.median(dim=0).values, most)
             rows[:, wide] = columns.clamp(middle - farthest, middle + farthest)
         mean, variance, count = rows.mean(dim=0), rows.var(dim=0, unbiased=False), float(len(rows))
         total = self.count + count
