@@ -168,7 +168,7 @@ def test_a_link_knows_whether_several_origins_share_the_inbox() -> None:
     link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     link.connected(Identity("Server"), 0.0)
     give(link, Welcome(1, 1, 1 << 20, 1 << 18, 1 << 20, 3.0))
-    shared = []
+    shared: list[bool] = []
     for label in ("robot", "robot", "other"):
         give(link, StreamOpened(len(shared), bytes([len(shared)]) * 16, label))
         shared.append(state.inbox.shared)
