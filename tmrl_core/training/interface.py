@@ -70,7 +70,10 @@ class TrainingInterface(ABC):
 
     @property
     def has_more(self) -> bool:
-        """True: `receive` would return another portion of messages now."""
+        """True: the latest `receive` has left messages that had arrived.
+
+        Later ones do not count, or a worker that sends all the time would hold a loop that waits for the last.
+        """
         return False
 
     def retrieve_buffer(self) -> Buffer:

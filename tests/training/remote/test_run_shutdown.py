@@ -93,4 +93,4 @@ def test_a_disk_that_accepts_no_samples_does_not_delay_the_end(make_rows: Callab
     calls: list[None] = []
     RunShutdown(Slow(lambda: calls.append(None)), interface).take_arrived()
     assert len(calls) == 2, "what was taken before is stored first"
-    assert interface.link.has_messages
+    assert interface.link.arrived

@@ -82,6 +82,9 @@ class TrainerLink(Link):
         hold: stores an incarnation durably, before it is used; for `seal` only.
         cost_of: returns the bytes that a message's payload takes in memory, see `peers.inbox`.
 
+    Attributes:
+        has_more: True: the latest `receive` has left messages that had arrived.
+
     Raises:
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
     """
@@ -122,6 +125,7 @@ class TrainerLink(Link):
         )
         self._trainer.inbox.cost_of = lambda payload: _cost(payload, cost_of(payload), settings.max_message_bytes)
         self._trainer.on_remark = log.remark
+        self.has_more = False
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
         self._prune_above = _MAX_DIRECTIVES
         self._reasons = BoundedTexts(_MAX_REASONS, _MAX_REASONS_EACH)
@@ -132,14 +136,13 @@ class TrainerLink(Link):
     def receive(self) -> list[Received]:
         """Return arrived messages without waiting, in order for each stream. Their bytes count as consumed.
 
-        Large messages are returned in several calls; `has_messages` says whether there are more.
+        Large messages are returned in several calls; `has_more` says whether this one has left some.
         """
-        return self._trainer.take()
-
-    @property
-    def has_messages(self) -> bool:
-        """True: `receive` would return something."""
-        return bool(self._trainer.inbox)
+        state = self._trainer
+        with state.lock:
+            received = state.inbox.take()
+            self.has_more = bool(state.inbox)
+        return received
 
     @property
     def arrived(self) -> set[tuple[bytes, int]]:
@@ -153,7 +156,7 @@ class TrainerLink(Link):
         Raises:
             NetworkError: the Server refuses this trainer permanently.
         """
-        return self._wait(lambda: self.has_messages, timeout_s)
+        return self._wait(lambda: bool(self._trainer.inbox), timeout_s)
 
     def acknowledge(self, received: Iterable[Received]) -> None:
         """Acknowledge messages that the memory has committed."""

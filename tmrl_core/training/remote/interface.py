@@ -208,8 +208,8 @@ class RemoteInterface(TrainingInterface):
 
     @property
     def has_more(self) -> bool:
-        """True: further messages have arrived."""
-        return self.link.has_messages
+        """True: the latest `receive` has left messages that had arrived."""
+        return self.link.has_more
 
     def _decoded(self, one: Received) -> Delivery:
         """Decode a message, and refuse it if training on it is impossible."""
