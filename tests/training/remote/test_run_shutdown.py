@@ -94,3 +94,17 @@ def test_a_disk_that_accepts_no_samples_does_not_delay_the_end(make_rows: Callab
     RunShutdown(Slow(lambda: calls.append(None)), interface).take_arrived()
     assert len(calls) == 2, "what was taken before is stored first"
     assert interface.link.arrived
+
+
+def test_messages_that_arrive_after_a_take_are_not_more_of_it(make_rows: Callable[..., Chunk]) -> None:
+    interface, arrive = full_inbox(make_rows)
+    left = []
+    for _ in range(3):
+        interface.receive()
+        arrive()
+        left.append(interface.has_more)
+    assert left == [True, True, True]
+    while interface.has_more:
+        interface.receive()
+    arrive()
+    assert not interface.has_more
