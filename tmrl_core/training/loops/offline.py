@@ -454,7 +454,7 @@ class TrainingOffline(TrainingLoop):
         """Insert arrived samples into the memory and commit them, portion by portion, for at most about `INSERT_S`.
 
         Samples that a memory on disk cannot write are not acknowledged, and no more are inserted until it can: their
-            workers keep them.
+        workers keep them.
         """
         until = self.clock() + INSERT_S
         while self._insert_portion(interface) and interface.has_more and self.clock() < until:
