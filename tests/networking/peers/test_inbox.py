@@ -7,14 +7,15 @@ import random
 import pytest
 
 from tests.networking.peers.test_greedy_server import give_frame
+from tests.networking.peers.test_own_incarnation import said
 from tests.networking.peers.test_unread_answers import give
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.peers.inbox import ALONE, PENDING_BYTES, TAKEN_BYTES, Inbox
 from tmrl_core.networking.peers.postponed import ANSWER_S, Postponed
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import Received
-from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD
-from tmrl_core.networking.protocol.messages import StreamClosed, StreamOpened, Welcome
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, SAMPLES_HEAD
+from tmrl_core.networking.protocol.messages import Credit, StreamClosed, StreamOpened, Welcome
 
 GIANT = 16 << 20
 
@@ -161,6 +162,24 @@ def test_origins_that_come_and_go_are_not_remembered_forever() -> None:
         append(inbox, f"robot{number}", 0, 1_000)
         inbox.take()
     assert len(inbox._turns) <= 4_097
+
+
+def test_the_bytes_of_an_ignored_message_are_credit_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmrl_core.networking.peers.inbox.PENDING_BYTES", 0)
+    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20)
+    link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
+    link.connected(Identity("Server"), 0.0)
+    give(link, Welcome(1, 1, 1 << 20, 1 << 18, 1 << 20, 3.0))
+    give(link, StreamOpened(1, b"s" * 16, "robot"))
+    said(link)
+    parts = [SAMPLES_HEAD.pack(number, number, number, 1, 9) + bytes(9) for number in range(2)]
+    for part in parts:
+        give_frame(link, 1, FIRST | LAST, part)
+    parts += [SAMPLES_HEAD.pack(2, 2, 2, 1, 200_000), *[bytes(50_000)] * 3]
+    for flags, part in zip((FIRST, 0, 0, 0), parts[2:], strict=True):
+        give_frame(link, 1, flags, part)
+    (credit,) = (one for one in said(link) if isinstance(one, Credit))
+    assert credit.limit == sum(HEADER.size + len(part) for part in parts) - state.inbox.held_bytes + state.inbox_bytes
 
 
 def test_a_link_knows_whether_several_origins_share_the_inbox() -> None:

@@ -636,6 +636,8 @@ class TrainerConnection(Connection):
             elif receiver.duplicates != duplicates:
                 state.duplicates += 1
                 state.to_acknowledge[receiver.stream] = None
+        if not receiver.in_message:
+            self._partial_bytes = 0  # the rest of an ignored message may never arrive
         spare(frame.buffer)  # its payload has been copied
         if received is not None:
             self._retries.pop(frame.channel, None)

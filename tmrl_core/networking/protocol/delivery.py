@@ -510,6 +510,11 @@ class StreamReceiver:
         """Repeat these refusals with the next acknowledgement; otherwise their messages would count as committed."""
         self._refused_lately.extend((number, reason) for number, reason in refusals if number < self.offset.next_number)
 
+    @property
+    def in_message(self) -> bool:
+        """True: the rest of a message is expected."""
+        return self._in_message
+
     def attach(self) -> int:
         """Attach the stream to a link and discard its incomplete message. Return the number to resume from."""
         self.abandon()
