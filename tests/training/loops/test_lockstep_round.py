@@ -345,6 +345,25 @@ def test_episodes_that_end_as_late_as_they_may_do_not_make_rounds_longer_and_lon
     assert dict(round_.poll(HERE, limit, never)).keys() == {A, B}
 
 
+def test_idle_time_after_an_episode_whose_part_was_taken_does_not_count(make_rows: Rows) -> None:
+    needed: dict[Any, tuple[int, float]] = {}
+    round_, rows = make(3, episodes=True, needed=needed), LastRows()
+    round_.poll(HERE, 0.0, never)
+    for episode in range(2):
+        take(round_, rows, make_rows(2, episode, 0, 5, version=(1, 7), end="terminated"), 0.0)
+    for now in (1, 2, 3, 4, 5, 6):
+        end = "terminated" if now == 6 else None
+        take(round_, rows, make_rows(1, 0, now - 1, 1, version=(1, 7), end=end), now)
+        assert bool(round_.poll(HERE, now, never)) == (now == 5)
+    given = 6
+    while not round_.assignments[A].missing:  # B does not play the part that was taken from A
+        given += 1
+        assert given < 100
+        round_.poll(HERE, given, never)
+    take(round_, rows, make_rows(1, 1, 0, 5, version=(1, 7), end="terminated"), given + 1)
+    assert needed[A] == (4, 1.0)
+
+
 def test_the_patience_that_rounds_begin_with_is_bounded(make_rows: Rows) -> None:
     needed: dict[Any, tuple[int, float]] = {}
     round_, rows = make(1, episodes=True, needed=needed), LastRows()

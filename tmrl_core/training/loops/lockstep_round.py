@@ -242,6 +242,9 @@ class Round:
             elif assignment is None:
                 self.surplus += run.rows
             else:
+                if self.in_episodes and not assignment.missing:
+                    # At the end of an episode whose part was taken, the next part begins anew.
+                    assignment.finished |= bool((chunk.terminated | chunk.truncated)[start:stop].any())
                 before = assignment.collected
                 kept = self._count(assignment, segment, start, stop)
                 self.surplus += stop - kept
