@@ -77,6 +77,18 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
+class PacedPendulum(GenericGymEnv):
+    """Pendulum that leaves the interpreter to the trainer in the same process now and then."""
+
+    def __init__(self) -> None:
+        super().__init__("Pendulum-v1", to_float32=True)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Wait, then step."""
+        time.sleep(0.0005)
+        return super().step(action)
+
+
 class Worker:
     """A RolloutWorker that collects short Pendulum episodes in a thread of its own."""
 
@@ -84,7 +96,7 @@ class Worker:
         # Where RolloutWorker looks for what is left out.
         monkeypatch.setattr("tmrl_core.roles.worker.current", lambda: config)
         self.worker = RolloutWorker(
-            partial(GenericGymEnv, "Pendulum-v1", to_float32=True),
+            PacedPendulum,
             partial(SquashedGaussianMLPActor, hidden_sizes=(8, 8)),
             max_samples_per_episode=20,
             model_path=None,
