@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tmrl_core.networking.protocol.messages import (
     Welcome,
 )
 from tmrl_core.networking.relay import processor_time
+from tmrl_core.networking.transports import tls
 from tmrl_core.samples import Buffer, Chunk
 
 MB = 1 << 20
@@ -106,6 +108,24 @@ def overspend(place: Place, stolen: Path, principal: str) -> None:
 @pytest.mark.usefixtures("small_share")
 def test_one_bundle_gets_a_share_of_the_processor(place: Place, stolen: Path) -> None:
     overspend(place, stolen, "certificate worker robot7")
+    fleet_goes_on(place)
+
+
+@pytest.mark.usefixtures("small_share")
+def test_a_refused_link_is_cut_when_its_bundle_has_no_share_left(
+    place: Place, stolen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_DISCARDED_BYTE_S", 1e-6)
+    monkeypatch.setattr(tls, "_LINGER_BYTES", 1 << 40)
+    link, _ = thief(place, stolen)
+    link.tell(CloseStream(99))
+    sent = 0
+    with suppress(OSError):
+        while sent < 64 * MB:
+            sent += socket.socket.send(link.sock, bytes(MB))  # without TLS
+    now = time.monotonic()
+    account = place.relay.processor_time._accounts["certificate worker robot7"]
+    assert -4.0 < account.share.available(now) < 0.0, "a few MB were read"
     fleet_goes_on(place)
 
 

@@ -360,3 +360,19 @@ def test_what_a_link_sends_after_its_end_is_charged() -> None:
     for _ in range(10):
         end.link.charge(0.002, 1 << 20, 0.0)
     assert before - left(place, "certificate worker wolf")[0] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("certificate", [True, False])
+def test_the_handshake_of_a_link_that_ends_with_its_first_read_is_charged(certificate: bool) -> None:
+    place = Place()
+    link = place.relay.connection()
+    holder = {"role": "worker", "name": "wolf"} if certificate else {"role": None, "name": None}
+    link.connected(place.trainer.link.identity._replace(**holder), 0.0)
+    link.charge(0.005, 2_000, 0.0)  # the handshake
+    first = control_frame(Hello((1,), "worker", "", "run", "wolf", bytes(16))) + control_frame(CloseStream(99))
+    link.get_buffer()[: len(first)] = first
+    link.received(len(first), 0.0)
+    assert link.closing
+    link.charge(0.001, len(first), 0.0)
+    principal, seconds = ("certificate worker wolf", 0.006) if certificate else ("token worker", 0.001)
+    assert BURST_S - left(place, principal)[0] == pytest.approx(seconds)

@@ -250,15 +250,17 @@ class RelayConnection(Connection):
 
     def charge(self, seconds: float, n: int, now: float) -> None:
         """Charge the processor time of received bytes to the principal, except the part of samples."""
-        if self.closing:
-            self.relay.processor_time.charge(self.principal, seconds, now)
-            return
-        if self._read_size.spent(seconds, n):
-            self.pause(0.0)
         used, wire = self._uncharged
         if not self._charged[1] and self.identity.role is None and self.state in _CHARGED:
             used = 0.0  # its handshake; members of a fleet with one token connect again together
         self._uncharged = used, wire = used + seconds, wire + n
+        if self.closing:
+            self._now = now
+            self._uncharged = 0.0, 0
+            self.relay.processor_time.charge(self.principal, used, now)
+            return
+        if self._read_size.spent(seconds, n):
+            self.pause(0.0)
         frames = self.frames_in - self._charged[1]
         if self.state not in _CHARGED or not (frames or (used > _UNFINISHED_S and self._has_tiny_records())):
             return

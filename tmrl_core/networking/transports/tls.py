@@ -303,7 +303,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             self._discarded_bytes += nbytes
             if self._server_side:
                 self.connection.charge(nbytes * _DISCARDED_BYTE_S, nbytes, self.loop.time())
-                if self._discarded_bytes > _LINGER_BYTES:
+                # A peer with no share of the processor left may miss the reason for the end of its link.
+                if self._discarded_bytes > _LINGER_BYTES or (self._finishing and self.connection.overspent):
                     self._close_socket()
             return
         begun = time.thread_time() if self._server_side else 0.0
