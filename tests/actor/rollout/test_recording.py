@@ -87,6 +87,31 @@ def test_a_removed_folder_is_told_once_and_stops_nothing(
     assert recording.left_out == 30
 
 
+def test_a_defect_leaves_samples_out_and_later_ones_are_recorded(
+    tmp_path: Path, recorder: StepRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(SessionWriter):
+        """Fails once."""
+
+        failed = threading.Event()
+
+        def append(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord] = ()) -> None:
+            if not self.failed.is_set():
+                self.failed.set()
+                raise RuntimeError("a defect")
+            super().append(chunks, records)
+
+    recording = Recording(Broken(tmp_path, *SPACES))
+    recording.put(*episode(recorder))
+    assert Broken.failed.wait(10)
+    recording.put(*episode(recorder))
+    recording.close()
+    assert recording.left_out == 6
+    assert len(list(read_sessions(tmp_path))) == 1
+    assert [record.exc_info is not None for record in caplog.records] == [True, False, False]
+    assert "please report it" in caplog.messages[1]
+
+
 def test_a_slow_disk_delays_no_step(tmp_path: Path, recorder: StepRecorder, caplog: pytest.LogCaptureFixture) -> None:
     class Slow(SessionWriter):
         """Writes when it is told to."""

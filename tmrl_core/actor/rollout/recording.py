@@ -99,6 +99,12 @@ class Recording:
             next_step = "" if isinstance(exc, StorageFullError) else " Restart the worker to record again."
             self._leave_out(handed[0][0], f"{str(exc).rstrip('.')}.{next_step}")
             return
+        except Exception:
+            # A defect of this package. Without this thread, the samples would wait, and then count as too many.
+            logger.exception("the recording of sessions failed")
+            for chunks, _ in handed:
+                self._leave_out(chunks, "the recording failed (see the error above); please report it")
+            return
         if self._failing:
             self._failing = False
             logger.warning(
