@@ -121,6 +121,8 @@ def check(
     if missing:
         return missing
     errors = [error for name, entries in locked.items() for error in _entry_errors(name, entries)]
+    backend = [Pin(parse(requirement)) for requirement in project["build-system"]["requires"]]
+    errors += [f"pyproject.toml (build-system): {pin.requirement} is not pinned" for pin in backend if not pin.version]
     for environment in _environments(project):
         versions = {pin.name: pin.version for pin in pins if _applies(pin.requirement, environment)}
         errors += _pin_errors(project, versions, environment)

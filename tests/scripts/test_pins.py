@@ -93,9 +93,15 @@ def test_core_pins_are_complete_without_those_of_extras(repository: Repository) 
     )
 
 
-def test_an_unpinned_build_backend_is_found(repository: Repository) -> None:
+def test_another_version_of_the_build_backend_is_found(repository: Repository) -> None:
     repository.project["build-system"]["requires"] = ["hatchling==0.1"]
     assert any("(build-system) requires hatchling==0.1" in error for error in repository.errors())
+
+
+@pytest.mark.parametrize("requirement", ["hatchling", "hatchling>=1", "hatchling==1.*"])
+def test_an_unpinned_build_backend_is_found(repository: Repository, requirement: str) -> None:
+    repository.project["build-system"]["requires"] = [requirement]
+    assert f"pyproject.toml (build-system): {requirement} is not pinned" in repository.errors()
 
 
 @pytest.mark.parametrize(
