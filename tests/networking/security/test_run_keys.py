@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security.run_keys import FOLDER, RunKeyFiles
+from tmrl_core.networking.security.run_keys import FOLDER, OLDER, RunKeyFiles
 
 
 def test_a_key_is_made_once(tmp_path: Path) -> None:
@@ -26,6 +26,22 @@ def test_each_run_has_a_key_of_its_own_also_with_strange_names(tmp_path: Path) -
     assert len(keys) == len(names)
     files = list((tmp_path / FOLDER).glob("*.key"))
     assert len({file.name.lower() for file in files}) == len(names)
+
+
+def test_keys_of_the_run_from_other_machines_open_older_messages(tmp_path: Path) -> None:
+    others = [RunKeyFiles(tmp_path / name, run) for name, run in (("a", "run"), ("b", "run"), ("c", "other"))]
+    here = RunKeyFiles(tmp_path / "here", "run")
+    assert here.older == []
+    older = tmp_path / "here" / FOLDER / OLDER
+    older.mkdir()
+    for number, other in enumerate(others):
+        (older / f"{number}.key").write_bytes(other.file.read_bytes())
+        (older / f"{number}.key").chmod(0o600)
+    assert here.older == [others[0].private, others[1].private]
+    assert here.private not in here.older
+    (older / "0.key").write_bytes(b"damaged")
+    with pytest.raises(CredentialsError, match="Copy it again, or delete it"):
+        _ = here.older
 
 
 def test_simultaneous_trainers_get_the_same_key(tmp_path: Path) -> None:

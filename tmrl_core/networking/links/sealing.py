@@ -256,7 +256,9 @@ def seal_trainer(
 
     folder = find(settings.credentials_dir)
     identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run)
-    key = RunKey(files.private)
-    identity.seal = seal = TrainerSeal(run, identity.signer, identity.verifier, key, mode=mode, on_forged=log.forged)
+    key, older = RunKey(files.private), map(RunKey, files.older)
+    identity.seal = seal = TrainerSeal(
+        run, identity.signer, identity.verifier, key, older=older, mode=mode, on_forged=log.forged
+    )
     identity.reconnecting = seal.renew_group_key
     return identity, seal, files

@@ -2,6 +2,7 @@
 
     run_keys/NAME-XXXXXXXX.key          the private key of one run: workers encrypt or authenticate samples for it
     run_keys/NAME-XXXXXXXX.incarnation  the highest incarnation of a trainer of that run on this machine
+    run_keys/older/*.key                keys of runs that were copied from other machines, for samples sealed for them
 
 The key is made once and never replaced, because the Server's spool may hold messages for it. It is never part of a
 checkpoint. The incarnation is written before it is used, so that a restarted trainer never uses it again.
@@ -25,7 +26,7 @@ from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.security.secret_files import folder_of, read_record, write_record, writing
 
-FOLDER = "run_keys"
+FOLDER, OLDER = "run_keys", "older"
 _KEY_BYTES = 32
 _NAME_CHARACTERS = 64
 
@@ -83,6 +84,18 @@ class RunKeyFiles:
         if found.run != self._run:
             raise CredentialsError(f"{self.file} holds the key of run {found.run!r}, not of {self._run!r}. {advice}")
         return found.key
+
+    @property
+    def older(self) -> list[bytes]:
+        """Return the private keys of this run that were copied from other machines.
+
+        Raises:
+            CredentialsError: a file is damaged, or cannot be read.
+        """
+        advice = "Copy it again, or delete it."
+        files = sorted((self.file.parent / OLDER).glob("*.key"))
+        found = [read_record(file, _Key, advice, private=True) for file in files]
+        return [one.key for one in found if one is not None and one.run == self._run]
 
     def _make(self) -> bytes:
         with self._writing():
