@@ -16,6 +16,7 @@ from tests.waiting import until
 from tmrl_core import rate_limited_log
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking import Server
+from tmrl_core.networking.end_to_end.stream_keys import TAG_BYTES
 from tmrl_core.networking.links import TrainerLink, WorkerLink
 from tmrl_core.networking.protocol.framing import POLICY_HEAD, Kind, cut, message_bytes
 from tmrl_core.networking.protocol.messages import (
@@ -37,6 +38,9 @@ from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.policies import Policy
 from tmrl_core.networking.relay.status import snapshot
 from tmrl_core.training.remote.interface import RemoteInterface
+
+KEY_ID = -1 - TAG_BYTES - 8 - 1
+"""Place of the last byte of the name of the key in a sealed message: the mode, the tag and the counter follow."""
 
 
 class TakenOver:
@@ -200,7 +204,8 @@ def test_samples_that_are_halted_again_and_again_do_not_fill_the_log(
     taken.fleet.goes_on(taken.worker, taken.trainer)
 
 
-def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(taken: TakenOver) -> None:
+@pytest.mark.parametrize("at", [0.5, KEY_ID], ids=["content", "name of the key"])
+def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(taken: TakenOver, at: float | int) -> None:
     flow = taken.server.relay.flow
     honest, altered = flow.next_frame, [0]
 
@@ -208,13 +213,13 @@ def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(taken:
         frame = honest()
         if frame is not None and altered[0] < 3:
             altered[0] += 1
-            frame[len(frame) // 2] ^= 1
+            frame[at if isinstance(at, int) else int(at * len(frame))] ^= 1
         return frame
 
     flow.next_frame = alter  # type: ignore[method-assign]
     for _ in range(3):
         taken.fleet.send(taken.worker)
-    taken.counted(trainer=1)
+    until(lambda: taken.trainer.counts.forged + taken.trainer.counts.unknown_keys)
     taken.fleet.goes_on(taken.worker, taken.trainer)
     assert altered == [3]
     assert taken.trainer.counts.gap_messages == 0
@@ -224,3 +229,5 @@ def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(taken:
     recorder.close()
     (network,) = [record for record in sink.records if record.kind == "network"]
     assert network.number("wire/forged") == taken.trainer.counts.forged
+    assert network.number("wire/unknown_keys") == taken.trainer.counts.unknown_keys
+    assert (taken.trainer.counts.forged == 0) == (at == KEY_ID)

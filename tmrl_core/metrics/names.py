@@ -149,6 +149,11 @@ REFUSED: Final = _name("wire/refused", "messages that the memory refused", row="
 FORGED: Final = _name(
     "wire/forged", "messages without a valid proof of their origin, which the trainer ignored", row="forged"
 )
+UNKNOWN_KEYS: Final = _name(
+    "wire/unknown_keys",
+    "messages for a run key that the trainer does not have, which it requests again",
+    row="unknown_keys",
+)
 OTHER_RUN: Final = _name("wire/other_run", "discarded messages of another run", row="other_run")
 RECONNECTS: Final = _name("wire/reconnects", "reconnections of the trainer's link", row="reconnects")
 REDISTRIBUTED: Final = _name(

@@ -66,6 +66,8 @@ class TrainerCounts(NamedTuple):
     reconnects: int
     forged: int = 0
     """Records and messages of samples without a valid proof of their origin."""
+    unknown_keys: int = 0
+    """Messages for a run key that this trainer does not have. The Server may have changed the name of the key."""
 
 
 class TrainerLink(Link):
@@ -311,6 +313,7 @@ class TrainerLink(Link):
             state.published,
             max(0, state.connections - 1),
             state.seal.forged if state.seal is not None else 0,
+            state.seal.unknown_keys if state.seal is not None else 0,
         )
 
     def _serve(self) -> bool:

@@ -671,6 +671,7 @@ class RemoteInterface(TrainingInterface):
                 names.DUPLICATES: counts.duplicate_messages,
                 names.REFUSED: counts.samples_refused,
                 names.FORGED: counts.forged,
+                names.UNKNOWN_KEYS: counts.unknown_keys,
                 names.OTHER_RUN: counts.other_run_workers,
                 names.RECONNECTS: counts.reconnects,
                 names.LACK: self.progress.lack,
