@@ -71,6 +71,11 @@ def test_an_expired_certificate_is_refused_after_it_was_valid() -> None:
     now += DAYS * 86_400 + 60
     with pytest.raises(ForgedError, match="not valid here"):
         check.check(signer().certificate, ("worker",))
+    assert check.check(signer().certificate, ("worker",), used_s=now - 120).name == "robot"
+    with pytest.raises(ForgedError, match="not valid here"):
+        check.check(signer().certificate, ("worker",), used_s=now)
+    with pytest.raises(ForgedError, match="not valid here"):
+        check.check(signer().certificate, ("worker",))
 
 
 def test_a_certificate_is_refused_once_it_is_revoked() -> None:

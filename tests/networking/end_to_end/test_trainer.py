@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 
 from tests.networking.end_to_end.ends import HEAD, Ends, authority, signer, verifier
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import Verifier
+from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import StreamRecord, decode_statement, encode_statement, stream_id
+from tmrl_core.networking.end_to_end.trainer import TrainerSeal
 from tmrl_core.networking.end_to_end.worker import WorkerSeal
 
 
@@ -61,6 +65,18 @@ def test_a_certificate_of_another_role_or_ca_or_an_expired_one_is_refused(role: 
     stream = worker.new_stream()
     with pytest.raises(ForgedError):
         ends.trainer.open_record(stream, worker.record(stream, b""))
+
+
+@pytest.mark.parametrize("late_s", [86_400.0 * 20, -86_400.0 * 20], ids=["expired", "the trainer's clock is wrong"])
+def test_a_stored_stream_is_valid_if_its_certificate_was_when_it_began(late_s: float) -> None:
+    worker = WorkerSeal("run", signer(days=10.0), verifier(), mode="authenticate")
+    stream = worker.new_stream()
+    check = Verifier(authority("ours").certificate, clock=lambda: time.time() + late_s)
+    later = TrainerSeal("run", signer("trainer", "node"), check, RunKey(bytes(32)))
+    record = worker.record(stream, b"")
+    assert later.open_record(stream, record, stored=True).name == "robot"
+    with pytest.raises(ForgedError, match="not valid here"):
+        later.open_record(stream, record)
 
 
 def test_a_revoked_worker_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from tests.networking.end_to_end.ends import Ends, signer, verifier
@@ -56,6 +58,22 @@ def test_bad_messages_of_many_streams_are_requested_again_a_few_times_a_second()
         link.tick(link.deadline())
         asked += sum(isinstance(message, Resume) for message in said(link))
     assert searches <= 12
+
+
+def test_signatures_of_authenticated_streams_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "MAX_SIGNATURES_BYTES", 100_000)
+    trainer = Trainer()
+    worker = WorkerSeal("run", signer(), verifier(), mode="authenticate")
+    tracemalloc.start()
+    for channel in range(1, 101):
+        stream = worker.new_stream()
+        give(trainer.link, StreamOpened(channel, stream, "robot", worker.record(stream, bytes(30_000))))
+        said(trainer.link)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    members = trainer.state.members.values()
+    assert (len(members), sum(len(member.signature) for member in members)) == (100, 90_000)
+    assert taken < 1_000_000, "three of the hundred signatures, of 3 MB in all"
 
 
 def test_the_offsets_after_many_tiny_messages_take_one_pass() -> None:

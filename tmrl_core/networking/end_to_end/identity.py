@@ -160,16 +160,21 @@ class Verifier:
             peer.serial in serials for peer, _, _ in self._checked.values()
         )
 
-    def check(self, certificate: bytes, roles: Collection[str]) -> Peer:
+    def check(self, certificate: bytes, roles: Collection[str], *, used_s: float | None = None) -> Peer:
         """Return the holder of a certificate (DER).
+
+        Args:
+            certificate: the certificate.
+            roles: allowed roles.
+            used_s: it need not be valid now if it was at this time, in seconds since 1970; None: it must be valid now.
 
         Raises:
             ForgedError: this CA has not signed it, it is not valid now, it is revoked, or its role is not allowed.
         """
-        now = self._clock()
+        times = (self._clock(),) if used_s is None else (self._clock(), used_s)
         known = self._checked.get(certificate)
-        if known is None or not known[1] <= now <= known[2]:
-            known = self._checked[bytes(certificate)] = self._verify(certificate, now)
+        if known is None or not any(known[1] <= time_s <= known[2] for time_s in times):
+            known = self._checked[bytes(certificate)] = self._verify(certificate, *times)
             if len(self._checked) > _CHECKED_CERTIFICATES:
                 self._checked.popitem(last=False)
         else:
@@ -181,8 +186,17 @@ class Verifier:
             raise ForgedError(f"a certificate of role {plain(peer.role, 50)} in place of {' or '.join(roles)}")
         return peer
 
-    def _verify(self, certificate: bytes, now: float) -> tuple[Peer, float, float]:
-        policy = PolicyBuilder().store(self._store).time(datetime.fromtimestamp(now, timezone.utc))
+    def _verify(self, certificate: bytes, time_s: float, *others_s: float) -> tuple[Peer, float, float]:
+        """Verify a certificate at one of these times."""
+        try:
+            return self._verify_at(certificate, time_s)
+        except ForgedError:
+            if not others_s:
+                raise
+            return self._verify(certificate, *others_s)
+
+    def _verify_at(self, certificate: bytes, time_s: float) -> tuple[Peer, float, float]:
+        policy = PolicyBuilder().store(self._store).time(datetime.fromtimestamp(time_s, timezone.utc))
         try:
             parsed = x509.load_der_x509_certificate(certificate)
             policy.build_client_verifier().verify(parsed, [])

@@ -83,15 +83,21 @@ class TrainerSeal:
         card = RunCard(self.run, incarnation, self.run_key.public, self.run_key.signing_public, self.signer.certificate)
         return encode_statement(msgspec.structs.replace(card, proof=self.signer.sign(card.covered())))
 
-    def open_record(self, stream: bytes, signature: bytes) -> OpenedStream:
+    def open_record(self, stream: bytes, signature: bytes, *, stored: bool = False) -> OpenedStream:
         """Check the record of a stream, in the field `signature` of its announcement.
+
+        Args:
+            stream: its id.
+            signature: the field of its announcement.
+            stored: True: the Server's spool holds it, so its certificate may have expired since it began.
 
         Raises:
             ForgedError: there is no record, or no worker with a valid certificate made it for this run and stream.
         """
         try:
             record = decode_statement(signature, StreamRecord)
-            peer = self._verifier.check(record.certificate, ("worker",))
+            used_s = float(record.started_s) if stored else None
+            peer = self._verifier.check(record.certificate, ("worker",), used_s=used_s)
             if stream != stream_id(self.run, peer.identity, record.key, record.started_s) or not is_signed(
                 peer.key, record.proof, record.covered(self.run, stream)
             ):

@@ -486,7 +486,7 @@ class TrainerConnection(Connection):
         signature = message.signature
         if state.seal is not None:
             try:
-                opener = state.seal.open_record(message.stream, signature)
+                opener = state.seal.open_record(message.stream, signature, stored=not message.live)
                 state.check_stream(message.stream, opener.name)
             except ForgedError as exc:
                 if signature.startswith(AUTHENTICATED):
@@ -494,7 +494,7 @@ class TrainerConnection(Connection):
                 else:
                     self._leave_stream(message, "does not authenticate its samples and this trainer checks them")
                 return
-            signature = opener.signature
+            signature, opener.signature = opener.signature, b""  # members have it, in a limited number of bytes
             if opener.incarnation > (before := state.holding) and state.may_raise(opener.peer):
                 state.raise_to(opener.incarnation + 1)  # otherwise its worker would not follow this trainer
                 self._raised(before)
@@ -621,7 +621,8 @@ class TrainerConnection(Connection):
                 if isinstance(exc, UnknownRunKeyError) and receiver.opener is not None:
                     state.on_remark(
                         f"{exc}: samples of worker {state.names[receiver.stream]} wait. If they do not arrive, copy "
-                        "the key from the credentials folder (run_keys) of the machine that trained this run before",
+                        "the run's key from run_keys in the credentials folder of the machine that trained this run "
+                        "before to run_keys/older here, and restart. If there was none, check the Server's host",
                         receiver.opener.name,
                     )
                 self._postponed.discard(frame.channel)
