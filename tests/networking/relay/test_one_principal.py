@@ -214,6 +214,32 @@ def test_a_large_weight_leaves_credit_and_turns_to_others() -> None:
     assert [stream.relayed_messages for stream in place.relay.streams.values() if stream.name == "honest"] == [1]
 
 
+def test_a_principal_that_opens_its_stream_again_keeps_its_turn() -> None:
+    place = Place(budget_bytes=64 * MB)
+    for name in "abcd":
+        honest = place.worker(name)
+        place.want(honest, 4 * MB)
+        for number in range(30):
+            place.send(honest, number, 100_000)
+    wolf, channel, taken = place.worker("wolf"), 0, 0
+    place.want(wolf, MB)
+    place.send(wolf, 0, MB - 1_000)
+    for step in range(60):
+        place.trainer.tell(Credit(0, 0, 200_000 * (step + 1)))
+        place.trainer.read()
+        (stream,) = wolf.link.streams.values()
+        if stream.relayed_messages:
+            taken += 1
+            channel += 1
+            wolf.tell(CloseStream(channel - 1), OpenStream(channel, b"wolf%12d" % channel, "wolf"))
+            opened = [message for message in place.trainer.heard() if isinstance(message, StreamOpened)]
+            place.trainer.tell(*(Resume(message.channel, 0) for message in opened))
+            wolf.resumes.update({told.channel: told for told in wolf.heard() if isinstance(told, Resume)})
+            place.want(wolf, MB, channel)
+            place.send(wolf, 0, MB - 1_000, channel)
+    assert 2 <= taken <= 3  # a fifth of 12 MB
+
+
 class Counted(int):
     """A number that counts its comparisons."""
 

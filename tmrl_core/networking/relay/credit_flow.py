@@ -79,6 +79,7 @@ class Flow:
         self._trainer_limit = 0
         self._trainer_sent = 0
         self._shares: dict[str, Share] = {}
+        """Those with a stream, and others whose turn counts; at most as many as there are certificates and roles."""
         self._turns: list[tuple[int, int, Share]] = []
         """Heap of the principals with queued messages: (turn, order among equals, share)."""
         self._order = count(1)
@@ -103,7 +104,10 @@ class Flow:
 
     def join(self, stream: RelayStream, principal: str, weight: int = 1) -> None:
         """Count a stream as one of its owner's; the owner's latest certificate states the weight."""
-        stream.share = self._shares.setdefault(principal, Share(principal))
+        share = self._shares.get(principal)
+        if share is None:
+            share = self._shares[principal] = Share(principal)
+        stream.share = share
         stream.share.streams += 1
         stream.share.weight = weight
 
@@ -112,7 +116,16 @@ class Flow:
         stream.share.streams -= 1
         if not stream.share.streams:
             stream.share.wants.clear()
-            del self._shares[stream.share.principal]
+            self._forget_share(stream.share)
+
+    def _forget_share(self, share: Share) -> None:
+        """Forget a share without streams, unless a heap holds it or its turn is later than that of a new one.
+
+        Otherwise a principal that opens its streams again and again would always come next.
+        """
+        held = share.streams or share.in_turn or share.asking
+        if not held and share.turn <= max(0, self._turn - _HEAD_START_BYTES):
+            self._shares.pop(share.principal, None)
 
     def activate(self, stream: RelayStream) -> None:
         """Begin a new epoch of a stream whose credit was forfeited, with its standing credit."""
@@ -313,6 +326,7 @@ class Flow:
             if not share.wants:
                 share.asking = False
                 heappop(asking)
+                self._forget_share(share)
                 continue
             if steps[share] > _STEPS:
                 self.unfinished = True
@@ -437,6 +451,7 @@ class Flow:
             if not share.queued:
                 heappop(turns)
                 share.in_turn = False
+                self._forget_share(share)
                 continue
             stream = share.queued[0][2]
             spooled = self._relay.spool_handoff.upcoming(stream)
