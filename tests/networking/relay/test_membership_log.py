@@ -95,6 +95,15 @@ def test_endless_reconnections_do_not_fill_the_log() -> None:
     assert f"{19 * LINES_AT_ONCE} that joined or left and were not logged" in house.said[-1]
 
 
+def test_links_that_replace_idle_ones_do_not_fill_the_log() -> None:
+    house = House()
+    for number in range(4 * LINES_AT_ONCE):
+        connection = house.relay.connection()
+        connection.connected(Identity("192.0.2.7:1234", "worker", "robot7"), NOW)
+        hear(connection, Hello((1,), "worker", "", "pendulum", "arm", b"p" * 16), NOW + number % 2)
+    assert len(house.said) <= LINES_AT_ONCE + 1
+
+
 def test_endless_handoffs_do_not_fill_the_log() -> None:
     said: list[str] = []
     now = [NOW]

@@ -98,6 +98,18 @@ def test_in_any_minute_the_share_is_not_exceeded_by_more_than_the_burst() -> Non
     assert used <= 60.0 * SHARE + BURST_S + 0.1
 
 
+def test_a_charge_of_an_earlier_time_refills_no_account() -> None:
+    account = ProcessorTime()
+    account.charge("wolf", 2 * BURST_S, 100.0)
+    for _ in range(100):
+        account.charge("wolf", 0.0, 90.0)  # of a link that another one has replaced
+        account.charge("wolf", 0.0, 100.0)
+        assert account.overspent("wolf", 90.0)
+    assert account.overspent("wolf", 100.0)
+    assert account.should_log("wolf", 100.0 - LOG_AGAIN_S)
+    assert not account.should_log("wolf", 100.0 + LOG_AGAIN_S / 2)
+
+
 class Paused:
     """The pauses that a link asks its transport for; `turns`: those that only give the others their turn."""
 

@@ -16,7 +16,13 @@ class MembershipLog:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._line = RateLimitedLog(say, "that joined or left")
+        self._limited = RateLimitedLog(say, "that joined or left")
+        self._now = float("-inf")
+
+    def _line(self, line: str, now: float) -> None:
+        # A link that another one replaces knows an earlier time, and its lines would make room for others.
+        self._now = max(self._now, now)
+        self._limited(line, self._now)
 
     def joined(self, connection: RelayConnection, now: float) -> None:
         """Log that a peer was admitted."""
