@@ -320,6 +320,21 @@ def test_probes_are_charged_to_their_certificate() -> None:
     assert BURST_S - left(place, "certificate worker wolf")[0] == pytest.approx(EFFECTS * 0.006)
 
 
+def test_probes_pause_with_the_other_links_of_their_certificate() -> None:
+    place = Place()
+    worker, probe = place.worker("wolf"), place.relay.connection()
+    probe.connected(worker.link.identity, 0.0)
+    pauses: list[float] = []
+    probe.pause = pauses.append
+    sent = control_frame(Probe((1,), "worker", "", "run"))
+    probe.get_buffer()[: len(sent)] = sent
+    probe.received(len(sent), 0.0)
+    probe.charge(BURST_S + 0.1, 100, 0.0)
+    worker.tell(Have(1, 1))
+    worker.link.charge(0.1, 20, 0.0)
+    assert len([seconds for seconds in pauses if seconds]) == 2
+
+
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_frame_in_tiny_records_that_is_never_finished_is_charged(ends: bool) -> None:
     place = Place()

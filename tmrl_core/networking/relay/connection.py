@@ -272,7 +272,8 @@ class RelayConnection(Connection):
         pause_s = relay.processor_time.charge(principal, used, now, self._trainer_s)
         self._trainer_s = 0.0
         if pause_s:
-            links = [link for link in (*relay.workers.values(), *relay.observers) if link.principal == principal]
+            everyone = (*relay.workers.values(), *relay.observers, *relay.probes.places)
+            links = [link for link in everyone if link.principal == principal]
             relay.processor_time.charge(principal, PAUSE_S * len(links), now)
             for link in links:
                 link.pause(pause_s)
