@@ -7,8 +7,10 @@ import pytest
 from tests.networking.relay.test_one_principal import End, Place
 from tmrl_core.networking.protocol.framing import HEADER, Kind, control_frame
 from tmrl_core.networking.protocol.messages import (
+    Bye,
     CloseStream,
     Control,
+    Credit,
     Have,
     Hello,
     OpenStream,
@@ -402,4 +404,32 @@ def test_the_handshake_of_a_link_that_ends_with_its_first_read_is_charged(certif
     assert link.closing
     link.charge(0.001, len(first), 0.0)
     principal, seconds = ("certificate worker wolf", 0.006) if certificate else ("token worker", 0.001)
-    assert BURST_S - left(place, principal)[0] == pytest.approx(seconds)
+    assert BURST_S - left(place, principal)[0] == pytest.approx(EFFECTS * seconds)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_read_in_which_a_link_ends_has_the_price_of_any_other(ends: bool) -> None:
+    place = Place()
+    end = place.worker("wolf")
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    server_s, trainer_s = left(place, "certificate worker wolf")
+    openings = [OpenStream(channel, b"wolf%12d" % channel, "wolf") for channel in range(1, 101)]
+    end.tell(*openings, *[CloseStream(999)] * ends)
+    assert end.link.closing == ends
+    end.link.charge(0.01, 5_000, 0.0)
+    for _ in range(10 * ends):
+        end.link.charge(0.001, 1 << 20, 0.0)
+    server_after_s, trainer_after_s = left(place, "certificate worker wolf")
+    assert trainer_s - trainer_after_s == pytest.approx(100 * STREAM_S)
+    assert server_s - server_after_s == pytest.approx(EFFECTS * 0.01 + 0.01 * ends, abs=2 * PAUSE_S)
+
+
+def test_the_end_of_the_trainers_link_charges_nothing_of_its_session() -> None:
+    place = Place()
+    for _ in range(100):
+        place.trainer.tell(Credit(0, 0, 1))
+        place.trainer.link.charge(0.1, 100, 0.0)
+    place.trainer.tell(Bye())
+    place.trainer.link.charge(0.001, 20, 0.0)
+    assert place.trainer.link.closing
+    assert not place.trainer.link.overspent

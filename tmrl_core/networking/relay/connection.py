@@ -256,12 +256,17 @@ class RelayConnection(Connection):
         self._uncharged = used, wire = used + seconds, wire + n
         if self.closing:
             self._now = now
-            self._uncharged = 0.0, 0
-            self.relay.processor_time.charge(self.principal, used, now)
+            if self.bytes_in != self._charged[0]:  # it ended with this read; what follows is discarded
+                used *= EFFECTS
+            self.relay.processor_time.charge(self.principal, used + self._answers_s, now, self._trainer_s)
+            self._charged, self._uncharged = (self.bytes_in, self.frames_in), (0.0, 0)
+            self._answers_s = self._trainer_s = 0.0
             return
         if self._read_size.spent(seconds, n):
             self.pause(0.0)
         frames = self.frames_in - self._charged[1]
+        if self.state == "trainer":
+            self._charged, self._uncharged = (self.bytes_in, self.frames_in), (0.0, 0)
         if self.state not in _CHARGED or not (frames or (used > _UNFINISHED_S and self._has_tiny_records())):
             return
         # Samples in many tiny TLS records are charged like everything else.
