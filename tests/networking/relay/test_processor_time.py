@@ -175,6 +175,56 @@ def test_samples_in_tiny_records_and_frames_of_no_epoch_are_charged(wire: int) -
     assert len(paused.pauses) == 1
 
 
+def records(place: Place, end: End, *, size: int, content: int, rounds: int) -> float:
+    """The part of the time that is charged for messages of `size` bytes in TLS records with at most `content`."""
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    before, _ = left(place, f"certificate worker {end.link.identity.name}")
+    for number in range(rounds):
+        begun = end.link.bytes_in
+        place.send(end, number, size)
+        sent = end.link.bytes_in - begun
+        end.link.charge(0.001, sent + 22 * -(-sent // content), 0.0)
+    after, _ = left(place, f"certificate worker {end.link.identity.name}")
+    return (before - after) / (EFFECTS * 0.001 * rounds)
+
+
+@pytest.mark.parametrize(
+    ("size", "content", "least", "most"),
+    [
+        (10_000, 1, 0.99, 1.01),
+        (10_000, 24, 0.8, 0.96),
+        (10_000, 100, 0.6, 0.81),
+        (10_000, 512, 0.0, 0.02),
+        (10_000, 16_384, 0.0, 0.0),
+        (600, 16_384, 0.0, 0.0),
+        (250, 16_384, 0.42, 0.45),  # as much as without TLS
+    ],
+)
+def test_samples_in_small_records_are_charged_in_part(size: int, content: int, least: float, most: float) -> None:
+    place = Place(budget_bytes=64 << 20)
+    place.trainer.tell(Credit(0, 0, 1 << 40))
+    end = place.worker("w")
+    place.want(end, 1 << 20)
+    assert least <= records(place, end, size=size, content=content, rounds=80) <= most
+
+
+def test_records_that_end_with_the_next_read_are_not_charged() -> None:
+    place = Place(budget_bytes=64 << 20)
+    end = place.worker("busy")
+    place.want(end, 4 << 20)
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    before, _ = left(place, "certificate worker busy")
+    arrived = 0
+    for number in range(100):
+        begun = end.link.bytes_in
+        place.send(end, number, 40_000)
+        sent = end.link.bytes_in - begun
+        ahead = number * 7_919 % 16_384  # of a record that is not complete
+        end.link.charge(0.001, sent + 66 + ahead - arrived, 0.0)
+        arrived = ahead
+    assert before - left(place, "certificate worker busy")[0] <= 0.01 * EFFECTS * 0.1
+
+
 def left(place: Place, principal: str) -> tuple[float, float]:
     """Processor time of a principal's bursts that is left, of the Server and of the trainer."""
     account = place.relay.processor_time._accounts[principal]

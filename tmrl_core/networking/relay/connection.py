@@ -61,6 +61,8 @@ GREETING_PAYLOAD_BYTES = 8_192
 
 _CHARGED = ("worker", "observer", "probe")
 """Roles that have a share of the processor; see `processor_time.py`."""
+_RECORD_BYTES, _MAX_RECORD_BYTES = 22, 16_640
+"""Overhead of a TLS record, and maximum size of one."""
 _UNFINISHED_S = 0.01
 """Processor time that the beginning of a frame may cost before it is charged."""
 _REGISTERED = ("worker", "trainer")
@@ -122,6 +124,8 @@ class RelayConnection(Connection):
         """Bytes and frames that had arrived then."""
         self._uncharged = (0.0, 0)
         """Processor time since then, and bytes as they were on the wire."""
+        self._overhead_bytes = 0
+        """Bytes on the wire that were not content and are not charged yet. A record may be incomplete."""
         self._opened = False
         """True: it has opened a stream."""
         self._trainer_s = 0.0
@@ -269,8 +273,9 @@ class RelayConnection(Connection):
             self._charged, self._uncharged = (self.bytes_in, self.frames_in), (0.0, 0)
         if self.state not in _CHARGED or not (frames or (used > _UNFINISHED_S and self._has_tiny_records())):
             return
-        # Samples in many tiny TLS records are charged like everything else.
-        samples = 0.0 if self._has_tiny_records() else self._sample_frames / frames
+        # Samples in many tiny TLS records are charged like everything else, and those in small ones in part.
+        large = self._large_records()
+        samples = 0.0 if self._has_tiny_records() else min(self._sample_frames / frames, large)
         self._charged, self._uncharged, self._sample_frames = (self.bytes_in, self.frames_in), (0.0, 0), 0.0
         relay, principal = self.relay, self.principal
         used, self._answers_s = EFFECTS * (1.0 - samples) * used + self._answers_s, 0.0
@@ -288,6 +293,14 @@ class RelayConnection(Connection):
     def _has_tiny_records(self) -> bool:
         """Return True if less than half of the bytes since the last charge were content of TLS records."""
         return 2 * (self.bytes_in - self._charged[0]) <= self._uncharged[1]
+
+    def _large_records(self) -> float:
+        """Return 1 if records had `SMALL_BYTES` of content on average since the last charge, less for small ones."""
+        content = self.bytes_in - self._charged[0]
+        self._overhead_bytes += self._uncharged[1] - content
+        overhead = max(0, self._overhead_bytes - _MAX_RECORD_BYTES)
+        self._overhead_bytes -= overhead
+        return min(1.0, content * _RECORD_BYTES / (SMALL_BYTES * overhead)) if overhead else 1.0
 
     @property
     def read_bytes(self) -> int:
