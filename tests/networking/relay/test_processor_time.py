@@ -196,6 +196,7 @@ def records(place: Place, end: End, *, size: int, content: int, rounds: int) -> 
         (10_000, 100, 0.6, 0.81),
         (10_000, 512, 0.0, 0.02),
         (10_000, 16_384, 0.0, 0.0),
+        (65_500, 16_384, 0.0, 0.0),  # whose last frame is small
         (600, 16_384, 0.0, 0.0),
         (250, 16_384, 0.42, 0.45),  # as much as without TLS
     ],
@@ -204,7 +205,7 @@ def test_samples_in_small_records_are_charged_in_part(size: int, content: int, l
     place = Place(budget_bytes=64 << 20)
     place.trainer.tell(Credit(0, 0, 1 << 40))
     end = place.worker("w")
-    place.want(end, 1 << 20)
+    place.want(end, 6 << 20)
     assert least <= records(place, end, size=size, content=content, rounds=80) <= most
 
 

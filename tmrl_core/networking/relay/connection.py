@@ -327,7 +327,8 @@ class RelayConnection(Connection):
             if self.relay.flow.frame(self, frame):
                 self._credit_used_at = self._now
                 size = len(frame.buffer)
-                self._sample_frames += 1.0 if size >= SMALL_BYTES else size / SMALL_BYTES
+                large = size >= SMALL_BYTES or not frame.flags & FIRST  # the last frame of a large message may be small
+                self._sample_frames += 1.0 if large else size / SMALL_BYTES
         elif self.state == "trainer" and frame.kind == Kind.WEIGHTS:
             self._policy_frame(frame)
         else:
