@@ -45,3 +45,17 @@ def test_small_messages_take_little_more_memory_than_their_bytes() -> None:
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert taken <= 1.2 * queue.nbytes
+
+
+def test_messages_that_have_left_take_no_memory() -> None:
+    queues = [MessageQueue() for _ in range(100)]
+    tracemalloc.start()
+    for queue in queues:
+        for mark in range(372):
+            queue.append([frame(44, mark)], 44)
+        for _ in range(370):
+            queue.popleft()
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken <= 100 * 500
+    assert [queue.popleft() for queue in queues] == [[frame(44, 370)]] * 100

@@ -69,6 +69,9 @@ class MessageQueue:
         if self._begin == len(first):
             self._begin = 0
             self._entries.popleft()
+        elif 2 * self._begin >= len(first):  # a stream may keep its last message for long
+            del first[: self._begin]
+            self._begin = 0
         return [frame]
 
     def clear(self) -> None:
