@@ -284,6 +284,29 @@ def test_streams_that_close_while_they_want_credit_leave_nothing_behind() -> Non
     assert (share.wants, place.relay.flow._shares) == ([], {})
 
 
+@pytest.mark.parametrize("others", [0, 1, 200])
+def test_streams_that_close_while_the_trainer_takes_nothing_leave_nothing_behind(others: int) -> None:
+    place = Place(budget_bytes=64 * MB)
+    place.send(place.worker("first"), 0, 50_000)
+    wolf = place.worker("wolf", streams=others)
+    for channel in range(others):
+        place.send(wolf, 0, 10, channel)
+    for channel in range(others, others + 1_000):
+        wolf.tell(OpenStream(channel, b"the same stream!", "wolf"))
+        opened = [message for message in place.trainer.heard() if isinstance(message, StreamOpened)]
+        place.trainer.tell(*(Resume(message.channel, 0) for message in opened))
+        wolf.resumes.update({told.channel: told for told in wolf.heard() if isinstance(told, Resume)})
+        place.send(wolf, 0, 10, channel)
+    assert not is_closed(wolf)
+    share = place.relay.flow._shares["certificate worker wolf"]
+    assert len(share.queued) <= 2 * share.streams + 64
+    assert len(place.relay.flow._turns) <= 2
+    place.trainer.tell(Credit(0, 0, 1 << 40))
+    place.trainer.read()
+    assert place.relay.flow.relayed_messages == 1 + others + 1
+    assert place.relay.flow.queued_bytes == 0
+
+
 def test_a_link_with_many_streams_that_want_credit_closes_without_a_search_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

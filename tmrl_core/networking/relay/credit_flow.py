@@ -113,10 +113,16 @@ class Flow:
 
     def leave(self, stream: RelayStream) -> None:
         """Forget a stream that `void` has emptied."""
-        stream.share.streams -= 1
-        if not stream.share.streams:
-            stream.share.wants.clear()
-            self._forget_share(stream.share)
+        share = stream.share
+        share.streams -= 1
+        stream.in_turn = False
+        if not share.streams:
+            share.wants.clear()
+            share.queued.clear()
+            self._forget_share(share)
+        elif len(share.queued) > 2 * share.streams + 64:  # dropped together, as withdrawn requests are
+            share.queued = [entry for entry in share.queued if entry[2].in_turn]
+            heapify(share.queued)
 
     def _forget_share(self, share: Share) -> None:
         """Forget a share without streams, unless a heap holds it or its turn is later than that of a new one.
