@@ -293,6 +293,15 @@ def test_one_call_returns_a_bounded_piece(opened: Talker) -> None:
     assert opened.bytes_out == 10 * len(frame)
 
 
+def test_one_call_returns_a_bounded_number_of_small_frames(opened: Talker) -> None:
+    frame = HEADER.pack(32, Kind.DATA, 0, 0, 0) + bytes(32)
+    opened.data += [frame] * 1_000
+    sizes = [len(piece) for piece in iter(lambda: opened.to_send(0.0), [])]
+    assert sum(sizes) == 1_000
+    assert max(sizes) <= 128
+    assert opened.bytes_out == 1_000 * len(frame)
+
+
 def test_no_data_is_sent_before_the_greeting(talker: Talker) -> None:
     talker.data.append(PING_FRAME)
     assert sent(talker) == []

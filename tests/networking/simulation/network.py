@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Protocol
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.protocol.connection import SEND_BYTES, Connection, Identity
+from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.relay import Relay, RelaySettings
 
 CONNECT_TIMEOUT_S = 10.0
@@ -134,10 +134,7 @@ class End:
             out = connection.to_send(network.now)
             if not out:
                 break
-            data = b"".join(out)
-            self._fly(data)
-            if len(data) < SEND_BYTES:
-                break  # that was all
+            self._fly(b"".join(out))
         else:
             self.blocked = True
         if connection.closing:

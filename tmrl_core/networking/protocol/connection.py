@@ -24,6 +24,8 @@ from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Refused,
 
 SEND_BYTES = 131_072
 """Maximum size of one result of `to_send`. An urgent frame waits for at most this much data in a socket's buffers."""
+_FRAME_BYTES = 1_024
+"""Bytes that take as long as a frame does in addition to its own, so that tiny frames do not take long together."""
 
 
 class Identity(NamedTuple):
@@ -172,10 +174,12 @@ class Connection:
                 out.append(frame)
                 size += len(frame)
         if not self.closing and self.state != "greeting":
-            while size < SEND_BYTES:
+            frames = 0
+            while size + frames * _FRAME_BYTES < SEND_BYTES:
                 data = self._next_frame()
                 if data is None:
                     break
+                frames += 1
                 if isinstance(data, Wire):
                     out += data.buffers
                     size += data.size

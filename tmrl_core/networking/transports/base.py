@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ LEAVE_S = 2.0
 """Maximum time in seconds that a client waits for the other side when it closes in order."""
 LINGER_S = 1.0
 """Time that a closed link waits for the other side to read the closing message."""
+_SEND_S = 0.002
+"""Processor time for sending after which the other links have their turn, as after a long read."""
 _LATE_S = 0.25
 """Delay of a timer beyond which the process must have been stopped, suspended, or without processor time."""
 
@@ -96,11 +99,16 @@ class Driver(ABC):
 
     def _move(self) -> None:
         connection = self.connection
+        begun = time.thread_time()
         while self._writable() or (connection.closing and not self._finishing):
             buffers = connection.to_send(self.loop.time())
             if not buffers:
                 break
             self._write(buffers)
+            # A trainer's credit may suffice for a hundred thousand tiny messages.
+            if not connection.closing and time.thread_time() - begun > _SEND_S:
+                self.wake()
+                break
         if connection.closing:
             self._finish_once()
         elif connection.started:
