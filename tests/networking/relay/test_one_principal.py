@@ -18,6 +18,7 @@ from tmrl_core.networking.protocol.framing import (
     cut,
 )
 from tmrl_core.networking.protocol.messages import (
+    Ack,
     CloseStream,
     Control,
     Credit,
@@ -365,6 +366,26 @@ def test_links_that_read_nothing_are_closed_and_hold_few_old_policies() -> None:
     assert all(end.link.closing for end in silent)
     assert not honest.link.closing
     assert "old policies" not in snapshot(place.relay, place.now).budgets
+
+
+def test_acknowledgements_with_refusals_fill_no_memory_of_a_link_that_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tmrl_core.networking.relay.connection._UNREAD_BYTES", 100_000)
+    place = Place(budget_bytes=64 * MB)
+    ends = {name: place.worker(name, streams=10) for name in ("wolf", "honest")}
+    channels = [stream.trainer_channel for stream in place.relay.streams.values()]
+    most = 0
+    for number in range(100):
+        for channel in channels:
+            place.trainer.tell(Ack(channel, number + 1, ((number, "not valid " * 20),)))
+        ends["honest"].heard()
+        most = max(most, ends["wolf"].link.unread_bytes)
+    assert is_closed(ends["wolf"])
+    assert most <= 101_000
+    assert "acknowledgements were not read" in str(ends["wolf"].link.reason)
+    assert not is_closed(ends["honest"])
+    assert {stream.name for stream in place.relay.streams.values()} == {"honest"}
 
 
 @pytest.mark.parametrize("change", ["another run", "a part of a version"])

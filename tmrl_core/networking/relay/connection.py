@@ -65,6 +65,8 @@ _RECORD_BYTES, _MAX_RECORD_BYTES = 22, 16_640
 """Overhead of a TLS record, and maximum size of one."""
 _UNFINISHED_S = 0.01
 """Processor time that the beginning of a frame may cost before it is charged."""
+_UNREAD_BYTES = 16 << 20
+"""Maximum bytes of acknowledgements that wait for a worker, which reads nothing if there are more."""
 _REGISTERED = ("worker", "trainer")
 """Roles whose connections the Server logs; probes and observers are not logged."""
 
@@ -169,6 +171,8 @@ class RelayConnection(Connection):
             if first.refused:
                 self.send(first)
         self.put(key, ack)
+        if self.unread_bytes > _UNREAD_BYTES:
+            self.refuse("full", f"more than {_UNREAD_BYTES >> 20} MB of acknowledgements were not read")
 
     def _on_connected(self) -> None:
         # The deadline begins now and not at the clock's zero: a deadline long past would look like a suspended process.
