@@ -22,10 +22,12 @@ from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.peers import WorkerConnection, WorkerState
+from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream
 from tmrl_core.networking.security import credentials
-from tmrl_core.networking.transports.tls import _LINGER_BYTES, _READ_BYTES, TlsTransport, _TlsListener
+from tmrl_core.networking.security.admission import Admission
+from tmrl_core.networking.transports.tls import _LINGER_BYTES, _READ_BYTES, TlsTransport, _TlsDriver, _TlsListener
 
 DEADLINE_S = 20.0
 
@@ -438,3 +440,24 @@ def test_a_refused_link_that_sends_on_and_on_is_cut(
         while sent < 32 * _LINGER_BYTES:
             sent += caller.send(bytes(1 << 20))
     assert _LINGER_BYTES <= sent < 32 * _LINGER_BYTES
+
+
+@pytest.mark.parametrize("size", [1, 65_536])
+def test_each_discarded_read_has_a_minimum_price(size: int) -> None:
+    charged: list[float] = []
+
+    class Ended(Connection):
+        def charge(self, seconds: float, n: int, now: float) -> None:
+            charged.append(seconds)
+
+    async def main() -> None:
+        connection = Ended(silent_s=10.0, heartbeat_s=1.0)
+        connection.closing = True
+        pending = Admission().arrive("192.0.2.7:1", 0.0)
+        assert not isinstance(pending, str)
+        driver = _TlsDriver(TlsTransport(None), connection, asyncio.get_running_loop(), pending)
+        for _ in range(100):
+            driver.buffer_updated(size)
+
+    asyncio.run(main())
+    assert sum(charged) == pytest.approx(100 * (5e-6 + size * 1e-9))

@@ -39,8 +39,8 @@ _GREETING_BYTES = 65_536
 """Maximum bytes from a peer before its admission; a handshake with a certificate and a `Hello` take a tenth."""
 _LINGER_BYTES = 8 << 20
 """Maximum bytes that a Server reads from a link that it has ended; a window of a worker may be in flight."""
-_DISCARDED_BYTE_S = 1e-9
-"""Processor time that the system takes for each of them."""
+_DISCARDED_BYTE_S, _DISCARDED_READ_S = 1e-9, 5e-6
+"""Processor time that the system takes for each of them, and for each read."""
 _ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
 _PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
 """Alert for clients that do not speak TLS. OpenSSL closes without an alert, so that the client would retry forever."""
@@ -302,7 +302,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             # Lingering, or about to: further data is discarded, as much as may have been in flight.
             self._discarded_bytes += nbytes
             if self._server_side:
-                self.connection.charge(nbytes * _DISCARDED_BYTE_S, nbytes, self.loop.time())
+                self.connection.charge(_DISCARDED_READ_S + nbytes * _DISCARDED_BYTE_S, nbytes, self.loop.time())
                 # A peer with no share of the processor left may miss the reason for the end of its link.
                 if self._discarded_bytes > _LINGER_BYTES or (self._finishing and self.connection.overspent):
                     self._close_socket()
