@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.networking.end_to_end.ends import Ends
 from tmrl_core.cli.screens import Screen, ServerLines, TrainerDisplay, WorkerDisplay
 from tmrl_core.config import Config, from_values
+from tmrl_core.errors import ForgedError
 from tmrl_core.metrics import JsonLinesSink, Recorder
 from tmrl_core.metrics.text import clock_text
 from tmrl_core.networking import RolloutWorker, Server
@@ -96,6 +98,24 @@ def test_a_worker_shows_its_link_its_episodes_and_its_queue(tmp_path: Path) -> N
         assert len(shown) <= 24
         for text in ("robot7, run r", "0:10", "acknowledged", "trainer"):
             assert text in "\n".join(shown)
+
+
+def test_a_worker_shows_forged_and_outdated_messages(tmp_path: Path) -> None:
+    with worker(config(tmp_path), server_port=1) as made:
+        assert isinstance(made.link, WorkerLink)
+        display = WorkerDisplay(made, "server.example.org port 55555", "r")
+        assert not re.search("forged|outdated", display.line())
+        trainer = Ends().trainer
+        made.link._worker.seal = seal = Ends().worker
+        for _ in range(3):
+            with pytest.raises(ForgedError):
+                seal.open_report(b"no trainer has made this")
+        for incarnation in (2, 1):  # older than the accepted card
+            assert not seal.announced(trainer.card(incarnation))
+        assert "| forged 3 messages ignored; see the log | outdated 2 messages ignored |" in display.line()
+        shown = "\n".join(drawn(display.panel()))
+        assert re.search(r"forged +3 messages ignored; see the log", shown)
+        assert re.search(r"outdated +2 messages ignored", shown)
 
 
 def test_the_display_shows_a_worker_without_a_server(tmp_path: Path) -> None:
