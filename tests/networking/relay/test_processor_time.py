@@ -13,6 +13,7 @@ from tmrl_core.networking.protocol.messages import (
     Credit,
     Have,
     Hello,
+    Lateness,
     OpenStream,
     Probe,
     Resume,
@@ -238,6 +239,7 @@ def left(place: Place, principal: str) -> tuple[float, float]:
         ([OpenStream(9, b"w" * 16, "w", bytes(50_000))], STREAM_S + 50_000 * SIGNATURE_BYTE_S),
         ([OpenStream(9, b"w" * 16, "w"), CloseStream(9)] * 3, 3 * STREAM_S),
         ([Waits(0, "later")] * 5, 5 * WAITS_S),
+        ([Lateness(0, 100, 3, 250)] * 5, 5 * WAITS_S),
         ([Want(0, 0, 1)] * 5, 0.0),
     ],
 )
