@@ -412,6 +412,27 @@ def test_versions_that_became_old_by_a_change_of_the_trainer_are_limited(change:
     assert len(held) == 1, "a quarter of the budget is one version"
 
 
+def test_old_versions_of_one_principal_end_no_transfer_of_another() -> None:
+    """Each principal has a quarter of the budget, which is two versions here."""
+    place = Place(budget_bytes=16 * MB, max_policy_bytes=8 * MB)
+    size = 2 * MB - 10_000
+    honest = place.worker("honest")
+    begun: list[Frame] = []
+    for counter in range(1, 7):
+        thief = place.worker("thief", number=counter)
+        thief.tell(Have(place.relay.incarnation, counter - 1))
+        place.publish(counter, size)
+        thief.read(most=1)
+        if counter == 3:
+            begun = [frame for frame in honest.read(most=1) if frame.kind == Kind.WEIGHTS]
+    assert begun
+    old = {link.old_policy.version[1] for link in place.relay.workers.values() if link.old_policy is not None}
+    assert old == {1, 2, 3}, "two of the thief, and the honest one's"
+    rest = [frame for frame in honest.read() if frame.kind == Kind.WEIGHTS]
+    assert POLICY_HEAD.unpack_from(begun[0].payload)[1] == 3
+    assert sum(len(frame.payload) for frame in begun + rest) == POLICY_HEAD.size + size
+
+
 def test_slow_links_receive_a_version_however_often_new_ones_come() -> None:
     place = Place(budget_bytes=8 * MB, max_policy_bytes=8 * MB)
     slow = [place.worker("fleet", number=number) for number in range(6)]
