@@ -10,7 +10,7 @@ from tests.networking.peers.test_greedy_server import give_frame
 from tests.networking.peers.test_own_incarnation import said
 from tests.networking.peers.test_unread_answers import give
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
-from tmrl_core.networking.peers.inbox import ALONE, PENDING_BYTES, TAKEN_BYTES, Inbox
+from tmrl_core.networking.peers.inbox import ALONE, PENDING_BYTES, TAKEN_BYTES, TAKEN_MESSAGES, Inbox
 from tmrl_core.networking.peers.postponed import ANSWER_S, Postponed
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import Received
@@ -43,14 +43,37 @@ def test_a_call_takes_a_bounded_cost_and_at_least_one_message() -> None:
     assert (len(inbox), inbox.held_bytes) == (15, 1_500)
 
 
+def test_a_call_takes_a_bounded_number_of_messages() -> None:
+    inbox = inbox_of_costs()
+    for number in range(2 * TAKEN_MESSAGES + 1):
+        append(inbox, f"robot{number % 2}", number, 1)
+    taken = [len(inbox.take()) for _ in range(4)]
+    assert taken == [TAKEN_MESSAGES, TAKEN_MESSAGES, 1, 0]
+
+
+def test_messages_that_come_later_do_not_count_as_earlier_ones() -> None:
+    inbox = inbox_of_costs()
+    for number in range(4):
+        append(inbox, f"robot{number % 2}", number, 1)
+    first = inbox.appended
+    for number in range(4, 8):
+        append(inbox, f"robot{number % 2}", number, 1)
+    seen = []
+    while inbox.has_of_first(first):
+        seen += [one.number for one in inbox.take(1)]
+    assert sorted(seen)[:4] == [0, 1, 2, 3]
+    assert inbox
+    assert not inbox.has_of_first(0)
+
+
 def test_nobody_waits_for_the_giants_of_another_origin() -> None:
     inbox = inbox_of_costs()
     for number in range(60):
         append(inbox, "thief", number, GIANT)
-    for number in range(500):
-        append(inbox, "honest", number, 30_000)
+    for number in range(100):
+        append(inbox, "honest", number, 150_000)
     taken = [one.stream for one in inbox.take()]
-    assert taken.count(b"honest") == 500
+    assert taken.count(b"honest") == 100
     assert taken.count(b"thief") <= 5
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -338,6 +339,31 @@ def test_samples_that_take_long_do_not_stop_training(make_rows: Any) -> None:
     assert len(interface.asked) == 3
     training.update_buffer(interface)
     assert len(interface.asked) == 6
+
+
+def test_the_messages_of_refused_samples_are_found_without_a_search(make_rows: Any) -> None:
+    looks = 0
+
+    class Chunks(list[Chunk]):
+        def __iter__(self) -> Iterator[Chunk]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    class OneMessage(Buffer):
+        @property
+        def chunks(self) -> list[Chunk]:
+            return Chunks(super().chunks)
+
+    deliveries = [Delivery(OneMessage(maxlen=None)) for _ in range(100)]
+    for episode, delivery in enumerate(deliveries):
+        dtype = np.int32 if episode and episode != 50 else np.float32  # the first ones define the structure
+        delivery.buffer.extend([make_rows(1, episode, 0, 3, dtype=dtype)])
+    training = make()
+    training._take(deliveries, 0)
+    assert [episode for episode, delivery in enumerate(deliveries) if not delivery.refusal] == [0, 50]
+    assert training.total_samples == 2 * 3
+    assert looks < 10 * len(deliveries)
 
 
 def test_portions_beyond_the_ratio_wait_for_updates(make_rows: Any) -> None:

@@ -10,7 +10,7 @@ import gymnasium as gym
 
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.links import LinkSettings, TrainerLink
-from tmrl_core.networking.peers.inbox import TAKEN_BYTES
+from tmrl_core.networking.peers.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.framing import FIRST, HEADER_BYTES, LAST, SAMPLES_HEAD, Frame, Kind
 from tmrl_core.samples import Chunk
@@ -50,9 +50,11 @@ class Slow(TrainingOffline):
         self.on_insert()
 
 
-def full_inbox(make_rows: Callable[..., Chunk]) -> tuple[RemoteInterface, Callable[[], None]]:
+def full_inbox(
+    make_rows: Callable[..., Chunk], messages: int = MESSAGES, cost: int = TAKEN_BYTES // 4
+) -> tuple[RemoteInterface, Callable[[], None]]:
     """Return an interface at which messages of several takes have arrived, and what lets another one arrive."""
-    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run", cost_of=lambda payload: TAKEN_BYTES // 4)
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run", cost_of=lambda payload: cost)
     body = encode_message(make_rows(1, 0, 0, ROWS), [])
     numbers = itertools.count()
 
@@ -65,7 +67,7 @@ def full_inbox(make_rows: Callable[..., Chunk]) -> tuple[RemoteInterface, Callab
         assert isinstance(received, Received)
         link._trainer.inbox.append(received, stream.hex())
 
-    for _ in range(MESSAGES):
+    for _ in range(messages):
         arrive()
     return RemoteInterface(link), arrive
 
@@ -79,7 +81,7 @@ def test_all_that_has_arrived_is_inserted_at_the_end_but_nothing_endlessly(make_
 
     training = Slow(refill)
     RunShutdown(training, interface).take_arrived()
-    assert all(number >= MESSAGES for _, number in interface.link.arrived)
+    assert all(one.number >= MESSAGES for one in interface.link._trainer.inbox)
     assert training.total_samples >= MESSAGES * ROWS
 
 
@@ -93,7 +95,7 @@ def test_a_disk_that_accepts_no_samples_does_not_delay_the_end(make_rows: Callab
     calls: list[None] = []
     RunShutdown(Slow(lambda: calls.append(None)), interface).take_arrived()
     assert len(calls) == 2, "what was taken before is stored first"
-    assert interface.link.arrived
+    assert interface.link._trainer.inbox
 
 
 def test_messages_that_arrive_after_a_take_are_not_more_of_it(make_rows: Callable[..., Chunk]) -> None:
@@ -107,4 +109,16 @@ def test_messages_that_arrive_after_a_take_are_not_more_of_it(make_rows: Callabl
     while interface.has_more:
         interface.receive()
     arrive()
+    assert not interface.has_more
+
+
+def test_tiny_messages_do_not_stop_training_for_longer_than_large_ones(make_rows: Callable[..., Chunk]) -> None:
+    interface, _ = full_inbox(make_rows, 3 * TAKEN_MESSAGES, cost=1)
+    training = Slow(lambda: None)
+    training.update_buffer(interface)
+    assert training.total_samples == TAKEN_MESSAGES * ROWS
+    assert interface.has_more
+    training.clock = lambda: 0.0
+    training.update_buffer(interface)
+    assert training.total_samples == 3 * TAKEN_MESSAGES * ROWS
     assert not interface.has_more

@@ -138,7 +138,7 @@ class TrainerLink(Link):
     def receive(self) -> list[Received]:
         """Return arrived messages without waiting, in order for each stream. Their bytes count as consumed.
 
-        Large messages are returned in several calls; `has_more` says whether this one has left some.
+        Many or large messages are returned in several calls; `has_more` says whether this one has left some.
         """
         state = self._trainer
         with state.lock:
@@ -147,10 +147,20 @@ class TrainerLink(Link):
         return received
 
     @property
-    def arrived(self) -> set[tuple[bytes, int]]:
-        """Return stream and number of each message that calls of `receive` would return."""
+    def arrived(self) -> int:
+        """Return the number of messages that have arrived, those that `receive` has returned included."""
+        return self._trainer.inbox.appended
+
+    @property
+    def received(self) -> int:
+        """Return the number of messages that calls of `receive` have returned."""
         with self._trainer.lock:
-            return {(one.stream, one.number) for one in self._trainer.inbox}
+            return self._trainer.inbox.appended - len(self._trainer.inbox)
+
+    def has_of_first(self, arrived: int) -> bool:
+        """Return True until calls of `receive` have returned the first `arrived` messages that have arrived."""
+        with self._trainer.lock:
+            return self._trainer.inbox.has_of_first(arrived)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `receive` would return something.

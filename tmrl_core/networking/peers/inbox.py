@@ -19,6 +19,9 @@ from tmrl_core.networking.protocol.delivery import Received
 
 TAKEN_BYTES = 64 << 20
 """Cost of the messages that are taken at a time; at least one message is."""
+TAKEN_MESSAGES = 128
+"""Maximum number of messages that are taken at a time: tiny ones cost more time than their bytes show, and the training
+thread looks at its clock between two calls."""
 PENDING_BYTES = 1 << 30
 """Maximum cost of the messages of one origin that wait, besides one message. Messages that shrink to a sixteenth do not
 reach it in an inbox of 64 MB."""
@@ -35,15 +38,17 @@ class Inbox:
     Attributes:
         cost_of: returns the cost of a message's payload.
         held_bytes: bytes that the messages took on the link.
+        appended: number of messages that were ever appended.
         shared: True while several origins have streams.
     """
 
     def __init__(self) -> None:
         self.cost_of: Callable[[memoryview], int] = len
         self.held_bytes = 0
+        self.appended = 0
         self.shared = True
-        self._waiting: dict[str, deque[tuple[Received, int]]] = {}
-        """Messages of each origin, with their costs."""
+        self._waiting: dict[str, deque[tuple[Received, int, int]]] = {}
+        """Messages of each origin, with their costs and their places among all that were appended."""
         self._pending: dict[str, int] = {}
         self._heap: list[tuple[int, int, str]] = []
         """Origins with messages: (turn, order among equals, origin)."""
@@ -62,7 +67,11 @@ class Inbox:
 
     def __iter__(self) -> Iterator[Received]:
         """Iterate over the messages, in order for each stream."""
-        return (one for waiting in self._waiting.values() for one, _ in waiting)
+        return (one for waiting in self._waiting.values() for one, _, _ in waiting)
+
+    def has_of_first(self, number: int) -> bool:
+        """Return True while one of the first `number` messages that were appended waits."""
+        return any(waiting[0][2] < number for waiting in self._waiting.values())
 
     def admits(self, origin: str, payload: memoryview) -> bool:
         """Return True if a message may be appended now."""
@@ -89,17 +98,18 @@ class Inbox:
             waiting = self._waiting[origin] = deque()
             turn = max(self._turn, self._turns.pop(origin, 0))
             heappush(self._heap, (turn, next(self._order), origin))
-        waiting.append((received, cost))
+        waiting.append((received, cost, self.appended))
+        self.appended += 1
 
     def take(self, most: int = TAKEN_BYTES) -> list[Received]:
-        """Remove messages that cost `most`, at least one if there is one, and return them."""
-        taken = []
-        while self._heap and most > 0:
+        """Remove messages that cost `most`, at least one if there is one, and return them: `TAKEN_MESSAGES` at most."""
+        taken: list[Received] = []
+        while self._heap and most > 0 and len(taken) < TAKEN_MESSAGES:
             turn, order, origin = heappop(self._heap)
             self._turn = turn
             waiting, pending = self._waiting[origin], self._pending[origin]
-            while waiting and most > 0 and (not self._heap or turn <= self._heap[0][0]):
-                received, cost = waiting.popleft()
+            while waiting and most > 0 and len(taken) < TAKEN_MESSAGES and (not self._heap or turn <= self._heap[0][0]):
+                received, cost, _ = waiting.popleft()
                 taken.append(received)
                 most -= cost
                 turn += cost

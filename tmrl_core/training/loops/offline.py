@@ -484,7 +484,7 @@ class TrainingOffline(TrainingLoop):
         `counter` is the number of the latest version.
         """
         arrived = Buffer(maxlen=None)
-        origins: list[tuple[Delivery, list[Chunk]]] = []
+        kept_in: dict[int, tuple[Chunk, Delivery]] = {}  # by the id of the chunk, which stays valid with the chunk
         received = 0
         for delivery in deliveries:
             kept, stale = delivery.buffer, 0
@@ -492,15 +492,14 @@ class TrainingOffline(TrainingLoop):
                 kept, stale = without_stale(kept, counter, self.max_policy_lag, self.statistics.note_lag)
             self.samples_stale += stale
             received += len(delivery.buffer)
-            origins.append((delivery, kept.chunks))
+            kept_in |= {id(chunk): (chunk, delivery) for chunk in kept.chunks}
             arrived += kept
         if len(arrived) or arrived.episodes:
             for refused, reason in self._memory.append(arrived) or ():
                 received -= refused.rows
                 self._refused = (self._refused[0] + refused.rows, str(reason))
-                for delivery, chunks in origins:
-                    if any(chunk is refused for chunk in chunks):
-                        delivery.refuse(str(reason))
+                if id(refused) in kept_in:
+                    kept_in[id(refused)][1].refuse(str(reason))
             self._metrics += [
                 record.metrics for record in arrived.episodes if record.mode == "train" and record.end != "aborted"
             ]

@@ -108,13 +108,13 @@ class RunShutdown:
         That is up to 1 GB (decompressed) of each certificate, or 16 GB of one without others (`peers.inbox`): seconds,
         or half a minute for each GB if a hostile worker has chosen what takes longest.
         """
-        before = left = self._interface.link.arrived
-        while left:
+        link = self._interface.link
+        arrived = link.arrived
+        while link.has_of_first(arrived):
+            received = link.received
             self._take_samples()
-            after = self._interface.link.arrived
-            if before <= after:
+            if link.received == received:
                 return  # nothing was taken: the memory's disk does not accept samples
-            left, before = left & after, after
 
     def _take_samples(self) -> None:
         """Insert samples that have arrived, for a bounded time."""
