@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.networking.peers.test_unread_answers import give
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, SAMPLES_HEAD, Kind
-from tmrl_core.networking.protocol.messages import StreamOpened, Welcome
+from tmrl_core.networking.protocol.messages import StreamClosed, StreamOpened, Welcome
 
 INBOX_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 18
@@ -24,16 +26,23 @@ def give_frame(connection: Connection, channel: int, flags: int, payload: bytes)
         data = data[n:]
 
 
-@pytest.fixture
-def link() -> TrainerConnection:
-    state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=INBOX_BYTES)
+def make_state() -> TrainerState:
+    return TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=INBOX_BYTES)
+
+
+def make_link(state: TrainerState, channels: Iterable[int]) -> TrainerConnection:
     made = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     made.connected(Identity("Server"), 0.0)
     give(made, Welcome(1, 1, 1 << 20, MESSAGE_BYTES, 1 << 20, 3.0))
-    for channel in range(100):
+    for channel in channels:
         give(made, StreamOpened(channel, b"%16d" % channel, "robot"))
     made.to_send(0.0)
     return made
+
+
+@pytest.fixture
+def link() -> TrainerConnection:
+    return make_link(make_state(), range(100))
 
 
 def begin(link: TrainerConnection, channel: int) -> None:
@@ -48,6 +57,40 @@ def test_of_messages_that_begin_on_many_channels_one_is_held(link: TrainerConnec
     assert [receiver.stream for receiver in held] == [b"%16d" % 99]
     give_frame(link, 0, 0, b"x")
     assert "continued without a beginning" in str(link.reason)
+
+
+def held(state: TrainerState) -> int:
+    return sum(receiver._body is not None for receiver in state.receivers.values())
+
+
+@pytest.mark.parametrize("channel", [99, 1_000])
+def test_a_message_is_not_held_while_another_channel_continues(link: TrainerConnection, channel: int) -> None:
+    give(link, StreamClosed(99, False))
+    for first in range(50):
+        begin(link, first)
+        assert held(link.trainer) == 1
+        give_frame(link, channel, 0, b"x")
+        assert held(link.trainer) == 0
+    assert not link.closing
+
+
+def test_the_message_of_a_stream_that_ends_is_not_held(link: TrainerConnection) -> None:
+    for channel in range(50):
+        begin(link, channel)
+        assert held(link.trainer) == 1
+        give(link, StreamClosed(channel, False))
+        assert held(link.trainer) == 0
+    assert not link.closing
+
+
+def test_the_message_of_a_link_that_ends_is_not_held() -> None:
+    state = make_state()
+    for channel in range(50):
+        link = make_link(state, [channel])
+        begin(link, channel)
+        assert held(state) == 1
+        link.lost(None, 0.0)
+        assert held(state) == 0
 
 
 def test_samples_beyond_the_credit_end_the_link(link: TrainerConnection) -> None:

@@ -564,7 +564,7 @@ class TrainerConnection(Connection):
 
     def _left(self, message: StreamClosed) -> None:
         if message.channel == self._partial_channel:
-            self._partial_bytes = 0  # the rest of its message will not arrive
+            self._abandon_partial()  # the rest of its message will not arrive
         self._refused_channels.pop(message.channel, None)
         self.withdraw(("refused", message.channel))
         self._retries.pop(message.channel, None)
@@ -590,10 +590,9 @@ class TrainerConnection(Connection):
         if frame.kind != Kind.DATA:
             raise RemoteProtocolError("a trainer takes no policies")
         state = self.trainer
-        # The relay sends one message at a time, so the bytes of an incomplete message are free again.
-        interrupted = self._channels.get(self._partial_channel)
-        if frame.flags & FIRST and interrupted is not None and self._partial_channel != frame.channel:
-            interrupted.abandon()  # otherwise a fake Server could fill the memory with a beginning on each channel
+        if frame.channel != self._partial_channel:
+            # The relay sends one message at a time. A fake Server could fill the memory with a beginning on each channel.
+            self._abandon_partial()
         self._data_bytes += len(frame.buffer)
         if self._data_bytes > self._granted + self._inbox_bytes:
             raise RemoteProtocolError("more samples were sent than this trainer has granted credit for")
@@ -647,6 +646,13 @@ class TrainerConnection(Connection):
             state.on_change()
         if ask:
             self.send(Resume(frame.channel, receiver.next_number))
+
+    def _abandon_partial(self) -> None:
+        """Discard the incomplete message, whose bytes become credit again."""
+        receiver = self._channels.get(self._partial_channel)
+        if receiver is not None:
+            receiver.abandon()
+        self._partial_bytes = 0
 
     def _request_later(self, channel: int) -> None:
         """Request a message that did not open again, after a time that grows with each failure."""
@@ -785,6 +791,7 @@ class TrainerConnection(Connection):
         )
 
     def _on_closed(self) -> None:
+        self._abandon_partial()
         with self.trainer.lock:
             self.trainer.members.clear()
             self.trainer.waits.clear()
