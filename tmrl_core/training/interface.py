@@ -140,6 +140,10 @@ class TrainingInterface(ABC):
         """Return True if this worker waits and its whole assignment is collected and committed."""
         return False
 
+    def says_idle(self, stream: bytes) -> bool:
+        """Return True if this worker waits and could begin an assignment at once."""
+        return False
+
     @contextlib.contextmanager
     def whole_round(self) -> Iterator[None]:
         """Enclose a round that must be finished even if the target is reached meanwhile."""

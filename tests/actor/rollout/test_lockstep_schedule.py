@@ -12,7 +12,7 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.protocol.messages import Collect, Directive, Evaluation, encode_body
+from tmrl_core.networking.protocol.messages import NEXT_ROUND, Collect, Directive, Evaluation, encode_body
 from tmrl_core.sessions import SessionWriter, read_sessions
 from tmrl_core.sessions.session import sessions_of
 
@@ -205,6 +205,27 @@ def test_an_evaluation_precedes_the_assignment_and_ends_the_open_episode(make: A
     ]
     assert [(version, step) for version, _, step in steps(link)[3:]] == [((1, 2), 0), ((1, 2), 1), ((1, 2), 2)]
     assert trainer.arrived == [0, 3, 6]
+
+
+def test_a_worker_that_plays_an_evaluation_does_not_wait(make: Any, link: Any) -> None:
+    saying: list[str] = []
+    link.on_send = lambda link: saying.append(link.waits_for)
+    Trainer(link, lambda trainer: (link.publish(1.0), trainer.direct(evaluation=Evaluation(5, (50, 51), (1, 1)))))  # type: ignore[arg-type, func-returns-value]
+    make().run_lockstep()
+    assert [record.evaluation for record in link.records] == [5, 5]
+    assert saying[:2] == ["", ""]
+
+
+def test_a_worker_whose_round_has_ended_without_it_waits_for_the_next_one(make: Any, link: Any) -> None:
+    """It has a newer policy than the one that its last assignment names, for example after an evaluation."""
+    trainer = Trainer(
+        link,
+        lambda trainer: link.publish(1.0),
+        lambda trainer: link.publish(2.0),
+        asks(Collect(1, (1, 1), 0), publishes=False),
+    )
+    make().run_lockstep()
+    assert (len(link), trainer.said[-1]) == (0, NEXT_ROUND)
 
 
 def test_steps_of_a_failed_episode_are_collected_again(make: Any, link: Any) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -32,6 +34,35 @@ def test_each_stream_gets_one_unique_seed() -> None:
 class OneWorker(LocalInterface):
     def workers(self) -> list[tuple[bytes, str]]:
         return [(b"here", "robot")]
+
+
+class TwoWorkers(LocalInterface):
+    """Stops training at the first wait. `first` says that it waits for the next round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[bytes] = set()
+
+    def workers(self) -> list[tuple[bytes, str]]:
+        return [(b"first", "a"), (b"second", "b")]
+
+    def says_idle(self, stream: bytes) -> bool:
+        return stream == b"first"
+
+    def collect(self, what: Any, stream: bytes) -> None:
+        self.asked.add(stream)
+
+    def wait(self, timeout_s: float) -> bool:
+        self.stop()
+        return False
+
+
+def test_a_stalled_worker_that_waits_is_asked_again() -> None:
+    training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, device="cpu")
+    training.suspended = {b"first", b"second"}
+    interface = TwoWorkers()
+    training._collect(interface)
+    assert interface.asked == {b"first"}
 
 
 def test_streams_that_have_left_are_not_kept_forever() -> None:

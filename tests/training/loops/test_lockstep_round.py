@@ -165,6 +165,25 @@ def test_a_stalled_worker_gets_no_assignment_until_it_has_sent_something(make_ro
     assert [stream for stream, _ in make(3, suspended={A}).poll(HERE[1:], 0.0, never)] == [A]
 
 
+def test_a_stalled_worker_that_waits_without_rows_is_asked_in_the_next_round(make_rows: Rows) -> None:
+    """It played an evaluation, or its link was away."""
+    suspended: set[bytes] = set()
+    first, rows = make(10, suspended=suspended), LastRows()
+    first.poll(HERE, 0.0, never)
+    take(first, rows, make_rows(2, 0, 0, 6, version=(1, 7)), 1.0)
+    assert dict(first.poll(HERE, 6.0, never, lambda stream: False)).keys() == {A, B}
+    take(first, rows, make_rows(2, 0, 6, 5, version=(1, 7)), 7.0)
+    assert first.complete
+    second = make(10, suspended=suspended)
+    assert dict(second.poll(HERE, 8.0, never, lambda stream: False)).keys() == {B}
+    take(second, rows, make_rows(2, 0, 11, 10, version=(1, 7)), 9.0)
+    third = make(10, suspended=suspended)
+    assert dict(third.poll(HERE, 40.0, never, lambda stream: stream == A)).keys() == {A, B}
+    assert suspended == set()
+    # One that is away is not asked.
+    assert dict(make(10, suspended={A}).poll(HERE[:1], 41.0, never, lambda stream: True)).keys() == {B}
+
+
 def test_one_origin_with_many_streams_delays_a_round_by_a_few_grace_periods(make_rows: Rows) -> None:
     """Half of its workers finish their first part. Those that have lost one send a row, so that they get another."""
     hostile = [bytes([number]) * 16 for number in range(10, 210)]
@@ -450,6 +469,7 @@ class Crowd:
 
     def __init__(self, seed: int, make_rows: Rows, thieves: int = 0, troubles: float = 1.0) -> None:
         self.random = random.Random(seed)
+        self.claims = random.Random(seed)
         self.make_rows = make_rows
         self.now = 0.0
         self.workers: dict[int, dict[str, Any]] = {}
@@ -486,6 +506,12 @@ class Crowd:
         if worker["thief"] and self.random.random() < 0.05:
             return True
         return bool(worker["asked"] == what and worker["done"] >= what.amount)
+
+    def says_idle(self, stream: bytes) -> bool:
+        worker = self.workers[stream[0]]
+        asked = worker["asked"]
+        idle = asked is None or worker["done"] >= asked.amount
+        return bool(self.claims.random() < 0.5 if worker["thief"] else idle and worker["stuck"] < self.now)
 
     def ask(self, stream: bytes, what: Collect) -> None:
         worker = self.workers[stream[0]]
@@ -573,7 +599,7 @@ def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: i
         )  # fmt: skip
         began = crowd.now
         while not round_.complete:
-            for stream, what in round_.poll(crowd.present, crowd.now, crowd.says_done):
+            for stream, what in round_.poll(crowd.present, crowd.now, crowd.says_done, crowd.says_idle):
                 crowd.ask(stream, what)
             crowd.tick(round_)
             assert crowd.now - began < 3000, "the round stands still"
@@ -609,7 +635,7 @@ def test_an_origin_that_does_what_it_likes_delays_a_round_by_a_few_grace_periods
         )  # fmt: skip
         ends = crowd.now + 7.0 * amount + 10 * round_.grace_s
         while not round_.complete:
-            for stream, what in round_.poll(crowd.present, crowd.now, crowd.says_done):
+            for stream, what in round_.poll(crowd.present, crowd.now, crowd.says_done, crowd.says_idle):
                 crowd.ask(stream, what)
             crowd.tick(round_)
             assert crowd.now < ends

@@ -18,7 +18,7 @@ from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.peers.inbox import TAKEN_BYTES
 from tmrl_core.networking.peers.trainer import Member
 from tmrl_core.networking.protocol.delivery import Received
-from tmrl_core.networking.protocol.messages import Blob, Collect, Lateness, PolicyUpdate, decode_body
+from tmrl_core.networking.protocol.messages import NEXT_ROUND, Blob, Collect, Lateness, PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.samples.codec import decoded_bytes, encode_message
 from tmrl_core.training.loops.episode_metrics import MAX_NAMES_EACH
@@ -214,6 +214,20 @@ def test_an_evaluation_whose_record_may_be_lost_is_requested_again_from_the_only
     now[0] = 60.0
     interface._tick()
     assert len(requested) == (1 if lost == "none" else 2)
+
+
+def test_a_worker_is_idle_when_it_waits_for_a_round_and_not_for_a_policy() -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    interface = RemoteInterface(link)
+    stream = bytes(16)
+    for text, idle in (
+        ("", False),
+        (Collect(1, (1, 1), 5).done, True),
+        (NEXT_ROUND, True),
+        ("version 1.2 of the policy, to collect round 2 with; it has 1.1", False),
+    ):
+        link._trainer.waits[stream] = text
+        assert interface.says_idle(stream) == idle
 
 
 def test_requests_to_streams_that_have_left_are_not_kept_forever() -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 from tmrl_core.actor.rollout.loop import Hook
 from tmrl_core.actor.rollout.uplink import WAIT_S, Uplink
 from tmrl_core.errors import RemoteProtocolError, StarvedError
-from tmrl_core.networking.protocol.messages import Collect, Version, decode_body
+from tmrl_core.networking.protocol.messages import NEXT_ROUND, Collect, Version, decode_body
 from tmrl_core.samples import Chunk
 
 logger = logging.getLogger(__name__)
@@ -202,6 +202,8 @@ class LockstepSchedule:
                 if request is not None and request == self._current and self._left() > 0:
                     return True
                 self._send()
+                if self._uplink.next_evaluation() is not None:
+                    link.say_waits("")  # it does not wait meanwhile, and the trainer asks only workers that do
                 if self._collector.evaluate_if_due():
                     continue
                 if (
@@ -239,11 +241,12 @@ class LockstepSchedule:
         return True
 
     def _waits(self, request: Collect | None) -> str:
-        if request is None:
-            return "the trainer's next round"
-        if request == self._current:
+        if request is not None and request == self._current:
             return request.done
         mine = self._collector.version
+        # The version of a round that ended without this worker does not arrive any more.
+        if request is None or (mine[0] == request.version[0] and mine > request.version):
+            return NEXT_ROUND
         return (
             f"version {request.version[0]}.{request.version[1]} of the policy, to collect round {request.round} with; "
             f"it has {mine[0]}.{mine[1]}"

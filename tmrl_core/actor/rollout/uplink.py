@@ -249,6 +249,13 @@ class Uplink:
 
     def due_evaluation(self) -> Evaluation | None:
         """Return the evaluation that the trainer requests, once, as soon as its policy has arrived."""
+        evaluation = self.next_evaluation()
+        if evaluation is not None:
+            self._evaluated = evaluation.id
+        return evaluation
+
+    def next_evaluation(self) -> Evaluation | None:
+        """Return the evaluation that `due_evaluation` would return."""
         evaluation = self.evaluation
         if evaluation is None or evaluation.id == self._evaluated:
             return None
@@ -258,10 +265,7 @@ class Uplink:
             self.take_policy(verbose=False)
             if self._source.version < evaluation.version:
                 return None
-        if self._source.version == self._postponed:
-            return None
-        self._evaluated = evaluation.id
-        return evaluation
+        return None if self._source.version == self._postponed else evaluation
 
     def postpone_evaluation(self) -> None:
         """Make the latest evaluation due again with the next policy, because the present one has failed in it."""

@@ -152,7 +152,7 @@ class Collect(msgspec.Struct, frozen=True):
     def done(self) -> str:
         """Wait reason of a worker whose samples of this assignment are all acknowledged."""
         return (
-            f"the round after {self.round}, of which {self.amount} {'steps' if self.episodes is None else 'episodes'} "
+            f"{_ROUND_AFTER}{self.round}, of which {self.amount} {'steps' if self.episodes is None else 'episodes'} "
             f"with version {self.version[0]}.{self.version[1]} are done"
         )
 
@@ -505,6 +505,16 @@ class Waits(_Control, frozen=True, tag="waits"):
 
 TURN = "with version "
 """Beginning of the wait reason of a synchronous worker."""
+
+
+NEXT_ROUND = "the trainer's next round"
+"""Wait reason of a worker in lockstep that has no assignment."""
+_ROUND_AFTER = "the round after "
+
+
+def waits_for_round(text: str) -> bool:
+    """Return True for a wait reason of a worker in lockstep that could begin an assignment at once."""
+    return text == NEXT_ROUND or text.startswith(_ROUND_AFTER)
 
 
 def turn_text(version: Version) -> str:

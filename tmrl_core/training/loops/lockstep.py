@@ -110,7 +110,7 @@ class TrainingLockstep(TrainingOffline):
         self.redistributed = 0
         """Steps or episodes that were reassigned from stalled workers."""
         self.suspended: set[bytes] = set()
-        """Streams of stalled workers that have sent nothing since."""
+        """Streams of stalled workers that have sent nothing since, and do not wait."""
         self.stalled_origins: dict[Hashable, int] = {}
         """Latest round in which each origin has stalled, of recent rounds."""
         self.needed: dict[Hashable, tuple[int, float]] = {}
@@ -198,7 +198,10 @@ class TrainingLockstep(TrainingOffline):
                     return True
                 workers = interface.workers()
                 self._begun = self._begun or len(workers) >= self.min_workers
-                for stream, what in round_.poll(workers if self._begun else (), self.clock(), interface.says_done):
+                asked = round_.poll(
+                    workers if self._begun else (), self.clock(), interface.says_done, interface.says_idle
+                )
+                for stream, what in asked:
                     interface.collect(what, stream)
                 self._report_shortfall(interface, round_, len(workers))
                 interface.wait(min(POLL_S, self.sleep_between_buffer_retrieval_attempts))

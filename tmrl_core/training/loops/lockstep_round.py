@@ -154,8 +154,8 @@ class Round:
         amount: number of steps or episodes.
         episodes: True: the amount is in episodes.
         grace_s: seconds, as above.
-        suspended: streams of stalled workers that have sent nothing since. They get no assignment while there are
-            others. Updated in place.
+        suspended: streams of stalled workers that have sent nothing since, and do not wait. They get no assignment
+            while there are others. Updated in place.
         seed_of: returns the seed of an assignment's first episode, given (stream, index of the assignment); None: the
             open episode continues.
         origin_of: returns the origin of a stream; by default, each stream is its own origin.
@@ -291,7 +291,11 @@ class Round:
     # --- assignments --------------------------------------------------------------------------------------------------
 
     def poll(
-        self, present: Sequence[Worker], now: float, says_done: Callable[[bytes, Collect], bool]
+        self,
+        present: Sequence[Worker],
+        now: float,
+        says_done: Callable[[bytes, Collect], bool],
+        says_idle: Callable[[bytes], bool] = lambda stream: False,
     ) -> list[tuple[bytes, Collect]]:
         """Update the assignments. Return the requests to send, as (stream, request).
 
@@ -300,11 +304,14 @@ class Round:
             now: seconds.
             says_done: returns True if a stream's worker reports that it has finished a request and that all its samples
                 are acknowledged.
+            says_idle: returns True if a stream's worker reports that it waits for an assignment.
         """
-        if not self.assignments:
-            return self._begin(dict(present), now)
-        changed: dict[bytes, None] = {}
         here = dict(present)
+        # A worker that was away, or that played an evaluation, may have no rows to send.
+        self._suspended -= {stream for stream in self._suspended if stream in here and says_idle(stream)}
+        if not self.assignments:
+            return self._begin(here, now)
+        changed: dict[bytes, None] = {}
         for stream, assignment in self.assignments.items():
             if assignment.missing and stream in here and says_done(stream, self.collect_of(stream)):
                 # Nothing more will arrive: the missing rows were lost in transit, or could not be read.

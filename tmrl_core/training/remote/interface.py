@@ -42,6 +42,7 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
     plain,
     turn_text,
+    waits_for_round,
 )
 from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
@@ -429,6 +430,10 @@ class RemoteInterface(TrainingInterface):
     def says_done(self, stream: bytes, what: Collect) -> bool:
         """Return True if the worker reports that it has finished; it does so once all its samples are acknowledged."""
         return self.link.waits_of(stream) == what.done
+
+    def says_idle(self, stream: bytes) -> bool:
+        """Return True if the worker reports that it waits for the next round, not for a policy."""
+        return waits_for_round(self.link.waits_of(stream))
 
     @contextlib.contextmanager
     def whole_round(self) -> Iterator[None]:
