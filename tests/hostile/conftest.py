@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.networking.test_hostile import Place
+from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.relay import processor_time
 from tmrl_core.networking.security import credentials
 
@@ -20,11 +21,30 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def members(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Role, Path]:
+    """The credentials folders of an honest worker and a trainer with bundles of their own."""
+    folder = tmp_path_factory.mktemp("members")
+    for role in ("worker", "trainer"):
+        credentials.install(credentials.bundle(keys, role, f"honest-{role}", folder), folder / role)
+    return {"worker": folder / "worker", "trainer": folder / "trainer"}
+
+
 @pytest.fixture
-def place(keys: Path) -> Iterator[Place]:
+def inbox_bytes() -> int:
+    """Maximum bytes of samples that wait in the trainer."""
+    return 64 << 20
+
+
+@pytest.fixture(params=["off", "authenticate"])
+def place(
+    request: pytest.FixtureRequest, keys: Path, members: dict[Role, Path], inbox_bytes: int, tmp_path: Path
+) -> Iterator[Place]:
+    """A fleet whose members authenticate each other, or do not."""
     with ExitStack() as stack:
-        place = Place(keys, stack)
-        place.start_trainer()
+        spool = str(tmp_path / "spool")
+        place = Place(keys, stack, members if request.param == "authenticate" else None, spool_dir=spool)
+        place.start_trainer(inbox_bytes)
         yield place
 
 

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.fleet import steal
-from tests.hostile.test_one_bundle import MB, fleet_goes_on, large, overspend, thief
+from tests.hostile.thief import MB, Thief, fleet_goes_on, large, overspend, share_of, versions_of
 from tests.networking.test_hostile import DEADLINE_S, Place
 from tests.waiting import until
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
-from tmrl_core.networking.protocol.messages import Hello, Role, Want
+from tmrl_core.networking.protocol.messages import Hello, Role
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
 
 WEIGHT = 8
+PRINCIPAL = "certificate worker site"
 
 
 @pytest.fixture
@@ -30,7 +31,10 @@ class Flood:
 
     def __init__(self, place: Place, stolen: Path, links: int) -> None:
         settings = LinkSettings(
-            port=place.server.port, hostname="localhost", credentials_dir=str(stolen), end_to_end="off"
+            port=place.server.port,
+            hostname="localhost",
+            credentials_dir=str(stolen),
+            end_to_end=place.settings.end_to_end,
         )
         self.links = [
             WorkerLink(settings, name="site", run="run", when_full="block", queue_bytes=4 * MB) for _ in range(links)
@@ -45,9 +49,10 @@ class Flood:
             thread.start()
 
     def _send(self, link: WorkerLink) -> None:
+        samples = large(500)
         while not self._ended.is_set():
             try:
-                link.send(large(2_000), [], timeout_s=1.0)
+                link.send(samples, [], timeout_s=1.0)
             except NetworkError:
                 continue
 
@@ -86,27 +91,29 @@ def heaviest(keys: Path, tmp_path: Path) -> Path:
 
 
 def test_a_weight_reserves_no_more_credit(place: Place, heaviest: Path) -> None:
-    link, resumes = thief(place, heaviest, streams=40)
-    link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + 7 * MB) for i in range(40)))
-    until(lambda: place.relay.flow.reserved_bytes > 32 * MB)
-    fleet_goes_on(place)
-    assert place.relay.flow.reserved_bytes > 32 * MB, "the thief's credit is still reserved"
-    assert place.relay.flow.reserved_bytes < place.relay.settings.budget_bytes
+    streams = 60
+    link = Thief(place, heaviest, streams=streams, name="site")
+    part = (place.relay.settings.budget_bytes - place.relay.flow.reserved_bytes) // streams
+    link.tell(*(link.want(channel, part) for channel in range(streams)))
+    link.open(streams)
+    assert share_of(place, PRINCIPAL).reserved_bytes > 32 * MB
+    fleet_goes_on(place, 8_000, link)
+    assert share_of(place, PRINCIPAL).reserved_bytes > 32 * MB, "the thief's credit is still reserved"
 
 
 @pytest.mark.usefixtures("small_share")
 def test_a_weight_takes_no_more_of_the_processor(place: Place, heaviest: Path) -> None:
-    overspend(place, heaviest, "certificate worker site")
+    overspend(place, Thief(place, heaviest, streams=4, name="site"), PRINCIPAL)
     fleet_goes_on(place)
 
 
 def test_it_can_act_as_a_worker_only(place: Place, stolen: Path) -> None:
-    link, _ = thief(place, stolen)
+    link = Thief(place, stolen, name="site")
     link.frame(Kind.WEIGHTS, FIRST | LAST, POLICY_HEAD.pack(1 << 40, 1, 1) + b"x")
     link.refused("misuse", "sends no frames of kind WEIGHTS")
     roles: list[tuple[Role, str]] = [("trainer", "it cannot act as trainer"), ("observer", "only the trainer's")]
     for role, words in roles:
         other = place.stranger(stolen)
-        other.tell(Hello((1,), role, "", "run", "site", b"y" * 16))
+        other.tell(Hello(versions_of(place), role, "", "run", "site", b"y" * 16))
         other.refused("role", words)
     fleet_goes_on(place, 1_000)

@@ -10,31 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.hostile.fleet import steal
-from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head
+from tests.hostile.thief import MB, Thief, fleet_goes_on, overspend, share_of
+from tests.networking.test_hostile import Place, Stranger
 from tests.waiting import until
-from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind
 from tmrl_core.networking.protocol.messages import (
     Blob,
     CloseStream,
-    Control,
+    Forged,
     HandOver,
     Have,
+    Lateness,
     OpenStream,
     Resume,
     Unused,
     Waits,
     Want,
-    Welcome,
 )
 from tmrl_core.networking.relay import processor_time
 from tmrl_core.networking.transports import tls
-from tmrl_core.samples import Buffer, Chunk
 
-MB = 1 << 20
+PRINCIPAL = "certificate worker robot7"
 
 
 @pytest.fixture(scope="module")
@@ -42,72 +40,59 @@ def stolen(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return steal(keys, tmp_path_factory.mktemp("robot7"), "worker", "robot7")
 
 
-def thief(place: Place, stolen: Path, number: int = 0, streams: int = 1) -> tuple[Stranger, dict[int, Resume]]:
-    """A link with the stolen bundle, whose streams the trainer has resumed."""
-    link = place.stranger(stolen)
-    link.greet(token="", name="robot7", peer=bytes([1, number]) * 8)
-    assert isinstance(link.hear(Welcome), Welcome)
-    link.tell(*(OpenStream(i, bytes([2, number, i >> 8, i & 255]) * 4, "robot7") for i in range(streams)))
-    resumes: dict[int, Resume] = {}
-    while len(resumes) < streams:
-        told = link.hear(Resume)
-        assert isinstance(told, Resume)
-        resumes[told.channel] = told
-    return link, resumes
-
-
-def large(rows: int) -> list[Chunk]:
-    """An episode that does not compress."""
-    buffer = Buffer(maxlen=None)
-    noise = np.random.default_rng(0)
-    for row in range(rows):
-        buffer.append_sample((np.zeros(1, np.float32), noise.random(64), 0.5, False, row == rows - 1, {}))
-    return buffer.take()[0]
-
-
-def fleet_goes_on(place: Place, rows: int = 4_000) -> None:
-    """The honest worker's samples, some megabytes, are all acknowledged over the links that there were."""
-    before = place.worker.counts.samples_acked
-    place.worker.send(large(rows), [])
-    received = 0
-    while received < rows:
-        assert place.trainer.wait(DEADLINE_S)
-        messages = place.trainer.receive()
-        received += sum(one.samples for one in messages if one.stream == place.worker.stream)
-        place.trainer.acknowledge(messages)
-    until(lambda: place.worker.counts.samples_acked == before + rows)
-    assert place.worker.counts.reconnects == 0
-    assert place.trainer.counts.reconnects == 0
-
-
 def test_unused_credit_of_many_streams_leaves_enough_for_others(place: Place, stolen: Path) -> None:
-    link, resumes = thief(place, stolen, streams=40)
-    link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + 7 * MB) for i in range(40)))
-    until(lambda: place.relay.flow.reserved_bytes > 32 * MB)
-    fleet_goes_on(place)
-    assert place.relay.flow.reserved_bytes > 32 * MB, "the thief's credit is still reserved"
+    streams, relay = 60, place.relay
+    link = Thief(place, stolen, streams=streams)
+    part = (relay.settings.budget_bytes - relay.flow.reserved_bytes) // streams
+    link.tell(*(link.want(channel, part) for channel in range(streams)))
+    link.open(streams)
+    assert share_of(place, PRINCIPAL).reserved_bytes > 32 * MB
+    fleet_goes_on(place, 8_000, link)
+    assert share_of(place, PRINCIPAL).reserved_bytes > 32 * MB, "the thief's credit is still reserved"
+
+
+class Counted(int):
+    """A number that counts its comparisons."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        Counted.comparisons += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        Counted.comparisons += 1
+        return int(self) > int(other)
+
+    __hash__ = int.__hash__
 
 
 def test_a_flood_of_wants_from_thousands_of_streams_blocks_nobody(place: Place, stolen: Path) -> None:
-    links = [thief(place, stolen, number, streams=300) for number in range(4)]
-    for round_ in range(20):
-        for link, resumes in links:
-            link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + 1_000 * (round_ + 1)) for i in range(300)))
-    fleet_goes_on(place)
-
-
-def overspend(place: Place, stolen: Path, principal: str) -> None:
-    """Use up the share of a principal's processor time."""
-    link, resumes = thief(place, stolen, streams=4)
-    step = 0
-    while not place.relay.processor_time.overspent(principal, time.monotonic()):
-        step += 1
-        link.tell(*(Want(i, resumes[i].epoch, resumes[i].credit + step) for i in range(4) for _ in range(250)))
+    streams, rounds = 300, 8
+    links = [Thief(place, stolen, number, streams) for number in range(4)]
+    for stream in list(place.relay.streams.values()):
+        stream.turn = Counted(stream.turn)
+    Counted.comparisons = 0
+    part = place.relay.settings.budget_bytes // (len(links) * streams)
+    for round_ in range(1, rounds + 1):
+        for link in links:
+            link.tell(*(link.want(channel, round_ * part) for channel in range(streams)))
+        if round_ == 1:
+            for link in links:
+                link.open(streams)
+    fleet_goes_on(place, 8_000, *links)
+    assert Counted.comparisons < 20 * rounds * len(links) * streams, "a request is compared with a few others"
+    assert share_of(place, PRINCIPAL).reserved_bytes > 32 * MB, "the thief's credit is still reserved"
+    assert len(place.relay.workers) == 1 + len(links)
 
 
 @pytest.mark.usefixtures("small_share")
 def test_one_bundle_gets_a_share_of_the_processor(place: Place, stolen: Path) -> None:
-    overspend(place, stolen, "certificate worker robot7")
+    overspend(place, Thief(place, stolen, streams=4), PRINCIPAL)
     fleet_goes_on(place)
 
 
@@ -117,14 +102,14 @@ def test_a_refused_link_is_cut_when_its_bundle_has_no_share_left(
 ) -> None:
     monkeypatch.setattr(tls, "_DISCARDED_BYTE_S", 1e-6)
     monkeypatch.setattr(tls, "_LINGER_BYTES", 1 << 40)
-    link, _ = thief(place, stolen)
+    link = Thief(place, stolen)
     link.tell(CloseStream(99))
     sent = 0
     with suppress(OSError):
         while sent < 64 * MB:
             sent += socket.socket.send(link.sock, bytes(MB))  # without TLS
     now = time.monotonic()
-    account = place.relay.processor_time._accounts["certificate worker robot7"]
+    account = place.relay.processor_time._accounts[PRINCIPAL]
     assert -4.0 < account.share.available(now) < 0.0, "a few MB were read"
     fleet_goes_on(place)
 
@@ -134,28 +119,33 @@ def test_a_flood_of_streams_leaves_the_trainer_to_the_others(
 ) -> None:
     monkeypatch.setattr(processor_time, "TRAINER_SHARE", 0.001)
     monkeypatch.setattr(processor_time, "TRAINER_BURST_S", 0.01)
-    link, _ = thief(place, stolen)
-    for i in range(1, 900):
-        link.tell(OpenStream(i, bytes([4, 0, i >> 8, i & 255]) * 4, "robot7", bytes(1_000)))
+    link = Thief(place, stolen)
+    for channel in range(1, 900):
+        link.tell(link.opening(channel, signature=bytes(1_000)))
     fleet_goes_on(place)
     assert len(place.relay.streams) < 600
-    assert place.relay.processor_time.overspent("certificate worker robot7", time.monotonic())
+    assert place.relay.processor_time.overspent(PRINCIPAL, time.monotonic())
 
 
-@pytest.mark.parametrize("certificate", [False, True])
+@pytest.mark.parametrize(
+    ("place", "certificate"), [("off", False), ("off", True), ("authenticate", True)], indirect=["place"]
+)
 def test_a_hundred_links_of_one_principal_come_back_at_once(place: Place, stolen: Path, certificate: bool) -> None:
     """They are honest, so the burst of processor time suffices for them."""
-    links = []
+    links: list[Stranger] = []
     for number in range(100):
-        link = place.stranger(stolen if certificate else None)
+        if certificate:
+            link: Stranger = (member := Thief(place, stolen, number, 0))
+            link.tell(member.opening(0, signature=bytes(1_000)))
+        else:
+            link = place.stranger()
+            peer = b"peer%12d" % number
+            link.greet(name="robot7", peer=peer)
+            link.tell(OpenStream(0, peer, "robot7", bytes(1_000)))
         links.append(link)
-        peer = b"peer%12d" % number
-        changes: dict[str, Any] = {"token": ""} if certificate else {}
-        link.greet(**changes, name="robot7", peer=peer)
-        link.tell(OpenStream(0, peer, "robot7", bytes(1_000)))
     for link in links:
         assert isinstance(link.hear(Resume), Resume)
-    principal = "certificate worker robot7" if certificate else "token worker"
+    principal = PRINCIPAL if certificate else "token worker"
     assert not place.relay.processor_time.overspent(principal, time.monotonic())
     fleet_goes_on(place, 1_000)
 
@@ -167,7 +157,7 @@ def test_links_that_never_read_hold_few_versions_of_the_policy(place: Place, sto
         return place.worker.versions_published >= versions
 
     for number in range(8):
-        link, _ = thief(place, stolen, number)
+        link = Thief(place, stolen, number)
         link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         place.trainer.publish({"policy": Blob("none", bytes(size))})
         until(partial(published, number + 1))
@@ -176,37 +166,45 @@ def test_links_that_never_read_hold_few_versions_of_the_policy(place: Place, sto
     fleet_goes_on(place)
 
 
-MESSAGES: tuple[Any, ...] = (OpenStream, CloseStream, Want, Unused, Waits, HandOver, Have, "samples")
+MESSAGES: tuple[Any, ...] = (
+    OpenStream, CloseStream, Want, Unused, Waits, Lateness, Forged, HandOver, Have, "samples",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_valid_messages_of_a_thief_harm_nobody(place: Place, stolen: Path, seed: int) -> None:
     chosen = random.Random(seed)
-    link, resumes = thief(place, stolen, streams=4)
-    numbers = dict.fromkeys(resumes, 0)
-    sent: list[Control] = []
-    closed: set[int] = set()
+    link = Thief(place, stolen, streams=4)
+    said = set()
     for step in range(300):
-        channel = chosen.choice([one for one in resumes if one not in closed] or [0])
-        epoch, credit = resumes[channel].epoch, resumes[channel].credit
+        channel = chosen.choice(list(link.resumes))
         kind = chosen.choice(MESSAGES)
-        if kind == "samples" and channel not in closed:
-            body = bytes(chosen.randrange(200))
-            link.frame(Kind.DATA, FIRST | LAST, head(numbers[channel], len(body)) + body, epoch=epoch, channel=channel)
-            numbers[channel] += 1
-        elif kind is OpenStream and len(resumes) < 60:
-            sent = [OpenStream(100 + step, bytes([3, seed, step >> 8, step & 255]) * 4, "x" * chosen.randrange(300))]
-        elif kind is CloseStream and len(closed) < 3 and channel not in closed:
-            closed.add(channel)
-            sent = [CloseStream(channel)]
-        elif kind is Want and channel not in closed:
-            sent = [Want(channel, epoch, credit + chosen.randrange(4 * MB))]
-        elif kind is Waits and channel not in closed:
-            sent = [Waits(channel, "\N{GRINNING FACE}" * chosen.randrange(900))]
-        elif kind is HandOver and channel not in closed:
-            sent = [HandOver(channel)]
+        said.add(kind)
+        if kind == "samples":
+            link.sample(channel, bytes(chosen.randrange(200)))
+        elif kind is OpenStream:
+            link.open(100 + step, name="x" * chosen.randrange(300))
+        elif kind is CloseStream and len(link.resumes) > 2:
+            del link.resumes[channel]
+            link.tell(CloseStream(channel))
+        elif kind is Want:
+            link.tell(link.want(channel, chosen.randrange(7 * MB)))
+        elif kind is Unused:
+            size = chosen.randrange(link.left[channel] // 2)
+            link.left[channel] -= size
+            link.tell(Unused(channel, link.resumes[channel].epoch, size))
+        elif kind is Waits:
+            link.tell(Waits(channel, "\N{GRINNING FACE}" * chosen.randrange(900)))
+        elif kind is Lateness:
+            link.tell(Lateness(channel, *(chosen.getrandbits(62) for _ in range(3))))
+        elif kind is Forged:
+            link.tell(Forged(chosen.getrandbits(62), chosen.getrandbits(62)))
+        elif kind is HandOver:
+            link.tell(HandOver(channel))
         elif kind is Have:
-            sent = [Have(chosen.randrange(1 << 20), chosen.randrange(1 << 20))]
-        link.tell(*sent)
-        sent = []
-    fleet_goes_on(place, 1_000)
+            link.tell(Have(chosen.randrange(1 << 20), chosen.randrange(1 << 20)))
+    assert said == {*MESSAGES}
+    fleet_goes_on(place, 1_000, link)
+    link.open(1_000)
+    assert (place.relay.protocol_errors, place.relay.refused_peers) == (0, 0)
+    share_of(place, PRINCIPAL)

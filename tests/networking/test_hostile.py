@@ -91,22 +91,29 @@ def episode(first: int, rows: int) -> list[Chunk]:
 
 
 class Place:
-    """A Server over TLS, and a worker and a trainer that are linked to it and mind their own business."""
+    """A Server over TLS, and a worker and a trainer that are linked to it and mind their own business.
 
-    def __init__(self, keys: Path, stack: ExitStack) -> None:
+    Args:
+        keys: credentials folder of the Server, and of the members that have none of their own.
+        members: credentials folders of worker and trainer, which authenticate each other; None: strangers need no proof
+            of what they say. The fixture `place` of `tests/hostile/` has both kinds of members.
+        server: further settings of the Server.
+    """
+
+    def __init__(self, keys: Path, stack: ExitStack, members: dict[Role, Path] | None = None, **server: object) -> None:
         self.keys = keys
         self.stack = stack
         network = {"credentials_dir": str(keys), "security": "TLS", "max_message_bytes": MESSAGE_BYTES}
-        self.server = Server(config=from_values({"network": network, "server": {"port": 0}}))
+        self.server = Server(config=from_values({"network": network, "server": {"port": 0, **server}}))
         stack.callback(self.server.close)
         self.relay = self.server.relay
-        # What strangers say has no proof of its origin; `tests/hostile/` has strangers against members that demand one.
+        self.members = members
         self.settings = LinkSettings(
             port=self.server.port,
             hostname="localhost",
-            credentials_dir=str(keys),
+            credentials_dir=str(keys if members is None else members["worker"]),
             backoff_min_s=0.01,
-            end_to_end="off",
+            end_to_end="off" if members is None else "authenticate",
         )
         self.worker = WorkerLink(self.settings, name="good", run="run")
         self.worker.start()
@@ -114,8 +121,11 @@ class Place:
         assert self.worker.wait_connected(DEADLINE_S)
         self.rows = 0
 
-    def start_trainer(self) -> TrainerLink:
-        self.trainer = TrainerLink(self.settings, name="trainer", run="run")
+    def start_trainer(self, inbox_bytes: int = 64 << 20) -> TrainerLink:
+        settings = self.settings
+        if self.members is not None:
+            settings = msgspec.structs.replace(settings, credentials_dir=str(self.members["trainer"]))
+        self.trainer = TrainerLink(settings, name="trainer", run="run", inbox_bytes=inbox_bytes)
         self.trainer.start()
         self.stack.callback(self.trainer.close)
         assert self.trainer.wait_connected(DEADLINE_S)
@@ -204,7 +214,7 @@ class Stranger:
 
     def greet(self, role: Role = "worker", **changes: object) -> None:
         values = {"token": self.tokens[role], "run": "run", "name": "stranger", "peer": b"x" * 16} | changes
-        self.tell(Hello((1,), role, **values))  # type: ignore[arg-type]
+        self.tell(Hello(role=role, **{"versions": (1,), **values}))  # type: ignore[arg-type]
 
     def as_worker(self, *, signature: bytes = b"") -> Resume:
         """Let in as a worker with one stream, which the trainer has resumed."""
