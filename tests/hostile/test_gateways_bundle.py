@@ -13,8 +13,9 @@ from tests.networking.test_hostile import DEADLINE_S, Place
 from tests.waiting import until
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.links import LinkSettings, WorkerLink
-from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
+from tmrl_core.networking.protocol.framing import FIRST, HEADER_BYTES, LAST, POLICY_HEAD, SAMPLES_HEAD, Kind
 from tmrl_core.networking.protocol.messages import Hello, Role
+from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
 
 WEIGHT = 8
@@ -63,26 +64,36 @@ class Flood:
         for thread in self._threads:
             thread.join(DEADLINE_S)
 
-    @property
-    def streams(self) -> set[bytes]:
-        return {link.stream for link in self.links}
 
+@pytest.mark.parametrize("inbox_bytes", [2 * MB])
+def test_a_weight_gives_as_many_turns_however_many_links_there_are(
+    place: Place, stolen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order in which the Server forwards what has waited since before, while the trainer took nothing."""
+    flow, streams = place.relay.flow, place.relay.streams
+    Flood(place, stolen, 2 * WEIGHT)
+    until(lambda: flow.queued_bytes > 36 * MB)
+    honest = streams[place.worker.stream]
+    for _ in range(40):
+        place.worker.send(large(150), [])
+    until(lambda: honest.held_bytes > 0.9 * 40 * 150 * 64 * 8)
+    share_of(place, PRINCIPAL)
+    order: list[tuple[bool, int]] = []
+    count = flow._count
 
-def relayed_bytes(place: Place, streams: set[bytes]) -> int:
-    return sum(stream.relayed_bytes for stream in list(place.relay.streams.values()) if stream.id in streams)
+    def counted(stream: RelayStream, frame: bytearray) -> None:
+        order.append((stream is honest, SAMPLES_HEAD.unpack_from(frame, HEADER_BYTES)[-1]))
+        count(stream, frame)
 
-
-def test_honest_samples_get_their_turns_beside_a_flood_of_a_weighted_bundle(place: Place, stolen: Path) -> None:
-    flood = Flood(place, stolen, 4)
-    until(lambda: place.relay.flow.queued_bytes > MB)
-    honest = {place.worker.stream}
-    before = relayed_bytes(place, flood.streams), relayed_bytes(place, honest)
-    fleet_goes_on(place, 8_000)
-    taken, own = relayed_bytes(place, flood.streams) - before[0], relayed_bytes(place, honest) - before[1]
-    # Beyond its turns, what is on its way when the honest worker begins, and when its last samples are acknowledged.
-    assert taken <= WEIGHT * own + place.relay.settings.budget_bytes // 4
-    flow = place.relay.flow
-    assert flow.queued_bytes + flow.reserved_bytes <= place.relay.settings.budget_bytes
+    monkeypatch.setattr(flow, "_count", counted)
+    while place.worker.counts.samples_acked < 40 * 150:
+        assert place.trainer.wait(DEADLINE_S)
+        place.trainer.acknowledge(place.trainer.receive())
+    turns = [number for number, (own, _) in enumerate(order) if own]
+    between = order[turns[0] + 1 : turns[-1] + 1]
+    own = sum(size for is_own, size in between if is_own)
+    taken = sum(size for is_own, size in between if not is_own)
+    assert 0.5 * WEIGHT * own < taken < 1.25 * WEIGHT * own
 
 
 @pytest.fixture
