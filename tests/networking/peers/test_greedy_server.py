@@ -93,6 +93,15 @@ def test_the_message_of_a_link_that_ends_is_not_held() -> None:
         assert held(state) == 0
 
 
+@pytest.mark.parametrize("again", [(100, b"%16d" % 5), (5, b"n" * 16)], ids=["stream", "channel"])
+def test_a_stream_has_one_channel_and_a_channel_one_stream(link: TrainerConnection, again: tuple[int, bytes]) -> None:
+    give(link, StreamClosed(5, False))
+    give(link, StreamOpened(5, b"%16d" % 5, "robot"))
+    assert not link.closing
+    give(link, StreamOpened(*again, "robot"))
+    assert "announced" in str(link.reason)
+
+
 def test_samples_beyond_the_credit_end_the_link(link: TrainerConnection) -> None:
     body = bytes(50_000)
     for number in range(1_000):

@@ -18,6 +18,7 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Directive,
     Incarnation,
+    StreamClosed,
     StreamOpened,
     Welcome,
     decode_control,
@@ -132,6 +133,8 @@ def test_the_signed_record_of_a_worker_raises_it_also_if_the_server_hides_it(
     said(link)
     for channel in (1, 2):
         give(link, StreamOpened(channel, ends.stream, "robot", ends.worker.record(ends.stream, b"")))
+        if channel == 1:
+            give(link, StreamClosed(1, False))
     assert held.stored == [5, 8]
     messages = said(link)
     (card,) = (one for one in messages if isinstance(one, Announce))

@@ -95,3 +95,10 @@ def test_a_burst_of_refused_messages_gets_one_answer_and_does_not_cut_the_link(l
     (answer,) = (one for one in said(link) if isinstance(one, Ack))
     assert (answer.channel, answer.next, [number for number, _ in answer.refused]) == (1, 12_001, [12_000])
     assert not link.trainer.receivers
+
+
+def test_a_channel_has_one_unproven_stream(link: TrainerConnection) -> None:
+    give(link, StreamOpened(1, b"s" * 16, "robot7", AUTHENTICATED))
+    assert not link.closing
+    give(link, StreamOpened(1, b"t" * 16, "robot7", AUTHENTICATED))
+    assert "channel 1 was announced twice" in str(link.reason)

@@ -482,6 +482,11 @@ class TrainerConnection(Connection):
         state = self.trainer
         if len(self._channels) + len(self._refused_channels) >= MAX_MEMBERS:
             raise RemoteProtocolError(f"more than {MAX_MEMBERS} streams were announced")
+        if message.channel in self._channels or message.channel in self._refused_channels:
+            raise RemoteProtocolError(f"channel {message.channel} was announced twice")
+        if message.stream in self._stream_channels:
+            # With two channels, it would be forgotten at the end of the first, while samples come on the second.
+            raise RemoteProtocolError("a stream was announced on two channels")
         opener: OpenedStream | None = None
         signature = message.signature
         if state.seal is not None:
@@ -591,7 +596,7 @@ class TrainerConnection(Connection):
             raise RemoteProtocolError("a trainer takes no policies")
         state = self.trainer
         if frame.channel != self._partial_channel:
-            # The relay sends one message at a time. A fake Server could fill the memory with a beginning on each channel.
+            # The relay sends one message at a time. A fake Server could fill the memory with one on each channel.
             self._abandon_partial()
         self._data_bytes += len(frame.buffer)
         if self._data_bytes > self._granted + self._inbox_bytes:
