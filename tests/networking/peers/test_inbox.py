@@ -77,6 +77,17 @@ def test_nobody_waits_for_the_giants_of_another_origin() -> None:
     assert taken.count(b"thief") <= 5
 
 
+def test_tiny_messages_have_a_minimum_cost_in_their_turns() -> None:
+    inbox = inbox_of_costs()
+    for number in range(2 * TAKEN_MESSAGES):
+        append(inbox, "thief", number, 62)
+    for number in range(TAKEN_MESSAGES):
+        append(inbox, "honest", number, 50_000)
+    taken = [one.stream for one in inbox.take()]
+    assert taken.count(b"honest") == TAKEN_MESSAGES // 2
+    assert inbox._pending["thief"] == (2 * TAKEN_MESSAGES - TAKEN_MESSAGES // 2) * 62
+
+
 def test_an_origin_that_always_has_one_giant_gets_no_more_than_its_turn() -> None:
     inbox = inbox_of_costs()
     honest = 0

@@ -26,6 +26,7 @@ from tmrl_core.training.loops.evaluation import Evaluator
 from tmrl_core.training.remote.interface import (
     MAX_CHARTED_NAMES,
     MAX_CHARTED_NAMES_EACH,
+    MAX_RECORDS,
     WORKERS_CHARTED,
     RemoteInterface,
     episode_label,
@@ -294,3 +295,14 @@ def test_messages_that_stand_for_much_are_read_a_few_at_a_time(make_rows: Callab
         if not link._trainer.inbox:
             break
     assert rows == 600_000
+
+
+def test_a_message_has_a_bounded_number_of_episode_records() -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    interface = RemoteInterface(link)
+    for number, records in enumerate((250, 60_000)):
+        payload = encode_message(None, [episode(1.0)] * records)
+        link._trainer.inbox.append(Received(bytes(16), number, 0, memoryview(payload), len(payload)))
+    honest, hostile = interface.receive()
+    assert len(honest.buffer.episodes) == 250
+    assert len(hostile.buffer.episodes) == MAX_RECORDS

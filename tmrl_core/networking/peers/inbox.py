@@ -22,6 +22,8 @@ TAKEN_BYTES = 64 << 20
 TAKEN_MESSAGES = 128
 """Maximum number of messages that are taken at a time: tiny ones cost more time than their bytes show, and the training
 thread looks at its clock between two calls."""
+TURN_BYTES = 64 << 10
+"""Minimum cost of a message in its origin's turns: its episode records take time that its bytes do not show."""
 PENDING_BYTES = 1 << 30
 """Maximum cost of the messages of one origin that wait, besides one message. Messages that shrink to a sixteenth do not
 reach it in an inbox of 64 MB."""
@@ -112,7 +114,7 @@ class Inbox:
                 received, cost, _ = waiting.popleft()
                 taken.append(received)
                 most -= cost
-                turn += cost
+                turn += max(cost, TURN_BYTES)
                 pending -= cost
                 self.held_bytes -= received.size
             if waiting:

@@ -59,6 +59,8 @@ logger = logging.getLogger(__name__)
 MAX_SESSION_CHARACTERS = 33
 """Maximum length of a slash and the id of a client session."""
 
+MAX_RECORDS = 500
+"""Maximum number of episode records of a message that are used: each takes up to 60 us. Workers send 250 at most."""
 SLICE_S = 0.2
 """Maximum wait in seconds between two checks for a stop."""
 NETWORK_RECORD_S = 2.0
@@ -230,10 +232,10 @@ class RemoteInterface(TrainingInterface):
             delivery.refuse(str(exc))
         else:
             name = self.link.worker_name(one.stream)
-            most = most_records(len(one.payload))
+            most = min(MAX_RECORDS, most_records(len(one.payload)))
             if len(message.records) > most:
                 self._remarks.remark(
-                    f"worker {name} sends more episode records in a message than its size allows; others are not used",
+                    f"worker {name} sends more episode records in a message than are allowed; others are not used",
                     self.link.origin(one.stream),
                 )
             records = [
