@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.counted_segments import KINDS, MANY, one_row_segments
 from tests.multiagent.remote_scenario import Weights
 from tmrl_core.multiagent.agent import Agent, AgentParameters
-from tmrl_core.multiagent.experiences import PlayedEpisode, chunks_of
-from tmrl_core.multiagent.round_episodes import RoundEpisodes
+from tmrl_core.multiagent.experiences import EpisodeReader, PlayedEpisode, chunks_of
+from tmrl_core.multiagent.round_episodes import MAX_REFUSALS, RoundEpisodes
 from tmrl_core.multiagent.store import SimpleStore
-from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples import Buffer, Chunk, Segment
 from tmrl_core.training.loops.lockstep_round import Round
 
 FIRST, SECOND = b"1" * 16, b"2" * 16
@@ -191,3 +192,44 @@ def test_a_new_round_begins_with_empty_hands() -> None:
     begin(memory, 1)
     assert memory.joined() == ({}, {})
     assert len(memory) == 0
+
+
+@pytest.mark.parametrize("stream", [FIRST, SECOND])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_work_for_segments_of_one_row_grows_with_their_number(kind: str, stream: bytes) -> None:
+    memory = memory_of(1)  # an assignment for SECOND
+    (_, rows, _) = chunks(stream, 0, a=columns(MANY))
+    rows.segments = one_row_segments(kind, MANY, VERSION)
+    put(memory, [rows])
+    assert memory.round is not None
+    late = MANY // 2 if kind == "alternating" else 0
+    assert (memory.round.late, memory.round.surplus) == (late, MANY - late if stream == FIRST else 0)
+    assert not put(memory, chunks(SECOND, 1, a=columns(1)))
+    assert memory.round.complete
+
+
+def test_segments_that_continue_each_other_are_one_run() -> None:
+    memory = memory_of(1)
+    head, rows, end = chunks(SECOND, 0, a=columns(100))
+    rows.segments = tuple(Segment(1, 0, 1 + index, *VERSION) for index in range(100))
+    assert not put(memory, [head, rows, end])
+    assert complete(memory)
+    joined: dict[str, Any] = memory.joined()[1]
+    assert joined["a"]["state"][:, 0].tolist() == list(range(100))
+
+
+def test_a_message_of_refused_runs_is_read_up_to_a_limit() -> None:
+    memory = memory_of(1)
+    (_, rows, _) = chunks(SECOND, 0, a=columns(4 * MAX_REFUSALS))
+    rows.segments = tuple(Segment(1, index, 3, *VERSION) for index in range(4 * MAX_REFUSALS))
+    reader = memory._readers[SECOND] = Reader()
+    assert len(put(memory, [rows])) == 1
+    assert reader.taken == MAX_REFUSALS
+
+
+class Reader(EpisodeReader):
+    taken = 0
+
+    def take(self, chunk: Chunk) -> tuple[list[PlayedEpisode], str]:
+        self.taken += 1
+        return super().take(chunk)

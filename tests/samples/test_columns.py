@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmrl_core.samples.columns import Chunk, cut_segments, leaves, map_leaves
+from tests.counted_segments import counted
+from tmrl_core.samples.columns import MANY_SEGMENTS, Chunk, cut_segments, leaves, map_leaves
 from tmrl_core.samples.segments import Segment
 
 SEGMENTS = (Segment(3, 7, 0, 1, 2), Segment(2, 7, 3, 1, 3), Segment(4, 8, 0, 1, 3))
@@ -80,6 +82,87 @@ def test_a_slice_has_the_same_rows_as_views(a: int, b: int) -> None:
     assert part.stream == whole.stream
     if part.rows:
         assert np.shares_memory(part.reward, whole.reward)
+
+
+def many_segments(lengths: list[int]) -> Chunk:
+    chunk = make_chunk()
+    rows = sum(lengths)
+    index = np.arange(rows) % ROWS
+    return dataclasses.replace(
+        chunk,
+        rows=rows,
+        action=np.arange(rows, dtype=np.float32)[:, None],
+        action_present=chunk.action_present[index],
+        observation={"image": np.arange(rows * 4).reshape(rows, 2, 2), "word": ([str(row) for row in range(rows)],)},
+        reward=np.arange(rows, dtype=np.float64),
+        terminated=chunk.terminated[index],
+        truncated=chunk.truncated[index],
+        info={row: {"x": row} for row in range(rows) if row % 3 == 0},
+        extras={"flag": index % 2, "zero": index * 2.0},
+        segments=tuple(
+            Segment(length, number // 2, number * 7, 1, number // 3) for number, length in enumerate(lengths)
+        ),
+    )
+
+
+LENGTHS = st.lists(st.integers(0, 3), min_size=1, max_size=3 * MANY_SEGMENTS)
+
+
+def check_same_rows(part: Chunk, whole: Chunk, rows: list[int]) -> None:
+    assert part.rows == len(rows) == sum(segment.rows for segment in part.segments)
+    assert all(segment.rows for segment in part.segments)
+    assert [repr(part.sample(row)) for row in range(part.rows)] == [repr(whole.sample(row)) for row in rows]
+    for name in ("episode", "step", "version"):
+        assert getattr(part, name).tolist() == getattr(whole, name)[rows].tolist()
+    assert (part.stream, part.kinds) == (whole.stream, whole.kinds)
+
+
+@given(LENGTHS, st.data())
+def test_a_slice_of_many_segments_has_the_same_rows(lengths: list[int], data: st.DataObject) -> None:
+    whole = many_segments(lengths)
+    for _ in range(3):
+        start, stop = sorted((data.draw(st.integers(0, whole.rows)), data.draw(st.integers(0, whole.rows))))
+        part = whole.slice(start, stop)
+        if part is not whole:
+            assert part.segments == cut_segments(whole.segments, start, stop)
+            check_same_rows(part, whole, list(range(start, stop)))
+    if whole.rows:  # other segments than before
+        whole.segments = tuple(Segment(1, 9, row) for row in range(whole.rows))
+        assert whole.slice(1, whole.rows).segments == whole.segments[1:]
+
+
+@given(LENGTHS, st.randoms(use_true_random=False))
+def test_chosen_rows_are_copies(lengths: list[int], random: Any) -> None:
+    whole = many_segments(lengths)
+    mask = np.array([random.random() < 0.6 for _ in range(whole.rows)], np.bool_)
+    part = whole.where(mask)
+    check_same_rows(part, whole, np.flatnonzero(mask).tolist())
+    for ours, theirs in zip(part.fields, whole.fields, strict=True):
+        for one, other in zip(leaves(ours), leaves(theirs), strict=True):
+            assert one is not other
+            assert not isinstance(one, np.ndarray) or not np.shares_memory(one, other)
+
+
+class CountedInfos(dict[int, Any]):
+    looks = 0
+
+    def items(self) -> Any:
+        self.looks += len(self)
+        return super().items()
+
+    def __contains__(self, key: object) -> bool:
+        self.looks += 1
+        return super().__contains__(key)
+
+
+def test_the_cost_of_a_slice_depends_on_what_it_returns() -> None:
+    whole = many_segments([1] * 1_000)
+    segments = counted(list(whole.segments), times=4)
+    infos = CountedInfos({row: {"x": row} for row in range(1_000)})
+    whole.segments, whole.info = segments, infos
+    for row in range(1_000):
+        assert whole.slice(row, row + 1).info == {0: {"x": row}}
+    assert infos.looks <= 4_000
 
 
 def test_rows_that_are_not_there_raise() -> None:

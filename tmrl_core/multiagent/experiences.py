@@ -261,6 +261,10 @@ class EpisodeReader:
         self._refused: int | None = None
         """Id of the episode refused last, so that its other rows cause no further refusal."""
 
+    def skips(self, run: Segment) -> bool:
+        """Return True if the rows of a run belong to a refused episode, so that `take` would discard them."""
+        return self._open is None and self._refused == run.episode and run.first_step != 0
+
     def take(self, chunk: Chunk) -> tuple[list[PlayedEpisode], str]:
         """Return the episodes that end in the next chunk of the stream, and the first reason of a refusal.
 
@@ -289,7 +293,7 @@ class EpisodeReader:
             rows, step = rows.slice(1, rows.rows), 1
         current = self._open
         if current is None or (current.number, current.version, current.step) != (run.episode, run.version, step):
-            if current is None and self._refused == run.episode:
+            if self.skips(run):
                 return
             raise SampleRefusedError(
                 f"rows from step {step} of episode {run.episode}, of which the rows before them did not arrive"

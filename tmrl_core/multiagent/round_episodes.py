@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, EpisodeReader, PlayedEpisode, joined
 from tmrl_core.multiagent.trajectory import Columns, Experiences, experience_problem
-from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples import Buffer, Chunk, Segment
 from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import Round, RoundSegment
 from tmrl_core.training.memories.layout import Leaf, tree_spec
+
+MAX_REFUSALS = 64
+"""Number of refused runs after which the rest of a message is discarded unread; a refusal costs more than a row."""
 
 Layout = dict[str, Leaf]
 """Dtype and shape of a row of each column, by its path."""
@@ -100,22 +104,36 @@ class RoundEpisodes(TrainingMemory):
         """Insert the next rows of a stream. Return the reason of a refusal; empty: none."""
         assignment = round_.assignments.get(chunk.stream)
         reason = ""
-        start = 0
-        for run in chunk.segments:
-            rows = chunk.slice(start, start + run.rows)
-            start += run.rows
-            episodes: list[PlayedEpisode] = []
-            if assignment is not None and assignment.missing and run.version == round_.version:
+        refusals = 0
+        runs = _continued(chunk.segments)
+        first = unseen = start = 0  # `first`, `unseen`: the first run and row that the round has not seen
+        for index, run in enumerate(runs):
+            stop = start + run.rows
+            reader = None
+            if (
+                assignment is not None
+                and assignment.missing
+                and run.version == round_.version
+                and refusals < MAX_REFUSALS
+            ):
                 reader = self._readers.setdefault(chunk.stream, EpisodeReader(self.max_episode_bytes))
-                episodes, refused = reader.take(rows)
+            if reader is not None and not reader.skips(run):
+                round_.take(_flags(chunk, runs[first:index], unseen, start), now)
+                rows = chunk.slice(start, stop)
+                episodes, refused = reader.take(rows if len(rows.segments) == 1 else replace(rows, segments=(run,)))
                 for episode in episodes:
                     refused = refused or self._problem(episode)
-                episodes = [] if refused else episodes
-                reason = reason or refused
-            # Only the last row of an accepted episode counts.
-            round_.take(RoundSegment(_flags(rows), [False] * (run.rows - 1) + [bool(episodes)], None), now)
-            if episodes:
-                self._played.setdefault(chunk.stream, []).extend(episodes)
+                if refused:
+                    reason = reason or refused
+                    refusals += 1
+                    episodes = []
+                # Only the last row of an accepted episode counts.
+                round_.take(_flags(chunk, (run,), start, stop, ends=bool(episodes)), now)
+                if episodes:
+                    self._played.setdefault(chunk.stream, []).extend(episodes)
+                first, unseen = index + 1, stop
+            start = stop
+        round_.take(_flags(chunk, runs[first:], unseen, start), now)
         return reason
 
     def _problem(self, episode: PlayedEpisode) -> str:
@@ -213,16 +231,33 @@ def _of_agent(parts: list[Columns]) -> Columns:
     return filled[0] if len(filled) == 1 else joined(filled)
 
 
-def _flags(rows: Chunk) -> Chunk:
-    """Return rows without their columns."""
-    return Chunk(
-        rows=rows.rows,
+def _continued(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Return segments, with neighbours as one if the second continues the first."""
+    if len(segments) < 2:
+        return segments
+    runs = [segments[0]]
+    for run in segments[1:]:
+        last = runs[-1]
+        if (last.episode, last.version, last.first_step + last.rows) == (run.episode, run.version, run.first_step):
+            runs[-1] = Segment(last.rows + run.rows, last.episode, last.first_step, *last.version)
+        else:
+            runs.append(run)
+    return tuple(runs)
+
+
+def _flags(chunk: Chunk, runs: tuple[Segment, ...], start: int, stop: int, ends: bool = False) -> RoundSegment:
+    """Return rows `start` to `stop`, which belong to `runs`, without their columns. `ends`: the last one counts."""
+    flags = Chunk(
+        rows=stop - start,
         action=(),
-        action_present=rows.action_present,
+        action_present=chunk.action_present[start:stop],
         observation=(),
-        reward=rows.reward,
-        terminated=rows.terminated,
-        truncated=rows.truncated,
-        segments=rows.segments,
-        stream=rows.stream,
+        reward=chunk.reward[start:stop],
+        terminated=chunk.terminated[start:stop],
+        truncated=chunk.truncated[start:stop],
+        segments=runs,
+        stream=chunk.stream,
     )
+    follows = [False] * (stop - start)
+    follows[-1:] = [ends] * bool(follows)
+    return RoundSegment(flags, follows, None)

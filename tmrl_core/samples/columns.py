@@ -9,8 +9,10 @@ list with one value per row.
 from __future__ import annotations
 
 import copy
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, compress
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +31,9 @@ Kind = Literal["", "0-d", "float", "int", "bool"]
 """Kind of the rows of a one-dimensional column: "" NumPy scalars, "0-d" arrays without axes, else Python scalars.
 
 Columns with more axes always have the kind ""."""
+
+MANY_SEGMENTS = 16
+"""Number of segments above which a chunk remembers where each one ends. Otherwise each slice would read all of them."""
 
 _PYTHON_TYPES: dict[str, Callable[[Any], Any]] = {"float": float, "int": int, "bool": bool}
 
@@ -90,6 +95,8 @@ class Chunk:
     kinds: tuple[Kind, ...] = ()
     stream: bytes = b""
     origin: Hashable = None
+    _ends: tuple[tuple[Segment, ...], list[int]] | None = field(default=None, init=False, repr=False)
+    """Segments, and the row after each of them; see `MANY_SEGMENTS`."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -148,6 +155,8 @@ class Chunk:
     def slice(self, start: int, stop: int) -> Chunk:
         """Return rows `start` to `stop` (exclusive) as a chunk of views.
 
+        The cost depends on the returned rows, not on the rows, segments and infos of this chunk.
+
         Raises:
             IndexError: the condition 0 <= start <= stop <= rows is violated.
         """
@@ -167,13 +176,55 @@ class Chunk:
             reward=self.reward[start:stop],
             terminated=self.terminated[start:stop],
             truncated=self.truncated[start:stop],
-            info={row - start: info for row, info in self.info.items() if start <= row < stop} if self.info else {},
+            info=self._infos_of(start, stop) if self.info else {},
             extras={name: map_leaves(cut, tree) for name, tree in self.extras.items()},
-            segments=cut_segments(self.segments, start, stop),
+            segments=self._segments_of(start, stop),
             kinds=self.kinds,
             stream=self.stream,
             origin=self.origin,
         )
+
+    def where(self, mask: NDArray[np.bool_]) -> Chunk:
+        """Return copies of the rows where `mask` ([rows] bool) is True as one chunk."""
+        flags: list[bool] = mask.tolist()
+
+        def chosen(column: Any) -> Any:
+            return column[mask] if isinstance(column, np.ndarray) else list(compress(column, flags))
+
+        places = np.flatnonzero(mask)
+        infos = self.info
+        if infos:
+            infos = {new: infos[old] for new, old in enumerate(places.tolist()) if old in infos}
+        return replace(
+            self,
+            rows=len(places),
+            action=map_leaves(chosen, self.action),
+            action_present=self.action_present[mask],
+            observation=map_leaves(chosen, self.observation),
+            reward=chosen(self.reward),
+            terminated=self.terminated[mask],
+            truncated=self.truncated[mask],
+            info=infos,
+            extras={name: map_leaves(chosen, tree) for name, tree in self.extras.items()},
+            segments=_segments_at(self.segments, places),
+        )
+
+    def _infos_of(self, start: int, stop: int) -> dict[int, dict[Any, Any]]:
+        infos = self.info
+        if stop - start < len(infos):
+            return {row - start: infos[row] for row in range(start, stop) if row in infos}
+        return {row - start: info for row, info in infos.items() if start <= row < stop}
+
+    def _segments_of(self, start: int, stop: int) -> tuple[Segment, ...]:
+        segments = self.segments
+        if len(segments) <= MANY_SEGMENTS:
+            return cut_segments(segments, start, stop)
+        if self._ends is None or self._ends[0] is not segments:
+            self._ends = segments, list(accumulate([segment.rows for segment in segments]))
+        ends = self._ends[1]
+        first = bisect_right(ends, start)
+        skipped = ends[first - 1] if first else 0
+        return cut_segments(segments[first : bisect_left(ends, stop) + 1], start - skipped, stop - skipped)
 
     def last_row(self) -> Chunk:
         """Return a copy of the last row. A view would keep the whole chunk in memory."""
@@ -202,6 +253,26 @@ def cut_segments(segments: Sequence[Segment], start: int, stop: int) -> tuple[Se
                 Segment(high - low, segment.episode, segment.first_step + skipped, segment.incarnation, segment.counter)
             )
         first += segment.rows
+    return tuple(kept)
+
+
+def _segments_at(segments: Sequence[Segment], places: NDArray[np.intp]) -> tuple[Segment, ...]:
+    """Return the segments of some of the rows that `segments` describe, in ascending order."""
+    ends = np.cumsum(np.array([segment.rows for segment in segments], np.int64))
+    owners = np.searchsorted(ends, places, side="right")
+    begins = np.ones(len(places), np.bool_)
+    begins[1:] = (np.diff(places) != 1) | (np.diff(owners) != 0)
+    starts = np.flatnonzero(begins)
+    kept = []
+    for first, owner, rows in zip(
+        places[starts].tolist(),
+        owners[starts].tolist(),
+        np.diff(starts, append=len(places)).tolist(),
+        strict=True,
+    ):
+        segment = segments[owner]
+        step = segment.first_step + first - int(ends[owner]) + segment.rows
+        kept.append(Segment(rows, segment.episode, step, segment.incarnation, segment.counter))
     return tuple(kept)
 
 

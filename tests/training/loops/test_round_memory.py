@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.counted_segments import KINDS, MANY, one_row_segments
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.training.batches import ENDS, PLACES
@@ -143,3 +144,22 @@ def test_a_reset_does_not_define_the_format_of_actions(memory: RoundMemory, make
 def test_a_reward_is_one_number(memory: RoundMemory, make_rows: Rows, reward: Any) -> None:
     with pytest.raises(SampleRefusedError, match="the reward of a sample is"):
         memory.append(buffer(dataclasses.replace(new(make_rows, 1, 0, 0, 3), reward=reward)))
+
+
+@pytest.mark.parametrize("episodes", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_work_for_segments_of_one_row_grows_with_their_number(kind: str, episodes: bool, make_rows: Rows) -> None:
+    memory = RoundMemory("cpu", clock=lambda: 0.0)
+    round_ = Round(1, (1, 2), amount=2 if episodes else 2 * MANY, episodes=episodes, grace_s=5.0)
+    memory.begin(round_)
+    round_.poll([(B, "b"), (A, "a")], 0.0, lambda stream, what: False)
+    chunk = new(make_rows, 1, 0, 0, MANY)
+    chunk.segments = one_row_segments(kind, MANY, (1, 2))
+    assert memory.append(buffer(chunk)) == []
+    steps = {"following": MANY - 1, "identical": 0, "alternating": MANY // 2 - 1}[kind]
+    assert (len(memory), round_.collected) == (steps, 0 if episodes else steps)
+    assert len(round_.segments) <= 1
+    assert round_.late == (MANY // 2 if kind == "alternating" else 0)
+    if steps:
+        rewards = memory.batch()[2].tolist()
+        assert rewards == (list(range(1, MANY)) if kind == "following" else list(range(2, MANY, 2)))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
+from tests.counted_segments import KINDS, MANY, one_row_segments
 from tmrl_core.samples import Buffer, Chunk, Segment
 from tmrl_core.training.loops.stale_samples import without_stale
 
@@ -38,3 +40,18 @@ def test_stale_samples_are_removed(make_rows: Any) -> None:
 
 def test_a_stale_chunk_is_removed_completely(make_rows: Any) -> None:
     assert found(make_rows, [1, 2], 1)[:3:2] == ([], 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_work_for_segments_of_one_row_grows_with_their_number(kind: str, make_rows: Any) -> None:
+    chunk = make_rows(1, 0, 0, MANY)
+    chunk.segments = one_row_segments(kind, MANY, (1, 7))
+    buffer = Buffer(maxlen=None)
+    buffer.extend([chunk])
+    kept, stale = without_stale(buffer, 7, 0, lambda lag, rows: None)
+    assert stale == (MANY // 2 if kind == "alternating" else 0)
+    (part,) = kept.chunks
+    assert part.rows == MANY - stale
+    if stale:
+        assert part.step.tolist() == np.asarray(part.reward).tolist() == list(range(0, MANY, 2))
+        assert set(map(tuple, part.version.tolist())) == {(1, 7)}

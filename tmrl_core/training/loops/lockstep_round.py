@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -58,10 +59,11 @@ class RoundSegment:
     follows: list[bool]
     before: Chunk | None
 
-    def slice(self, start: int, stop: int) -> RoundSegment:
-        """Return rows `start` to `stop`."""
-        before = self.before if start == 0 else self.chunk.slice(start - 1, start)
-        return RoundSegment(self.chunk.slice(start, stop), self.follows[start:stop], before)
+    def row_before(self, row: int) -> Chunk | None:
+        """Return the row before `row`; None: the stream's first one, or none that `row` follows."""
+        if not self.follows[row]:
+            return None
+        return self.before if row == 0 else self.chunk.slice(row - 1, row)
 
 
 class LastRows:
@@ -234,22 +236,27 @@ class Round:
         chunk = segment.chunk
         self._suspended.discard(chunk.stream)
         assignment = self.assignments.get(chunk.stream)
+        counts_from: int | None = None
+        counted: list[bool] = []
         start = 0
-        for run in chunk.segments:
-            stop = start + run.rows
-            if run.version != self.version:
-                self.late += run.rows
+        for version, runs in itertools.groupby(chunk.segments, operator.attrgetter("version")):
+            stop = start + sum(run.rows for run in runs)
+            if version != self.version:
+                self.late += stop - start
             elif assignment is None:
-                self.surplus += run.rows
+                self.surplus += stop - start
             else:
                 if self.in_episodes and not assignment.missing:
                     # At the end of an episode whose part was taken, the next part begins anew.
-                    assignment.finished |= bool((chunk.terminated | chunk.truncated)[start:stop].any())
+                    ended = chunk.terminated[start:stop] | chunk.truncated[start:stop]
+                    assignment.finished |= bool(ended.any())
                 before = assignment.collected
                 kept = self._count(assignment, segment, start, stop)
                 self.surplus += stop - kept
-                if any(segment.follows[start:kept]):
-                    assignment.segments.append(segment.slice(start, kept))
+                follows = segment.follows[start:kept]
+                if any(follows):
+                    counts_from = start if counts_from is None else counts_from
+                    counted += [False] * (start - len(counted)) + follows
                 counts = assignment.collected > before
                 if counts or self.in_episodes:
                     assignment.longest_silence_s = max(assignment.longest_silence_s, now - assignment.heard_s)
@@ -262,6 +269,10 @@ class Round:
                     if not assignment.missing and self._first_done_s is None:
                         self._first_done_s = now
             start = stop
+        if assignment is not None and counts_from is not None:
+            # One segment for the whole chunk: its version may change with each row.
+            rows = chunk.slice(counts_from, len(counted))
+            assignment.segments.append(RoundSegment(rows, counted[counts_from:], segment.row_before(counts_from)))
 
     def _note_patience(self, stream: bytes, assignment: Assignment, now: float) -> None:
         """Note the patience that an episode needed, now that it counts."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples.columns import MANY_SEGMENTS
 
 
 def without_stale(
@@ -24,6 +27,7 @@ def without_stale(
     stale = 0
     kept: list[Chunk] = []
     for chunk in buffer.chunks:
+        runs: list[tuple[int, int]] = []
         start = row = 0
         for segment in chunk.segments:
             lag = max(0, counter - segment.counter)
@@ -31,13 +35,18 @@ def without_stale(
             if max_lag is not None and lag > max_lag:
                 stale += segment.rows
                 if row > start:
-                    kept.append(chunk.slice(start, row))
+                    runs.append((start, row))
                 start = row + segment.rows
             row += segment.rows
-        if start == 0:
-            kept.append(chunk)
-        elif row > start:
-            kept.append(chunk.slice(start, row))
+        if row > start or start == 0:
+            runs.append((start, row))
+        if len(runs) <= MANY_SEGMENTS:
+            kept += [chunk.slice(start, stop) for start, stop in runs]
+        else:  # each chunk costs a memory more than a row does
+            mask = np.zeros(chunk.rows, np.bool_)
+            for start, stop in runs:
+                mask[start:stop] = True
+            kept.append(chunk.where(mask))
     if not stale:
         return buffer, 0
     remaining = Buffer(maxlen=None)
