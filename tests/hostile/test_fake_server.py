@@ -854,7 +854,7 @@ def _unchecked_samples(self: OpenedStream, head: MessageHead, body: memoryview) 
     return body[:-SEAL_BYTES]
 
 
-def _unchecked_record(self: TrainerSeal, stream: bytes, signature: bytes) -> OpenedStream:
+def _unchecked_record(self: TrainerSeal, stream: bytes, signature: bytes, *, stored: bool = False) -> OpenedStream:
     record = decode_statement(signature, StreamRecord)
     return OpenedStream(self, stream, record, self._verifier.check(record.certificate, ("worker",)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 
 import pytest
@@ -78,6 +79,6 @@ def test_a_link_with_much_to_send_gives_others_their_turn(monkeypatch: pytest.Mo
         sink.abort()
 
     asyncio.run(main())
-    spent = [after - before for before, after in zip(turns, turns[1:])]
+    spent = [after - before for before, after in itertools.pairwise(turns)]
     assert len(spent) >= 4
     assert max(spent) <= 0.002 + 128 * 0.0001
