@@ -93,8 +93,8 @@ def no_gap_notice() -> Iterator[None]:
 
     take_frame = StreamReceiver.frame
 
-    def count_nothing(self: StreamReceiver, frame: Frame, max_message_bytes: int) -> Any:
-        result = take_frame(self, frame, max_message_bytes)
+    def count_nothing(self: StreamReceiver, *arguments: Any, **keywords: Any) -> Any:
+        result = take_frame(self, *arguments, **keywords)
         self.gap_messages = self.gap_samples = 0
         return result
 
@@ -241,8 +241,8 @@ def share_for_each_stream() -> Iterator[None]:
 
     join = Flow.join
 
-    def alone(self: Flow, stream: RelayStream, principal: str) -> None:
-        join(self, stream, principal + stream.id.hex())
+    def alone(self: Flow, stream: RelayStream, principal: str, *arguments: Any, **keywords: Any) -> None:
+        join(self, stream, principal + stream.id.hex(), *arguments, **keywords)
 
     with patch.object(Flow, "join", alone):
         yield

@@ -90,7 +90,9 @@ class Result:
     simulated_s: float = 0.0
     caught_up_s: float = 0.0
     failure: str = ""
-    """Which promise was broken, and how; empty: none."""
+    """Which promise was broken, and how, or the error that ended the seed; empty: none."""
+    crashed: bool = False
+    """True: an error ended the seed that is no broken promise. A mutation that fails so is not noticed, but broken."""
     trace: list[tuple[float, int, int]] | None = None
     """Every event, if they were asked for: when, what kind, and a number that goes with it."""
 
@@ -843,6 +845,7 @@ def simulate(seed: int, core: Core | None = None, *, keep_events: bool = False, 
     except Exception as exc:
         where = traceback.extract_tb(exc.__traceback__)[-1]
         result.failure = f"{exc!r} in {where.name}, {where.filename}:{where.lineno}"
+        result.crashed = True
     scenario.fill()
     return result
 
