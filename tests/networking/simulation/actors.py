@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.networking.simulation.hostile import is_thiefs
 from tests.networking.simulation.memory import Memory, content
 from tests.networking.simulation.network import CLIENT, End, Network, Route, Violation
 from tests.networking.simulation.seals import TrainerMachine, WorkerMachine
@@ -266,11 +265,11 @@ class Trainer(Client):
             missing = received.number - self._next.get(received.stream, 0)
             if missing < 0:
                 raise Violation(f"message {received.number} arrived a second time")
-            if not is_thiefs(received.stream):
+            if received.stream not in self.network.hostile_streams:
                 self.gaps += missing
             self._next[received.stream] = received.number + 1
         counted = self.state.gap_messages
-        self.beside_thief |= any(map(is_thiefs, self.state.receivers))
+        self.beside_thief |= not self.network.hostile_streams.isdisjoint(self.state.receivers)
         if counted < self.gaps or (counted > self.gaps and not self.beside_thief):
             raise Violation(f"{self.gaps} messages are missing, {counted} were counted as gaps")
         if self.end is not None:

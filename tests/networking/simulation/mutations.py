@@ -364,7 +364,7 @@ Two are out of its reach. It decodes no samples: `tests/samples/test_codec.py` a
 hold the bound of a message's episode records. Its Server is honest and bounds announcements itself:
 `tests/networking/peers/test_peers.py` holds the trainer's own bound of signatures.
 """
-SHOWN_BY = {"all-granted-at-once": 741, "old-policies-stay": 51}
+SHOWN_BY = {"all-granted-at-once": 741, "old-policies-stay": 51, "hoarders-block": 50}
 """Seed that shows the effect of a mutation which few seeds show."""
 MUTATIONS = REQUIRED | MORE
 HARMLESS: dict[str, Callable[[], AbstractContextManager[None]]] = {"over-asking": over_asking}

@@ -304,6 +304,8 @@ class Network:
         self.look = watch
         self.server_up = True
         self.server_ends: dict[End, None] = {}
+        self.hostile_streams: set[bytes] = set()
+        """Ids of the streams of a hostile member."""
         self._heap: list[tuple[float, float, Callable[..., object], tuple[Any, ...]]] = []
         self._make_relay = relay or (lambda network: Relay(settings))
         self.servers = 1

@@ -20,9 +20,9 @@ from tests.networking.simulation.hostile import (
     OF_ALL_BYTES,
     STALLED_S,
     STOLEN,
+    Gains,
     MeteredRelay,
     Thief,
-    is_thiefs,
 )
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route, Violation
@@ -57,6 +57,8 @@ STEADY_S = 25.0
 ACKNOWLEDGED_S = 4.0
 """Simulated seconds within which a sample is then acknowledged, whatever the thief does."""
 _AUDIT_EVENTS = 100
+_SIGNS = 0.85
+"""Probability that a thief signs and seals, where machines authenticate each other."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class Result:
     """The mood of the thief; empty: there is none."""
     said: int = 0
     """Messages of the thief."""
+    signed: bool = False
+    """True: the thief signs its streams and seals its samples."""
+    gains: Gains = field(default_factory=Gains)
+    """What the thief has got."""
     slowest_s: float = 0.0
     """Longest time until samples were acknowledged beside the thief, without faults."""
     workers: int = 0
@@ -104,9 +110,10 @@ class Scenario:
         seed: decides everything.
         core: what is simulated.
         hostile: add a thief with a stolen bundle.
+        unsigned: the thief signs and seals nothing, also where machines authenticate each other.
     """
 
-    def __init__(self, seed: int, core: Core | None = None, *, hostile: bool = False) -> None:
+    def __init__(self, seed: int, core: Core | None = None, *, hostile: bool = False, unsigned: bool = False) -> None:
         self.random = random = Random(seed)
         self.core = core or Core()
         self.result = Result(seed)
@@ -167,9 +174,11 @@ class Scenario:
         """True: each honest worker has a certificate of its own."""
         if hostile:
             chosen = Random(f"thief {seed}")
-            self.thief = Thief(self.network, chosen, most)
+            self.result.signed = self.authenticated and not unsigned and Random(f"signs {seed}").random() < _SIGNS
+            self.thief = Thief(self.network, chosen, most, self.mode if self.result.signed else None)
             self.certified = chosen.random() < 0.7
             self.result.thief = self.thief.name
+            self.result.gains = self.thief.gains
             self.small = self.thief.mood.small
 
     # --- processes ---
@@ -435,12 +444,14 @@ class Scenario:
 
     def _streams(self) -> list[RelayStream]:
         """The streams of honest workers at the relay."""
-        return [stream for stream in self.network.relay.streams.values() if not is_thiefs(stream.id)]
+        return [
+            stream for stream in self.network.relay.streams.values() if stream.id not in self.network.hostile_streams
+        ]
 
     def _known(self) -> tuple[int, int, int]:
         """Return the numbers of honest workers and streams that the relay knows, and that the trainer knows."""
         workers = sum(one.identity is not STOLEN for one in self.network.relay.workers.values())
-        members = sum(not is_thiefs(stream) for stream in self.trainer.state.members)
+        members = len(self.trainer.state.members.keys() - self.network.hostile_streams)
         return workers, len(self._streams()), members
 
     def fill(self) -> None:
@@ -497,7 +508,7 @@ class Scenario:
         """Whether nothing is on its way any more, and everybody knows the latest."""
         trainer = self.trainer
         state = trainer.state
-        unsaid = not all(map(is_thiefs, state.to_acknowledge))
+        unsaid = not state.to_acknowledge.keys() <= self.network.hostile_streams
         if self._uncommitted() or not trainer.linked or unsaid or self.spooled():
             return False
         if set(self._known()) != {len(self.living())}:
@@ -515,12 +526,13 @@ class Scenario:
         return True
 
     def _uncommitted(self) -> bool:
-        return any(not is_thiefs(received.stream) for received in self.trainer.arrived)
+        return any(received.stream not in self.network.hostile_streams for received in self.trainer.arrived)
 
     def spooled(self) -> int:
         """How many streams of the run the Server's spool keeps."""
         spool = self.network.relay.spool_handoff.spool
-        return 0 if spool is None else sum(not is_thiefs(kept.info.stream) for kept in spool.of_run("run"))
+        hostile = self.network.hostile_streams
+        return 0 if spool is None else sum(kept.info.stream not in hostile for kept in spool.of_run("run"))
 
     def lagging(self) -> str:
         """Who has not caught up, and how."""
@@ -831,9 +843,16 @@ FAULTS: dict[str, Callable[[Scenario], bool]] = {
 }
 
 
-def simulate(seed: int, core: Core | None = None, *, keep_events: bool = False, hostile: bool = False) -> Result:
+def simulate(
+    seed: int,
+    core: Core | None = None,
+    *,
+    keep_events: bool = False,
+    hostile: bool = False,
+    unsigned: bool = False,
+) -> Result:
     """Play one seed; a violation, or what the core raised, is in the result's `failure`."""
-    scenario = Scenario(seed, core, hostile=hostile)
+    scenario = Scenario(seed, core, hostile=hostile, unsigned=unsigned)
     result = scenario.result
     if keep_events:
         result.trace = scenario.network.trace = []
