@@ -144,6 +144,15 @@ def test_the_signed_record_of_a_worker_raises_it_also_if_the_server_hides_it(
     assert ends.worker.incarnation == 8
 
 
+def test_an_implausible_record_does_not_make_it_announce_again(link: TrainerConnection, held: Held, ends: Ends) -> None:
+    """The Server lets a trainer keep a number that another one has had, if the trainer announces it a second time."""
+    assert ends.worker.announced(ends.trainer.card(6 + MOST_RAISED))
+    said(link)
+    give(link, StreamOpened(1, ends.stream, "robot", ends.worker.record(ends.stream, b"")))
+    assert held.stored == [5]
+    assert not [one for one in said(link) if isinstance(one, Announce)]
+
+
 def test_records_of_one_worker_raise_it_a_few_times_only(
     link: TrainerConnection, held: Held, ends: Ends, remarks: list[tuple[str, str]]
 ) -> None:

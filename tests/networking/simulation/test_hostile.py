@@ -49,6 +49,10 @@ def test_credit_of_a_new_epoch_is_not_the_unused_one_of_the_last() -> None:
     assert not simulate(410_205, hostile=True).failure
 
 
+def test_an_implausible_record_does_not_give_an_incarnation_twice() -> None:
+    assert not simulate(700_078, hostile=True).failure
+
+
 def test_a_link_that_ends_costs_the_same_with_a_hundred_messages_in_the_server() -> None:
     assert not simulate(426_162, hostile=True, unsigned=True).failure
 

@@ -502,7 +502,8 @@ class TrainerConnection(Connection):
             signature, opener.signature = opener.signature, b""  # members have it, in a limited number of bytes
             if opener.incarnation > (before := state.holding) and state.may_raise(opener.peer):
                 state.raise_to(opener.incarnation + 1)  # otherwise its worker would not follow this trainer
-                self._raised(before)
+                if state.holding > before:  # the Server takes a repeated number for one that this trainer keeps
+                    self._raised(before)
         elif signature.startswith(AUTHENTICATED):
             self._leave_stream(message, "authenticates its samples and this trainer does not check them")
             return
