@@ -50,6 +50,20 @@ def test_a_trainer_that_cannot_take_the_suggestion_keeps_its_incarnation() -> No
     assert (relay.trainer_incarnation, second.suggested()) == (2, [])
 
 
+def test_an_announcement_that_crosses_the_suggestion_does_not_keep_the_incarnation() -> None:
+    relay = Relay()
+    Chooser(relay, b"first", 9)
+    assert relay.trainer is not None
+    relay.trainer.lost(None, 0.0)
+    second = Chooser(relay, b"second", 2)
+    Claimant(relay, "thief", 1 << 40)
+    assert second.suggested() == [10, (1 << 40) + 1]
+    second.announce(2)  # the answer to one of them
+    assert relay._announced is None
+    second.announce(2)
+    assert relay.trainer_incarnation == 2
+
+
 class Claimant(End):
     """A worker that reports an incarnation."""
 

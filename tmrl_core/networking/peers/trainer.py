@@ -674,7 +674,8 @@ class TrainerConnection(Connection):
         if now >= self._suggestion_at:
             before = self.trainer.holding
             self.trainer.take_suggestion(now)
-            self._raised(before)
+            if self.trainer.holding > before:  # the Server takes a repeated number for one that this trainer keeps
+                self._raised(before)
             self.trainer.on_change()
         if now < self._retry_at or self.closing:
             return

@@ -22,6 +22,7 @@ from tmrl_core.networking.protocol.messages import (
     HandOver,
     Have,
     Hello,
+    Incarnation,
     Lateness,
     OpenStream,
     Probe,
@@ -107,6 +108,8 @@ class RelayConnection(Connection):
         """Highest incarnation that a trainer was told because of such reports, after its announcement."""
         self.taken = 0
         """Incarnation that a trainer announced and that another trainer has had; it was told a free one."""
+        self.unanswered = 0
+        """Number of incarnations that a trainer was told since its last announcements, each of which answers one."""
         self.have: Version = (0, 0)
         self.forged = 0
         """Number of messages without a valid proof of their origin, as the peer reports it."""
@@ -160,6 +163,11 @@ class RelayConnection(Connection):
         """Set the principal: the holder of the certificate or of the role's token."""
         identity = self.identity
         self.principal = f"certificate {identity.role} {identity.name}" if identity.role else f"token {role}"
+
+    def suggest(self, incarnation: int) -> None:
+        """Tell a trainer an incarnation. One of protocol 2 announces the one that it has then."""
+        self.unanswered += 1
+        self.send(Incarnation(incarnation))
 
     def acknowledge(self, ack: Ack) -> None:
         """Forward an acknowledgement, in place of one that has not been sent yet if it implies that one."""

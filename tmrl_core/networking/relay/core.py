@@ -32,7 +32,6 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Halt,
     Hello,
-    Incarnation,
     Lateness,
     Notice,
     OpenStream,
@@ -279,7 +278,7 @@ class Relay:
             self.incarnation = hello.incarnation
             if self.trainer is not None:
                 self.incarnation += 1
-                self.trainer.send(Incarnation(self.incarnation))
+                self.trainer.suggest(self.incarnation)
         if not self.understands_trainer(connection):
             pass
         elif self.trainer is not None and self.trainer.run == connection.run:
@@ -327,6 +326,7 @@ class Relay:
         self.trainer = connection
         self.flow.trainer_came()
         connection.state = "trainer"
+        connection.unanswered = 1  # the welcome has an incarnation
         self._welcome(connection, self.incarnation)
         for stream in self.streams.values():
             if stream.worker is not None:
@@ -570,12 +570,17 @@ class Relay:
                 f"incarnation {message.incarnation} was announced in protocol {connection.version}"
             )
         held, peer = self._held_by
-        if peer != connection.peer and message.incarnation <= held and message.incarnation != connection.taken:
+        connection.unanswered = max(0, connection.unanswered - 1)
+        if peer != connection.peer and message.incarnation <= held:
             # Workers would not distinguish it from that trainer. What workers have claimed may be implausible, so a
-            # trainer that repeats its incarnation keeps it. A higher one may have crossed the suggestion.
-            connection.taken = message.incarnation
-            connection.send(Incarnation(held + 1))
-            return
+            # trainer that repeats its incarnation keeps it, unless it answers what it was told before the free one. A
+            # higher one may have crossed the suggestion.
+            if message.incarnation != connection.taken:
+                connection.taken = message.incarnation
+                connection.suggest(held + 1)
+                return
+            if connection.unanswered:
+                return
         self._announced = message
         self.incarnation = message.incarnation
         self._held_by = (message.incarnation, connection.peer)
@@ -599,7 +604,7 @@ class Relay:
         highest = max((claim for claim in claims if claim <= announced + MOST_RAISED), default=0)
         if highest > announced and highest >= trainer.suggested:  # once, because the trainer may keep its number
             self.incarnation = trainer.suggested = highest + 1
-            trainer.send(Incarnation(self.incarnation))
+            trainer.suggest(self.incarnation)
 
     def card_of(self, run: str) -> bytes:
         """Return the card of the latest trainer of a run; empty: there is none."""
