@@ -22,16 +22,18 @@ from tmrl_core.networking.protocol.messages import (
     CloseStream,
     Control,
     Credit,
+    HandOver,
     Have,
     Hello,
     OpenStream,
     Resume,
+    Stored,
     StreamOpened,
     Waits,
     Want,
     decode_control,
 )
-from tmrl_core.networking.relay import Relay, RelaySettings, credit_flow
+from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool, credit_flow
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.status import snapshot
 
@@ -93,8 +95,8 @@ class End:
 class Place:
     """A relay with a trainer, and workers with certificates of their own."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.relay = Relay(RelaySettings(**{"max_message_bytes": MB, **settings}))
+    def __init__(self, spool: Spool | None = None, **settings: Any) -> None:
+        self.relay = Relay(RelaySettings(**{"max_message_bytes": MB, **settings}), spool=spool)
         self.trainer = End(self.relay, "trainer", "trainer")
         self.now = 0.0
 
@@ -525,3 +527,95 @@ def test_a_link_that_leaves_thousands_of_messages_costs_as_much_as_they_do(how: 
         place.trainer.tell(Credit(0, 0, 4 * MB))
         assert sum(frame.kind == Kind.DATA for frame in place.trainer.read()) == 60_000
     assert (place.relay.flow.queued_bytes, place.relay.flow.reserved_bytes, place.relay.streams) == (0, 0, {})
+
+
+SMALL = 50_000
+"""Bytes of a message that fits the standing credit."""
+
+
+class SpoolPlace(Place):
+    """A relay with a spool, and a trainer that comes later."""
+
+    def __init__(self, spool_bytes: int = 64 * MB) -> None:
+        self.spool = MemorySpool(spool_bytes)
+        super().__init__(self.spool, budget_bytes=64 * MB)
+        self.trainer.link.lost(None, 0.0)
+
+    def hand_over(self, name: str, streams: int = 1, messages: int = 1, number: int = 0) -> tuple[int, str]:
+        """A worker hands its streams over and goes. The number of stored messages, and the reason of a refusal."""
+        end, stored, refusal = self.worker(name, streams, number), 0, ""
+        for channel in range(streams):
+            end.tell(HandOver(channel))
+            end.resumes |= {told.channel: told for told in end.heard() if isinstance(told, Resume)}
+            for message in range(messages):
+                self.send(end, message, SMALL, channel)
+            told = [one for one in end.heard() if isinstance(one, Stored)]
+            stored += max(one.next for one in told)
+            refusal = refusal or next((one.refusal for one in told if one.refusal), "")
+        end.tell(*(CloseStream(channel) for channel in range(streams)))
+        end.link.lost(None, 0.0)
+        return stored, refusal
+
+    def trainer_comes(self, *live: End) -> None:
+        self.trainer = End(self.relay, "trainer", "trainer", number=1)
+        for message in self.trainer.heard():
+            if isinstance(message, StreamOpened):
+                self.trainer.tell(Resume(message.channel, 0))
+        for end in live:
+            end.resumes |= {told.channel: told for told in end.heard() if isinstance(told, Resume)}
+
+    def forwarded(self, credit: int) -> dict[str, int]:
+        """Give the trainer credit. The bytes of each worker's messages that it receives, by the worker's name."""
+        streams = {stream.trainer_channel: stream.name for stream in self.relay.streams.values()}
+        self.trainer.tell(Credit(0, 0, credit))
+        sizes = dict.fromkeys(streams.values(), 0)
+        for frame in self.trainer.read():
+            if frame.kind == Kind.DATA:
+                sizes[streams[frame.channel]] += len(frame.payload)
+        return sizes
+
+
+def test_one_principal_leaves_places_in_the_spool_to_others() -> None:
+    place = SpoolPlace(8 * MB)
+    stored, refusal = place.hand_over("thief", streams=10, messages=20)
+    assert stored * SMALL > 0.7 * 8 * MB, "alone, it may use most of it"
+    assert "these credentials" in refusal
+    assert place.hand_over("thief", number=1)[0] == 0, "also from another of its links"
+    assert place.hand_over("honest", streams=2, messages=10) == (20, "")
+
+
+def test_the_spooled_streams_of_one_principal_take_the_turns_of_one() -> None:
+    place = SpoolPlace()
+    place.hand_over("many", streams=40, messages=2)
+    place.hand_over("one", messages=20)
+    live = place.worker("live")
+    place.trainer_comes(live)
+    place.want(live, MB)
+    for number in range(20):
+        place.send(live, number, SMALL)
+    sizes = place.forwarded(30 * (SMALL + 200))
+    assert sizes["one"] == pytest.approx(sizes["many"], rel=0.15)
+    assert sizes["one"] == pytest.approx(sizes["live"], rel=0.15)
+
+
+def test_live_and_spooled_streams_of_one_principal_share_its_turns() -> None:
+    place = SpoolPlace()
+    place.hand_over("both", streams=20, messages=2)
+    both, one = place.worker("both", number=1), place.worker("one")
+    place.trainer_comes(both, one)
+    for end in (both, one):
+        place.want(end, MB)
+        for number in range(20):
+            place.send(end, number, SMALL)
+    sizes = place.forwarded(20 * (SMALL + 200))
+    assert sizes["one"] == pytest.approx(sizes["both"], rel=0.15)
+
+
+def test_a_gateway_with_spooled_streams_keeps_its_weight() -> None:
+    place = SpoolPlace()
+    place.hand_over("gateway", streams=2, messages=40)
+    place.hand_over("one", messages=40)
+    gateway = place.worker("gateway", number=1, weight=4)
+    place.trainer_comes(gateway)
+    sizes = place.forwarded(20 * (SMALL + 200))
+    assert sizes["gateway"] == pytest.approx(4 * sizes["one"], rel=0.15)

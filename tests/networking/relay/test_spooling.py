@@ -344,7 +344,7 @@ def test_an_ended_worker_answers_no_further_requests(network: SpoolNetwork) -> N
 
 
 def test_a_refusal_is_the_last_message_of_a_handoff() -> None:
-    network = SpoolNetwork(spool_bytes=STREAM_COST_BYTES + 2 * 11_000)
+    network = SpoolNetwork(spool_bytes=(STREAM_COST_BYTES + 2 * 11_000) * 5 // 4)
     told: list[Control] = []
     stranger = network.relay.connection()
     stranger.connected(Identity("stranger"), network.now)
@@ -430,7 +430,7 @@ def test_stored_messages_remain_when_a_worker_disappears_during_its_handoff(netw
 
 
 def test_a_full_spool_refuses_and_the_worker_keeps_the_rest() -> None:
-    network = SpoolNetwork(spool_bytes=STREAM_COST_BYTES + 2 * 11_000)
+    network = SpoolNetwork(spool_bytes=(STREAM_COST_BYTES + 2 * 11_000) * 5 // 4)
     worker, other = Worker(network, "a"), Worker(network, "b")
     for _ in range(5):
         worker.make(10_000)

@@ -49,8 +49,7 @@ class SimulatedDiskSpool(Spool):
             kept.samples = sum(message.samples for message in file.messages)
             kept.cost += sum(message.cost for message in file.messages)
             kept.ended = file.ended
-            self.used_bytes += kept.cost
-            self.streams[file.info.stream] = kept
+            self._add(kept)
 
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
         network = self._network

@@ -179,6 +179,7 @@ def test_a_full_spool_refuses_until_a_stream_is_removed(
     make: Callable[[int, Thread], Spool],
 ) -> None:
     room = 2 * (STREAM_COST_BYTES + len(A.name) + len(A.signature)) + 3 * (1_000 + MESSAGE_COST_BYTES)
+    room = room * 5 // 4  # one principal leaves a fifth
     kept = Kept(make, room)
     kept.fill(0, 1, info=A, body=bytes(1_000))
     kept.fill(0, info=B, body=bytes(1_000))
@@ -200,9 +201,70 @@ def test_many_small_messages_and_streams_are_bounded_too(make: Callable[[int, Th
         taken += 1
     assert taken < 200
     big = Kept(lambda limit_bytes, thread: MemorySpool(limit_bytes), 1 << 30)
-    for i in range(MAX_SPOOLED_STREAMS):
-        assert big.append(0, info=A._replace(stream=i.to_bytes(16, "big"))) == ""
+    for i in range(MAX_SPOOLED_STREAMS - 1):
+        assert big.append(0, info=A._replace(stream=i.to_bytes(16, "big"), principal=str(i))) == ""
     assert str(MAX_SPOOLED_STREAMS) in big.append(0, info=B)
+
+
+def fill_up(kept: Kept, principal: str, size: int, messages: int = 10) -> tuple[int, str]:
+    """Store new streams of one principal until one is refused. Return their messages' number, and the reason."""
+    taken = 0
+    while True:
+        stream = f"{principal}:{taken // messages}".encode().ljust(16, b".")
+        info = StreamInfo(stream, "run", principal, b"", principal)
+        refusal = kept.append(taken % messages, bytes(size), info=info)
+        if refusal:
+            return taken, refusal
+        taken += 1
+
+
+def test_one_principal_leaves_bytes_for_the_others_as_they_do(make: Callable[[int, Thread], Spool]) -> None:
+    kept = Kept(make)
+    limit = kept.spool.limit_bytes
+    _, refusal = fill_up(kept, "thief", 2_000)
+    assert "these credentials" in refusal
+    assert "server.spool_bytes" in refusal
+    free = limit - kept.spool.used_bytes
+    assert limit // 5 <= free < limit // 4, "alone, it uses most of the spool"
+    taken, _ = fill_up(kept, "honest", 2_000)
+    assert taken * 2_000 > limit // 10
+    assert limit - kept.spool.used_bytes >= free // 5
+    assert kept.append(0, bytes(1_000), info=StreamInfo(b"t" * 16, "run", "third", b"", "third")) == ""
+    assert kept.spool.used_bytes <= limit
+
+
+def test_one_principal_leaves_places_for_the_streams_of_others_as_they_do() -> None:
+    kept = Kept(lambda limit_bytes, thread: MemorySpool(limit_bytes), 1 << 30)
+    taken, refusal = fill_up(kept, "thief", 10, messages=1)
+    assert taken == 1_024
+    assert "they have 1024 " in refusal
+    assert kept.append(1, info=StreamInfo(b"thief:0".ljust(16, b"."), "run", "", b"", "thief")) == "", "it has a place"
+    taken, _ = fill_up(kept, "honest", 10, messages=1)
+    assert taken == (MAX_SPOOLED_STREAMS - 1_024) * 4 // 5
+    assert len(kept.spool.streams) < MAX_SPOOLED_STREAMS
+
+
+def test_principals_with_equal_parts_use_nearly_all(make: Callable[[int, Thread], Spool]) -> None:
+    kept = Kept(make)
+    infos = [StreamInfo(bytes([i]) * 16, "run", "robot", b"", f"robot {i}") for i in range(20)]
+    for number in range(1_000):
+        if any(kept.append(number, bytes(200), info=info) for info in infos):
+            break
+    assert kept.spool.used_bytes > 0.97 * kept.spool.limit_bytes
+
+
+def test_acknowledged_streams_return_the_part_of_their_principal(make: Callable[[int, Thread], Spool]) -> None:
+    kept = Kept(make)
+    first, _ = fill_up(kept, "fleet", 2_000)
+    *others, last = kept.spool.streams
+    for stream in others:
+        kept.spool.drop(stream, 99)
+    holding = kept.spool._holdings["fleet"]
+    assert (holding.streams, holding.used_bytes) == (1, kept.spool.streams[last].cost)
+    kept.spool.drop(last, 99)
+    assert (kept.spool.used_bytes, kept.spool._holdings) == (0, {})
+    again, _ = fill_up(kept, "fleet", 2_000)
+    assert again == first
 
 
 def test_runs_are_separate(kept: Kept) -> None:
@@ -324,6 +386,23 @@ def test_a_reopened_spool_has_the_stored_messages(tmp_path: Path) -> None:
     third.spool.drop(B.stream, 9)
     third.spool.close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_reopened_spool_knows_the_principals(tmp_path: Path) -> None:
+    first = disk(tmp_path)
+    fill_up(first, "thief", 2_000)
+    used = first.spool.used_bytes
+    first.spool.close()
+    again = disk(tmp_path)
+    assert again.spool.used_bytes == used
+    assert {stream.info.principal for stream in again.spool.streams.values()} == {"thief"}
+    more = StreamInfo(b"m" * 16, "run", "", b"", "thief")
+    assert "these credentials" in again.append(0, bytes(2_000), info=more)
+    assert fill_up(again, "honest", 2_000)[0] * 2_000 > again.spool.limit_bytes // 10
+    for stream in list(again.spool.streams):
+        again.spool.drop(stream, 99)
+    assert (again.spool.used_bytes, again.spool._holdings) == (0, {})
+    again.spool.close()
 
 
 def test_existing_messages_beyond_the_limit_are_kept_and_new_ones_refused(tmp_path: Path) -> None:
@@ -516,7 +595,7 @@ def test_messages_that_could_not_be_stored_use_no_space(tmp_path: Path) -> None:
     calls.full = True
     kept.append(1, info=A)
     kept.thread.run(lambda: bool(kept.failed))
-    assert kept.spool.used_bytes == used
+    assert kept.spool.used_bytes == kept.spool._holdings[A.principal].used_bytes == used
     kept.spool.close()
 
 

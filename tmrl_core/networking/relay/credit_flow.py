@@ -102,14 +102,18 @@ class Flow:
 
     # --- a stream begins, and ends ---
 
-    def join(self, stream: RelayStream, principal: str, weight: int = 1) -> None:
-        """Count a stream as one of its owner's; the owner's latest certificate states the weight."""
+    def join(self, stream: RelayStream, principal: str, weight: int | None = None) -> None:
+        """Count a stream as one of its owner's.
+
+        The owner's latest certificate states the weight. None, for a spooled stream, does not change it.
+        """
         share = self._shares.get(principal)
         if share is None:
             share = self._shares[principal] = Share(principal)
         stream.share = share
         stream.share.streams += 1
-        stream.share.weight = weight
+        if weight is not None:
+            stream.share.weight = weight
 
     def leave(self, stream: RelayStream) -> None:
         """Forget a stream that `void` has emptied."""

@@ -99,7 +99,7 @@ class SpoolHandoff:
             raise RemoteProtocolError(f"message {number} (floor {floor}) was handed over instead of message {expected}")
         body = [memoryview(frame)[HEADER_BYTES:] for frame in frames]
         body[0] = body[0][SAMPLES_HEAD.size :]
-        info = StreamInfo(stream.id, stream.run, stream.name, stream.signature)
+        info = StreamInfo(stream.id, stream.run, stream.name, stream.signature, stream.share.principal)
         stream.handed.append((number, size))
         self.relay.flow.hold(stream, size)
         refusal = self.spool.append(info, number=number, floor=floor, position=position, samples=samples, body=body)
@@ -158,7 +158,7 @@ class SpoolHandoff:
             if stream is None:
                 stream = RelayStream(kept.info.stream, kept.info.name, run, kept.info.signature)
                 stream.ended = kept.ended
-                self.relay.flow.join(stream, "spool")
+                self.relay.flow.join(stream, kept.info.principal)
                 self.relay.streams[stream.id] = stream
             if stream.worker is None:
                 self.relay.introduce(stream)

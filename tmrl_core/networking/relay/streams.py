@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Share:
-    """Part of one principal in the pool and in the turns: the holder of a certificate or of a token, or the spool."""
+    """Part of one principal in the pool and in the turns: the holder of a certificate or of a token.
+
+    Its live and its spooled streams are one part. Spooled streams without a known principal have one together.
+    """
 
     def __init__(self, principal: str) -> None:
         self.principal = principal

@@ -149,8 +149,7 @@ class DiskSpool(Spool):
             path.unlink()
             return
         self._lengths[info.stream] = good
-        self.streams[info.stream] = kept
-        self.used_bytes += kept.cost
+        self._add(kept)
 
     # --- for the base class, in the relay's thread ---
 
@@ -314,6 +313,7 @@ def _description(info: StreamInfo) -> dict[str, str]:
         "run": info.run,
         "name": info.name,
         "signature": base64.b64encode(info.signature).decode(),
+        "principal": info.principal,  # earlier versions neither write nor read it
     }
 
 
@@ -326,6 +326,7 @@ def _stream_info(format_name: str, description: Any, path: Path) -> StreamInfo:
             str(description["run"]),
             str(description["name"]),
             base64.b64decode(description["signature"]),
+            str(description.get("principal", "")),
         )
         # The same limits apply as when a worker opens a stream, so that the stream can be announced to a trainer.
         if len(info.stream) != 16 or path.stem != info.stream.hex():

@@ -7,6 +7,10 @@ Implementations differ in the location of the bytes: `MemorySpool` here, `networ
 A message is never changed or decoded. Only its floor is recomputed when it is read: messages that an earlier trainer
 has acknowledged are no longer stored, so the floor of the first remaining message explains the gap before it
 (`delivery`).
+
+Stored messages are never dropped to make space for others. A principal (holder of a certificate, or of a role's token)
+may therefore store no more than `_SHARE_OF_FREE` times what stays free, in bytes and in streams, as in the pool of
+credit (`relay.credit_flow`). Alone, it gets four fifths. Whatever it hands over, a fifth stays free for the others.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ from typing import Any, NamedTuple
 
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
 
-MAX_SPOOLED_STREAMS = 1_024
-"""Maximum number of stored streams, however small."""
+MAX_SPOOLED_STREAMS = 1_280
+"""Maximum number of stored streams, however small. One principal alone gets 1,024 of them."""
+_SHARE_OF_FREE = 4
+"""Maximum bytes and streams that one principal stores, as a multiple of the free ones."""
 MESSAGE_COST_BYTES = 512
 """Cost of a message besides its body."""
 STREAM_COST_BYTES = 4_096
@@ -34,6 +40,8 @@ class StreamInfo(NamedTuple):
     run: str
     name: str
     signature: bytes
+    principal: str = ""
+    """Owner of the stream, which the trainer does not receive; empty in files of versions that did not store it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,11 +89,24 @@ class SpooledStream:
         return bisect_left(self.messages, number, key=lambda message: message.number)
 
 
+@dataclass(slots=True)
+class _Holding:
+    """Used part of the spool of one principal."""
+
+    used_bytes: int = 0
+    streams: int = 0
+
+
+def _exceeds_share(held: int, need: int, free: int) -> bool:
+    """Return True if `need` is more than what is free, or if a principal that gets it would leave others too little."""
+    return held + need > _SHARE_OF_FREE * (free - need)
+
+
 class Spool(ABC):
     """Store of streams' messages, bounded in bytes. Not thread-safe: the relay's thread makes all calls.
 
     Args:
-        limit_bytes: maximum bytes stored, with a fixed cost for each message and stream.
+        limit_bytes: maximum bytes stored, with a fixed cost for each message and stream. A principal gets a part of it.
 
     Attributes:
         streams: stored streams, by id.
@@ -102,6 +123,7 @@ class Spool(ABC):
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.streams: dict[bytes, SpooledStream] = {}
+        self._holdings: dict[str, _Holding] = {}
         self.on_stored: Callable[[bytes], None] = lambda stream: None
         self.on_failed: Callable[[bytes, str], None] = lambda stream, reason: None
 
@@ -126,21 +148,26 @@ class Spool(ABC):
             ValueError: its number is below `next_number`.
         """
         kept = self.streams.get(info.stream)
-        if kept is None and len(self.streams) >= MAX_SPOOLED_STREAMS:
-            return f"the Server's spool keeps {MAX_SPOOLED_STREAMS} workers' samples already"
         stream = kept or SpooledStream(info)
+        holding = self._holdings.get(stream.info.principal) or _Holding()
+        if kept is None and _exceeds_share(holding.streams, 1, MAX_SPOOLED_STREAMS - len(self.streams)):
+            return (
+                f"the Server's spool is full for workers with these credentials: they have {holding.streams} and all "
+                f"workers {len(self.streams)} of its {MAX_SPOOLED_STREAMS} places, until a trainer takes the samples"
+            )
         if number < stream.next_number:
             raise ValueError(f"message {number} comes after message {stream.next_number - 1}")
         message = SpooledMessage(number, floor, position, samples, sum(map(len, body)))
         need = message.cost + (stream.cost if kept is None else 0)
-        if self.used_bytes + need > self.limit_bytes:
+        if _exceeds_share(holding.used_bytes, need, self.limit_bytes - self.used_bytes):
             return (
-                f"the Server's spool is full: {self.used_bytes} of {self.limit_bytes} bytes (server.spool_bytes) are "
-                "in use, until a trainer takes them"
+                f"the Server's spool is full for workers with these credentials: they use {holding.used_bytes} and all "
+                f"workers {self.used_bytes} of its {self.limit_bytes} bytes (server.spool_bytes), until a trainer "
+                "takes the samples"
             )
         if kept is None:
-            self.streams[info.stream] = stream
-        self.used_bytes += need
+            self._add(stream)
+        self._use(stream, message.cost)
         stream.cost += message.cost
         stream.messages.append(message)
         stream.next_number = number + 1
@@ -216,6 +243,17 @@ class Spool(ABC):
 
     # --- for implementations ---
 
+    def _add(self, kept: SpooledStream) -> None:
+        """Add a stream, with the messages that it has."""
+        self.streams[kept.info.stream] = kept
+        self._holdings.setdefault(kept.info.principal, _Holding()).streams += 1
+        self._use(kept, kept.cost)
+
+    def _use(self, kept: SpooledStream, cost: int) -> None:
+        """Count bytes of a stream as used; a negative cost frees them."""
+        self.used_bytes += cost
+        self._holdings[kept.info.principal].used_bytes += cost
+
     def _is_stored(self, kept: SpooledStream, message: SpooledMessage) -> None:
         """Record a durably stored message. Must be called in the relay's thread, in the order of `_store`."""
         if self.streams.get(kept.info.stream) is kept and message.number >= kept.stored:
@@ -246,10 +284,14 @@ class Spool(ABC):
         if freed or self.frees_messages:
             cost = sum(message.cost for message in gone)
             kept.cost -= cost
-            self.used_bytes -= cost
+            self._use(kept, -cost)
         if not kept.messages:
             del self.streams[kept.info.stream]
-            self.used_bytes -= kept.cost
+            self._use(kept, -kept.cost)
+            holding = self._holdings[kept.info.principal]
+            holding.streams -= 1
+            if not holding.streams:
+                del self._holdings[kept.info.principal]
             self._forget(kept)
         return samples
 
