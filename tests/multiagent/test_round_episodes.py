@@ -233,3 +233,15 @@ class Reader(EpisodeReader):
     def take(self, chunk: Chunk) -> tuple[list[PlayedEpisode], str]:
         self.taken += 1
         return super().take(chunk)
+
+
+def test_a_few_rows_of_a_long_message_do_not_keep_the_rest_of_it() -> None:
+    memory = memory_of(1)
+    head, rows, _ = chunks(SECOND, 0, a=columns(1_000))
+    rows.segments = (Segment(100, 0, 1, *VERSION), Segment(900, 9, 0, 1, 2))
+    assert not put(memory, [head, rows])
+    opened = memory._readers[SECOND]._open
+    assert opened is not None
+    (piece,) = opened.pieces
+    assert piece.rows == 100
+    assert not np.shares_memory(piece.reward, rows.reward)

@@ -17,7 +17,7 @@ from tmrl_core.multiagent.trajectory import Columns, Experiences, experience_pro
 from tmrl_core.samples import Buffer, Chunk, Segment
 from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.contracts import Refusals, TrainingMemory
-from tmrl_core.training.loops.lockstep_round import Round, RoundSegment
+from tmrl_core.training.loops.lockstep_round import VIEWED, Round, RoundSegment
 from tmrl_core.training.memories.layout import Leaf, tree_spec
 
 MAX_REFUSALS = 64
@@ -120,6 +120,8 @@ class RoundEpisodes(TrainingMemory):
             if reader is not None and not reader.skips(run):
                 round_.take(_flags(chunk, runs[first:index], unseen, start), now)
                 rows = chunk.slice(start, stop)
+                if VIEWED * run.rows < chunk.rows:
+                    rows = rows.where(np.ones(run.rows, np.bool_))  # a view keeps the whole message in memory
                 episodes, refused = reader.take(rows if len(rows.segments) == 1 else replace(rows, segments=(run,)))
                 for episode in episodes:
                     refused = refused or self._problem(episode)

@@ -83,6 +83,18 @@ def test_a_message_names_few_of_many_stalled_workers(caplog: pytest.LogCaptureFi
         assert text in caplog.messages[-1]
 
 
+def test_a_worker_whose_episodes_are_too_large_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, episodes_per_round=8, device="cpu")
+    round_ = training._begin_round(TwoWorkers())
+    for names in ({}, {b"first": "a"}, {b"first": "a", b"second": "b"}):
+        round_.too_long = names
+        training._name_long_episodes(round_)
+        training._name_long_episodes(round_)
+    assert len(caplog.messages) == 2
+    assert "more than 256 MB was dropped, from a;" in caplog.messages[0]
+    assert "from b;" in caplog.messages[1]
+
+
 def test_origins_that_stalled_are_remembered_for_ten_rounds_and_in_bounded_number() -> None:
     training = TrainingLockstep(SPACES, training_agent_cls=PPOAgent, steps_per_round=8, device="cpu")
     training.rounds_done = 20

@@ -10,7 +10,8 @@ import torch
 
 from tests.counted_segments import KINDS, MANY, one_row_segments
 from tmrl_core.errors import SampleRefusedError
-from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, Segment
+from tmrl_core.samples.columns import leaves
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.loops.lockstep_round import Round
 from tmrl_core.training.loops.round_memory import RoundMemory
@@ -163,3 +164,123 @@ def test_the_work_for_segments_of_one_row_grows_with_their_number(kind: str, epi
     if steps:
         rewards = memory.batch()[2].tolist()
         assert rewards == (list(range(1, MANY)) if kind == "following" else list(range(2, MANY, 2)))
+
+
+def kept_bytes(memory: RoundMemory) -> int:
+    """Return the bytes that a round keeps, where views keep the arrays that they are of."""
+    assert memory.round is not None
+    owners: dict[int, int] = {}
+    for segment in memory.round.segments:
+        for column in [column for tree in segment.chunk.fields for column in leaves(tree)]:
+            owner: Any = column
+            while owner.base is not None:
+                owner = owner.base
+            owners[id(owner)] = owner.nbytes
+        owners[id(segment)] = 8 * len(segment.follows)
+    return sum(owners.values())
+
+
+def test_one_step_in_a_long_message_keeps_one_step(memory: RoundMemory, make_rows: Rows) -> None:
+    for message in range(3):
+        chunk = new(make_rows, 1, 0, 10_000 * message, 10_000)
+        chunk.action_present = np.arange(10_000) == (9_999, 0, 5_000)[message]
+        chunk.action = np.zeros((10_000, 1), np.float32)
+        memory.append(buffer(chunk))
+    assert memory.batch()[2].tolist() == [9_999, 10_000, 25_000]
+    assert memory.batch()[0].tolist() == [[1, 0, 9_998], [1, 0, 9_999], [1, 0, 24_999]]
+    assert len(memory) == 3
+    assert kept_bytes(memory) < 1_000
+
+
+def test_the_infos_of_samples_are_not_kept(memory: RoundMemory, make_rows: Rows) -> None:
+    chunk = new(make_rows, 1, 0, 0, 4)
+    chunk.info = {1: {"text": "x" * 1_000}}
+    memory.append(buffer(chunk))
+    assert memory.round is not None
+    assert [segment.chunk.info for segment in memory.round.segments] == [{}]
+    assert len(memory) == 3
+
+
+def test_a_small_part_of_a_message_does_not_keep_the_rest_of_it(memory: RoundMemory) -> None:
+    message = bytearray(100_000)
+
+    def column(dtype: str, shape: tuple[int, ...]) -> Any:
+        return np.frombuffer(memoryview(message)[: int(np.prod(shape)) * np.dtype(dtype).itemsize], dtype).reshape(
+            shape
+        )
+
+    chunk = Chunk(
+        rows=3,
+        action=np.zeros((3, 1), np.float32),
+        action_present=np.ones(3, np.bool_),
+        observation=column("f4", (3, 2)),
+        reward=column("f4", (3,)),
+        terminated=np.zeros(3, np.bool_),
+        truncated=np.zeros(3, np.bool_),
+        segments=(Segment(3, 0, 0, 1, 2),),
+        stream=A,
+    )
+    memory.append(buffer(chunk))
+    assert len(memory) == 2
+    assert memory.round is not None
+    (segment,) = memory.round.segments
+    observation: Any = segment.chunk.observation
+    assert not np.shares_memory(observation, np.frombuffer(message, np.uint8))
+
+
+def test_the_rows_of_a_normal_message_are_not_copied(memory: RoundMemory, make_rows: Rows) -> None:
+    chunk = new(make_rows, 1, 0, 0, 10)
+    memory.append(buffer(chunk))
+    assert memory.round is not None
+    assert np.shares_memory(memory.round.segments[0].chunk.reward, chunk.reward)
+
+
+def episode_memory(amount: int, limit: int) -> tuple[RoundMemory, Round]:
+    memory = RoundMemory("cpu", clock=lambda: 0.0)
+    round_ = Round(1, (1, 2), amount=amount, episodes=True, grace_s=5.0, max_episode_bytes=limit)
+    memory.begin(round_)
+    round_.poll([(B, "b"), (A, "a")], 0.0, lambda stream, what: False)
+    return memory, round_
+
+
+def test_an_endless_episode_keeps_a_limited_number_of_bytes(make_rows: Rows) -> None:
+    limit = 100_000
+    memory, round_ = episode_memory(4, limit)
+    most = 0
+    for message in range(30):
+        memory.append(buffer(new(make_rows, 1, 0, 1_000 * message, 1_000)))
+        most = max(most, kept_bytes(memory))
+    assert most < 2 * limit
+    assert (len(memory), round_.surplus, round_.too_long) == (0, 30_000, {A: "a"})
+    memory.append(buffer(new(make_rows, 1, 0, 30_000, 10, end="terminated")))
+    assert (round_.collected, len(memory)) == (0, 0)
+    memory.append(buffer(new(make_rows, 1, 1, 0, 10, end="terminated"), new(make_rows, 1, 2, 0, 10)))
+    assert (round_.collected, len(memory)) == (1, 18)
+    memory.append(buffer(new(make_rows, 1, 2, 10, 5_000)))  # too many rows, of this episode only
+    assert (round_.collected, len(memory)) == (1, 9)
+    memory.append(buffer(new(make_rows, 1, 3, 0, 10, end="truncated")))
+    assert (round_.collected, len(memory)) == (2, 18)
+
+
+def test_an_end_and_the_next_episode_in_one_message_are_told_apart(make_rows: Rows) -> None:
+    memory, round_ = episode_memory(4, 1_000)
+    memory.append(buffer(new(make_rows, 1, 0, 0, 10)))
+    chunk = new(make_rows, 1, 0, 10, 60)
+    chunk.terminated = np.arange(60) == 9
+    chunk.action_present = np.arange(60) != 10
+    chunk.segments = (Segment(10, 0, 10, 1, 2), Segment(50, 1, 0, 1, 2))
+    memory.append(buffer(chunk))
+    assert (round_.collected, len(memory)) == (1, 19)
+    assert memory.batch()[2].tolist() == list(range(1, 20))
+    assert round_.surplus == 50
+
+
+def test_the_rows_of_an_open_episode_are_dropped_with_its_part(make_rows: Rows) -> None:
+    memory, round_ = episode_memory(4, 1 << 20)
+    memory.append(buffer(new(make_rows, 1, 0, 0, 10, end="terminated"), new(make_rows, 1, 1, 0, 10)))
+    assert (round_.collected, len(memory)) == (1, 18)
+    changed = dict(round_.poll([(B, "b"), (A, "a")], 25.0, lambda stream, what: False))
+    assert changed == {}  # nobody has finished
+    memory.append(buffer(*[new(make_rows, 2, episode, 0, 3, end="terminated") for episode in range(2)]))
+    assert dict(round_.poll([(B, "b"), (A, "a")], 26.0, lambda stream, what: False)).keys() == {A, B}
+    assert (round_.collected, len(memory), round_.surplus) == (3, 9 + 4, 10)

@@ -117,6 +117,8 @@ class TrainingLockstep(TrainingOffline):
         """Round and patience, see `Round`, of recent rounds."""
         self._begun = False
         """True: a round was collected in this process."""
+        self._too_long: set[bytes] = set()
+        """Streams of workers that were named for an episode that is too large."""
         self._round_shortfall = ""
         self._seeded: set[bytes] = set()
         super().__init__(
@@ -138,6 +140,7 @@ class TrainingLockstep(TrainingOffline):
         "stalled_origins",
         "needed",
         "_seeded",
+        "_too_long",
         "_round_shortfall",
     }
 
@@ -194,6 +197,7 @@ class TrainingLockstep(TrainingOffline):
                     self._cancel(interface, round_)
                     round_ = self._begin_round(interface)
                 self.update_buffer(interface)
+                self._name_long_episodes(round_)
                 if round_.complete:
                     return True
                 workers = interface.workers()
@@ -211,6 +215,20 @@ class TrainingLockstep(TrainingOffline):
         finally:
             self._round_shortfall = self._waits_for = ""
             self._count(round_)
+
+    def _name_long_episodes(self, round_: Round) -> None:
+        """Log the workers whose episodes are too large, once each."""
+        names = {stream: name for stream, name in round_.too_long.items() if stream not in self._too_long}
+        if names and len(self._too_long) < MAX_STREAMS:
+            self._too_long |= names.keys()
+            others = len(names) - NAMED
+            logger.warning(
+                "round %d: an episode of more than %d MB was dropped, from %s; a round of episodes needs whole ones: "
+                "set worker.max_samples_per_episode, or trainer.lockstep.steps_per_round instead of episodes_per_round",
+                round_.number,
+                round_.max_episode_bytes >> 20,
+                ", ".join(list(names.values())[:NAMED]) + f" and {others} more" * (others > 0),
+            )
 
     def _begin_round(self, interface: TrainingInterface) -> Round:
         if max(len(self.suspended), len(self._seeded)) > MAX_STREAMS:

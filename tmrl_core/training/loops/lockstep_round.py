@@ -3,8 +3,8 @@
 The amount of a round is divided into *assignments*, one for each worker's stream. Rows of a stream count if they are of
 the round's version and within its assignment. All other rows are counted and discarded. A worker is *stalled* if it has
 sent nothing for `grace_s` (also because it has disconnected), or has not finished `grace_s` after the first worker that
-has. The missing part of its assignment is reassigned to others. Rows that have arrived are kept, so that the amount of
-a round is always exact.
+has. The missing part of its assignment is reassigned to others. Steps or whole episodes that have arrived are kept, so
+that the amount of a round is always exact.
 
 No origin (a certificate, with any number of workers) may make a round last as long as it likes:
 
@@ -26,11 +26,14 @@ import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from tmrl_core.networking.protocol.messages import Collect, Version
 from tmrl_core.samples import Chunk
-from tmrl_core.samples.columns import map_leaves
+from tmrl_core.samples.columns import leaves, map_leaves
 from tmrl_core.training.memories.held_rows import HeldRows
 from tmrl_core.training.memories.memory import LastRow, rows_that_follow
 
@@ -43,6 +46,12 @@ SLOW = 4
 """Grace periods after which a worker without an end of an episode, or with a large assignment, is slow."""
 LONGEST = 16.0
 """Maximum patience that a round begins with."""
+MAX_EPISODE_BYTES = 256 << 20
+"""Maximum size of the rows of a worker's open episode, as the default of `multiagent.max_episode_bytes`."""
+VIEWED = 2
+"""A view may keep this many times the rows that are needed of it. Beyond that they are copied."""
+SMALL_BYTES = 4_096
+"""Size of a message that a view may keep in any case."""
 
 
 @dataclass
@@ -102,6 +111,9 @@ class Assignment:
         longest_silence_s: longest time between two signs of life since `begun_s`.
         seed: seed of its first episode, if it begins with a new one.
         segments: rows that count, in order of arrival.
+        whole: in a round of episodes, number of segments whose episodes have ended; the others are of an open one.
+        open_bytes: size of the rows of the open episode.
+        too_long: id of the episode whose rows were dropped last, because it was too large.
     """
 
     name: str
@@ -113,6 +125,9 @@ class Assignment:
     segments: list[RoundSegment] = field(default_factory=list)
     patience: float = 1.0
     finished: bool = True
+    whole: int = 0
+    open_bytes: int = 0
+    too_long: int | None = None
 
     def __post_init__(self) -> None:
         self.begin(self.given_s)
@@ -130,6 +145,13 @@ class Assignment:
         """Return the amount that is still missing."""
         return self.wanted - self.collected
 
+    def drop_open_episode(self) -> int:
+        """Drop the rows of the open episode. Return their number."""
+        rows = sum(segment.chunk.rows for segment in self.segments[self.whole :])
+        del self.segments[self.whole :]
+        self.open_bytes = 0
+        return rows
+
 
 def _copy_of_last(chunk: Chunk) -> Chunk:
     """Return a copy of the last row, without unneeded columns: a view would keep the whole chunk in memory."""
@@ -145,6 +167,36 @@ def _copy_of_last(chunk: Chunk) -> Chunk:
         segments=last.segments,
         stream=last.stream,
     )
+
+
+def _kept(segment: RoundSegment, counted: list[bool], start: int, stop: int) -> RoundSegment:
+    """Return the rows from `start` to `stop` that training needs: those that count, each with the row before it.
+
+    A view keeps the whole message in memory, so few rows of a message are copied. Infos are left out.
+    """
+    chunk, before, follows = segment.chunk, segment.row_before(start), counted[start:stop]
+    mask = np.array(follows, np.bool_)
+    mask[:-1] |= mask[1:]
+    rows = chunk.slice(start, stop)
+    rows = replace(rows, info={}) if rows.info else rows
+    needed = VIEWED * int(mask.sum())
+    if needed >= chunk.rows and _viewed_bytes(chunk) <= needed * rows.nbytes // rows.rows + SMALL_BYTES:
+        return RoundSegment(rows, follows, before)
+    last = before if before is None or before is segment.before else _copy_of_last(before)
+    return RoundSegment(rows.where(mask), list(itertools.compress(follows, mask)), last)
+
+
+def _viewed_bytes(chunk: Chunk) -> int:
+    """Return the size of the memory that views of a chunk's rewards and observations keep."""
+    sizes: dict[int, int] = {}
+    for column in (chunk.reward, *leaves(chunk.observation)):
+        owner: Any = column
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        if isinstance(owner, memoryview | np.ndarray):
+            whole = memoryview(owner.obj) if isinstance(owner, memoryview) else owner  # not only the viewed part
+            sizes[id(owner)] = whole.nbytes
+    return sum(sizes.values())
 
 
 class Round:
@@ -164,6 +216,7 @@ class Round:
         stalled_origins: latest round in which each origin has stalled, the latest ones last. Updated in place.
         needed: for each origin, the largest patience that its episodes have needed in recent rounds, and the round, the
             latest ones last. Updated in place.
+        max_episode_bytes: maximum size of the rows of one open episode.
     """
 
     def __init__(
@@ -179,6 +232,7 @@ class Round:
         origin_of: Callable[[bytes], Hashable] = bytes,
         stalled_origins: dict[Hashable, int] | None = None,
         needed: dict[Hashable, tuple[int, float]] | None = None,
+        max_episode_bytes: int = MAX_EPISODE_BYTES,
     ) -> None:
         if amount < 1:
             raise ValueError(f"a round has at least 1 step or episode, got {amount}")
@@ -196,6 +250,9 @@ class Round:
         """Steps or episodes that were reassigned from stalled workers."""
         self.stalled: list[str] = []
         """Names of the stalled workers."""
+        self.too_long: dict[bytes, str] = {}
+        """Streams and names of workers that have sent an episode of more than `max_episode_bytes`."""
+        self.max_episode_bytes = max_episode_bytes
         self.repeated = 0
         """Steps or episodes that a worker had to collect again, because they were lost in transit."""
         self._suspended = suspended if suspended is not None else set()
@@ -239,11 +296,14 @@ class Round:
         counts_from: int | None = None
         counted: list[bool] = []
         start = 0
-        for version, runs in itertools.groupby(chunk.segments, operator.attrgetter("version")):
+        too_long = None if assignment is None else assignment.too_long
+        for (version, dropped), runs in itertools.groupby(
+            chunk.segments, lambda run: (run.version, run.episode == too_long)
+        ):
             stop = start + sum(run.rows for run in runs)
             if version != self.version:
                 self.late += stop - start
-            elif assignment is None:
+            elif assignment is None or dropped:
                 self.surplus += stop - start
             else:
                 if self.in_episodes and not assignment.missing:
@@ -270,9 +330,32 @@ class Round:
                         self._first_done_s = now
             start = stop
         if assignment is not None and counts_from is not None:
-            # One segment for the whole chunk: its version may change with each row.
-            rows = chunk.slice(counts_from, len(counted))
-            assignment.segments.append(RoundSegment(rows, counted[counts_from:], segment.row_before(counts_from)))
+            self._keep(assignment, segment, counted, counts_from)
+
+    def _keep(self, assignment: Assignment, segment: RoundSegment, counted: list[bool], start: int) -> None:
+        """Keep the rows of a chunk from `start` on, of which those count that `counted` names.
+
+        They are one segment, or two in a round of episodes, whatever the number of runs in the chunk.
+        """
+        stop = len(counted)
+        if self.in_episodes:
+            chunk = segment.chunk
+            ended = np.flatnonzero((chunk.terminated | chunk.truncated)[start:stop] & counted[start:stop])
+            if len(ended):
+                end = start + int(ended[-1]) + 1
+                assignment.segments.append(_kept(segment, counted, start, end))
+                assignment.whole = len(assignment.segments)
+                assignment.open_bytes = 0
+                start = end
+        if True in counted[start:]:
+            kept = _kept(segment, counted, start, stop)
+            assignment.segments.append(kept)
+            if self.in_episodes:
+                assignment.open_bytes += kept.chunk.nbytes
+                if assignment.open_bytes > self.max_episode_bytes:
+                    self.surplus += assignment.drop_open_episode()
+                    assignment.too_long = segment.chunk.segments[-1].episode
+                    self.too_long.setdefault(segment.chunk.stream, assignment.name)
 
     def _note_patience(self, stream: bytes, assignment: Assignment, now: float) -> None:
         """Note the patience that an episode needed, now that it counts."""
@@ -413,6 +496,8 @@ class Round:
             assignment = self.assignments[stream]
             missing += assignment.missing
             assignment.wanted = assignment.requested = assignment.collected
+            if self.in_episodes:
+                self.surplus += assignment.drop_open_episode()
             if stream in here and now - assignment.last_counted_s >= self.grace_s:
                 assignment.patience *= 2
             self.stalled.append(assignment.name)
