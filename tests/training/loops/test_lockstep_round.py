@@ -409,6 +409,34 @@ def test_a_worker_that_waits_gets_a_share_of_a_slow_workers_part(make_rows: Rows
     assert round_.poll(here, 21.0, never) == []
 
 
+def test_workers_of_one_speed_keep_their_parts_in_long_rounds(make_rows: Rows) -> None:
+    speeds = random.Random(1)
+    round_, rows = make(4_000, grace_s=30.0), LastRows()
+    round_.poll(HERE, 0.0, never)
+    done = {A: 0, B: 0}
+    now = 0.0
+    while not round_.complete:
+        now += 1.0
+        for stream, first in done.items():
+            missing = round_.assignments[stream].missing
+            count = min(speeds.choice((9, 10, 11)), missing) + (first == 0)
+            if missing:
+                take(round_, rows, make_rows(stream[0], 0, first, count, version=(1, 7)), now)
+                done[stream] += count
+        assert round_.poll(HERE, now, never) == []
+    assert now > SLOW * round_.grace_s
+    assert (round_.redistributed, round_.stalled) == (0, [])
+
+
+def test_a_worker_that_has_just_joined_gets_no_share(make_rows: Rows) -> None:
+    round_, rows = make(101), LastRows()
+    round_.poll([(A, "a")], 0.0, never)
+    for second in range(1, 30):
+        take(round_, rows, make_rows(1, 0, second - 1, 1, version=(1, 7)), float(second))
+        here = [(A, "a"), *[(B, "b")] * (second > 22)]
+        assert bool(round_.poll(here, float(second), never)) == (second == 28)
+
+
 def test_the_parts_of_thousands_of_stalled_workers_are_given_to_others_at_once() -> None:
     stalled = [(number.to_bytes(16, "big"), "thief") for number in range(5_000)]
     round_ = make(5_001)

@@ -13,7 +13,7 @@ No origin (a certificate, with any number of workers) may make a round last as l
   again, so that long episodes end although several workers take them from each other. Later rounds begin with the time
   that two origins have needed for episodes (or the only one), so that one among others cannot prolong it.
 - Workers of an origin that has stalled twice receive no more while there are others.
-- A worker that waits for `SLOW` periods receives a share of the slow workers' assignments.
+- A worker that has waited for `grace_s` receives a share of assignments that are not done after `SLOW` periods.
 - If there are fewer parts than workers, each origin receives one before any receives two. Origins that have stalled in
   recent rounds come last.
 """
@@ -265,6 +265,8 @@ class Round:
         self._stalls: Counter[Hashable] = Counter()
         """Number of times that each origin has stalled."""
         self._first_done_s: float | None = None
+        self._new: dict[bytes, float] = {}
+        """Time since which each linked worker without an assignment has been there."""
 
     @property
     def complete(self) -> bool:
@@ -403,6 +405,7 @@ class Round:
         here = dict(present)
         # A worker that was away, or that played an evaluation, may have no rows to send.
         self._suspended -= {stream for stream in self._suspended if stream in here and says_idle(stream)}
+        self._new = {stream: self._new.get(stream, now) for stream in here if stream not in self.assignments}
         if not self.assignments:
             return self._begin(here, now)
         changed: dict[bytes, None] = {}
@@ -480,6 +483,11 @@ class Round:
             and self._stalls[self._origin_of(stream)] < STALLS_OF_ORIGIN
         ]
 
+    def _waits_since(self, stream: bytes) -> float:
+        """Return the time since which a worker has had nothing to collect."""
+        assignment = self.assignments.get(stream)
+        return self._new[stream] if assignment is None else assignment.last_counted_s
+
     def _reassign(self, stalled: Sequence[bytes], here: dict[bytes, str], now: float) -> Iterable[bytes]:
         """Give the missing parts of stalled workers' assignments to others. Return the changed streams."""
         origins = set(map(self._origin_of, stalled))
@@ -536,7 +544,12 @@ class Round:
             for stream, assignment in self.assignments.items()
             if assignment.missing > 1 and now - assignment.given_s >= SLOW * self.grace_s and stream in here
         ]
-        waiting = self._waiting(here) if slow else []
+        # One that has just finished is as fast as the others, which then finish soon.
+        waiting = (
+            [stream for stream in self._waiting(here) if self._waits_since(stream) <= now - self.grace_s]
+            if slow
+            else []
+        )
         if not waiting:
             return []
         spare = 0
