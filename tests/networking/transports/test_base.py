@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -50,7 +50,7 @@ class Source(Connection):
 
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_link_with_much_to_send_gives_others_their_turn(monkeypatch: pytest.MonkeyPatch, closes: bool) -> None:
-    source = Source(10_000)
+    source = Source(20_000)
     monkeypatch.setattr(time, "thread_time", lambda: source.processor_s)
     turns = list[float]()
 
@@ -75,10 +75,10 @@ def test_a_link_with_much_to_send_gives_others_their_turn(monkeypatch: pytest.Mo
         await asyncio.sleep(0)
         assert sink.finished == closes
         assert sink.taken == source.bytes_out
-        assert (source.bytes_out == 10_000 * 44) != closes
+        assert (source.bytes_out == 20_000 * 44) != closes
         sink.abort()
 
     asyncio.run(main())
-    spent = [after - before for before, after in itertools.pairwise(turns)]
+    spent = [after - before for before, after in pairwise(turns)]
     assert len(spent) >= 4
-    assert max(spent) <= 0.002 + 128 * 0.0001
+    assert max(spent) <= 0.01 + 128 * 0.0001

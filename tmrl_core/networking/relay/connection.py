@@ -272,7 +272,8 @@ class RelayConnection(Connection):
         self._uncharged = used, wire = used + seconds, wire + n
         if self.closing:
             self._now = now
-            if self.bytes_in != self._charged[0]:  # it ended with this read; what follows is discarded
+            # What follows the read in which it ended is discarded, and has no consequences.
+            if self.state in _CHARGED and self.bytes_in != self._charged[0]:
                 used *= EFFECTS
             self.relay.processor_time.charge(self.principal, used + self._answers_s, now, self._trainer_s)
             self._charged, self._uncharged = (self.bytes_in, self.frames_in), (0.0, 0)
