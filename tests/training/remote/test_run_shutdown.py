@@ -19,7 +19,7 @@ from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.loops.offline import INSERT_S, TrainingOffline
-from tmrl_core.training.remote.interface import RemoteInterface
+from tmrl_core.training.remote.interface import DECODE_S, DECODED_BYTES, RemoteInterface
 from tmrl_core.training.remote.run_shutdown import RunShutdown
 from tmrl_core.training.value_types import Batch, Metrics
 
@@ -96,6 +96,19 @@ def test_a_disk_that_accepts_no_samples_does_not_delay_the_end(make_rows: Callab
     RunShutdown(Slow(lambda: calls.append(None)), interface).take_arrived()
     assert len(calls) == 2, "what was taken before is stored first"
     assert interface.link._trainer.inbox
+
+
+def test_messages_that_take_long_to_decode_are_taken_one_at_a_time(make_rows: Callable[..., Chunk]) -> None:
+    interface, _ = full_inbox(make_rows, cost=2 * DECODED_BYTES)
+    interface._clock = itertools.count(0.0, 2 * DECODE_S).__next__  # decoding takes that long
+    taken = []
+    while interface.link._trainer.inbox:
+        taken.append(len(interface.receive()))
+        assert interface.has_more == bool(interface.link._trainer.inbox)
+    assert taken == [1] * MESSAGES
+    interface, _ = full_inbox(make_rows, cost=2 * DECODED_BYTES)
+    interface._clock = lambda: 0.0
+    assert len(interface.receive()) == MESSAGES
 
 
 def test_messages_that_arrive_after_a_take_are_not_more_of_it(make_rows: Callable[..., Chunk]) -> None:

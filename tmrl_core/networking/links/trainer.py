@@ -17,6 +17,7 @@ from tmrl_core.networking.peers import (
     TrainerConnection,
     TrainerState,
 )
+from tmrl_core.networking.peers.inbox import TAKEN_BYTES
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.networking.protocol.messages import (
@@ -135,14 +136,17 @@ class TrainerLink(Link):
 
     # --- samples ---
 
-    def receive(self) -> list[Received]:
+    def receive(self, most_bytes: int = TAKEN_BYTES) -> list[Received]:
         """Return arrived messages without waiting, in order for each stream. Their bytes count as consumed.
 
         Many or large messages are returned in several calls; `has_more` says whether this one has left some.
+
+        Args:
+            most_bytes: return messages that take about so many bytes in memory, and at least one if there is one.
         """
         state = self._trainer
         with state.lock:
-            received = state.inbox.take()
+            received = state.inbox.take(most_bytes)
             self.has_more = bool(state.inbox)
         return received
 
@@ -156,6 +160,11 @@ class TrainerLink(Link):
         """Return the number of messages that calls of `receive` have returned."""
         with self._trainer.lock:
             return self._trainer.inbox.appended - len(self._trainer.inbox)
+
+    @property
+    def received_bytes(self) -> int:
+        """Return the bytes that the messages take in memory which calls of `receive` have returned."""
+        return self._trainer.inbox.taken_cost
 
     def has_of_first(self, arrived: int) -> bool:
         """Return True until calls of `receive` have returned the first `arrived` messages that have arrived."""

@@ -41,13 +41,14 @@ class Inbox:
         cost_of: returns the cost of a message's payload.
         held_bytes: bytes that the messages took on the link.
         appended: number of messages that were ever appended.
+        taken_cost: cost of all messages that were ever taken.
         shared: True while several origins have streams.
     """
 
     def __init__(self) -> None:
         self.cost_of: Callable[[memoryview], int] = len
         self.held_bytes = 0
-        self.appended = 0
+        self.appended = self.taken_cost = 0
         self.shared = True
         self._waiting: dict[str, deque[tuple[Received, int, int]]] = {}
         """Messages of each origin, with their costs and their places among all that were appended."""
@@ -114,6 +115,7 @@ class Inbox:
                 received, cost, _ = waiting.popleft()
                 taken.append(received)
                 most -= cost
+                self.taken_cost += cost
                 turn += max(cost, TURN_BYTES)
                 pending -= cost
                 self.held_bytes -= received.size

@@ -27,6 +27,7 @@ from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.peers import Member
+from tmrl_core.networking.peers.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
@@ -61,6 +62,9 @@ MAX_SESSION_CHARACTERS = 33
 
 MAX_RECORDS = 500
 """Maximum number of episode records of a message that are used: each takes up to 60 us. Workers send 250 at most."""
+DECODED_BYTES, DECODE_S = 1 << 20, 0.1
+"""Bytes (decompressed) of the messages that are decoded between two looks at the clock, and seconds after which the
+rest waits for the next call: a megabyte takes a millisecond in arrays, and a second as a million of tiny values."""
 SLICE_S = 0.2
 """Maximum wait in seconds between two checks for a stop."""
 NETWORK_RECORD_S = 2.0
@@ -192,10 +196,8 @@ class RemoteInterface(TrainingInterface):
             StorageError: see `commit`; no message was taken.
         """
         self.commit()
-        received = self.link.receive()
-        self._note_members()
         deliveries = []
-        for one in received:
+        for one in self._portion():
             delivery = self._decoded(one)
             self._outstanding.append((one, delivery))
             missing = self._next_numbers.get(one.stream, one.number) != one.number
@@ -208,6 +210,21 @@ class RemoteInterface(TrainingInterface):
                 self._note_episodes(delivery.buffer.episodes, one.stream)
         self._tick()
         return deliveries
+
+    def _portion(self) -> Iterator[Received]:
+        """Take messages, a few at a time until `DECODE_S` have passed: some take a thousand times as long as others."""
+        link = self.link
+        until, until_bytes = self._clock() + DECODE_S, link.received_bytes + TAKEN_BYTES
+        taken = 0
+        while True:
+            received = link.receive(DECODED_BYTES)
+            self._note_members()
+            yield from received
+            taken += len(received)
+            if not link.has_more or taken >= TAKEN_MESSAGES:
+                return
+            if link.received_bytes >= until_bytes or self._clock() >= until:
+                return
 
     @property
     def has_more(self) -> bool:
