@@ -27,7 +27,6 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -190,7 +189,7 @@ def _viewed_bytes(chunk: Chunk) -> int:
     """Return the size of the memory that views of a chunk's rewards and observations keep."""
     sizes: dict[int, int] = {}
     for column in (chunk.reward, *leaves(chunk.observation)):
-        owner: Any = column
+        owner: object = column
         while isinstance(owner, np.ndarray) and owner.base is not None:
             owner = owner.base
         if isinstance(owner, memoryview | np.ndarray):
