@@ -8,6 +8,7 @@ every attempt is counted, and the honest exchange goes on.
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 from collections import Counter, deque
 from collections.abc import Callable
@@ -277,6 +278,8 @@ class World:
         self.policies: dict[int, bytes] = {}
         """Weights that were published, by their counter: a trainer may raise its incarnation."""
         self.orders: set[bytes] = {encode_body(Directive()), encode_body(Progress())}
+        self.channels = itertools.count(1 << 20)
+        """Channels of forged streams: the trainer closes a link that announces one twice."""
         self.closed = 0
         """Links that an end has closed because of what it heard."""
         self.workers = [HonestWorker(self, "robot", "authenticate"), HonestWorker(self, "camera", "encrypt")]
@@ -526,7 +529,7 @@ def forge_stream(world: World) -> None:
             opened.signature if opened.stream != stream.id else b"",
         )
     )
-    channel = 1 << 20 | world.random.getrandbits(10)
+    channel = next(world.channels)
     world.trainer.inject(StreamOpened(channel, stream.id, stream.worker.name, forged))
     run_key = world.seal.run_key
     keys = StreamKeys(

@@ -41,7 +41,7 @@ def over_asking() -> Iterator[None]:
 def no_deduplication() -> Iterator[None]:
     """A trainer that asks again for what has arrived does not recognise it when it comes again."""
 
-    attach = StreamReceiver.attach
+    attach, commit = StreamReceiver.attach, StreamReceiver.commit
 
     def forget(self: StreamReceiver) -> int:
         attach(self)
@@ -49,7 +49,11 @@ def no_deduplication() -> Iterator[None]:
         self._position = self.offset.position
         return self.next_number
 
-    with patch.object(StreamReceiver, "attach", forget):
+    def commit_forgotten(self: StreamReceiver, number: int, refused: str | None = None) -> None:
+        self.next_number = max(self.next_number, number + 1)  # it was taken before it was forgotten
+        commit(self, number, refused)
+
+    with patch.object(StreamReceiver, "attach", forget), patch.object(StreamReceiver, "commit", commit_forgotten):
         yield
 
 

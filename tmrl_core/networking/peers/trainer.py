@@ -484,9 +484,6 @@ class TrainerConnection(Connection):
             raise RemoteProtocolError(f"more than {MAX_MEMBERS} streams were announced")
         if message.channel in self._channels or message.channel in self._refused_channels:
             raise RemoteProtocolError(f"channel {message.channel} was announced twice")
-        if message.stream in self._stream_channels:
-            # With two channels, it would be forgotten at the end of the first, while samples come on the second.
-            raise RemoteProtocolError("a stream was announced on two channels")
         opener: OpenedStream | None = None
         signature = message.signature
         if state.seal is not None:
@@ -507,6 +504,9 @@ class TrainerConnection(Connection):
         elif signature.startswith(AUTHENTICATED):
             self._leave_stream(message, "authenticates its samples and this trainer does not check them")
             return
+        if message.stream in self._stream_channels:
+            # With two channels, it would be forgotten at the end of the first, while samples come on the second.
+            raise RemoteProtocolError("a stream was announced on two channels")
         with state.lock:
             receiver = state.receiver(message.stream)
             receiver.opener = opener
