@@ -39,7 +39,7 @@ _GREETING_BYTES = 65_536
 """Maximum bytes from a peer before its admission; a handshake with a certificate and a `Hello` take a tenth."""
 _LINGER_BYTES = 8 << 20
 """Maximum bytes that a Server reads from a link that it has ended; a window of a worker may be in flight."""
-_DISCARDED_BYTE_S, _DISCARDED_READ_S = 1e-9, 5e-6
+_DISCARDED_BYTE_S, _DISCARDED_READ_S = 2e-9, 5e-6
 """Processor time that the system takes for each of them, and for each read."""
 _ALERT, _HANDSHAKE_RECORD = 0x15, 0x16
 _PROTOCOL_VERSION_ALERT = bytes([_ALERT, 3, 1, 0, 2, 2, 70])
