@@ -460,4 +460,4 @@ def test_each_discarded_read_has_a_minimum_price(size: int) -> None:
             driver.buffer_updated(size)
 
     asyncio.run(main())
-    assert sum(charged) == pytest.approx(100 * (5e-6 + size * 1e-9))
+    assert sum(charged) == pytest.approx(100 * (5e-6 + size * 2e-9))
