@@ -146,7 +146,7 @@ MOODS: dict[str, Mood] = {
 
 @dataclass
 class Gains:
-    """What the thief has got."""
+    """Streams and credit of the thief."""
 
     resumed: int = 0
     """Resumes of streams whose records are valid, where records are signed."""

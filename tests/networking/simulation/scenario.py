@@ -86,7 +86,7 @@ class Result:
     signed: bool = False
     """True: the thief signs its streams and seals its samples."""
     gains: Gains = field(default_factory=Gains)
-    """What the thief has got."""
+    """Streams and credit of the thief."""
     slowest_s: float = 0.0
     """Longest time until samples were acknowledged beside the thief, without faults."""
     workers: int = 0

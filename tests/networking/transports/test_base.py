@@ -1,4 +1,4 @@
-"""What all drivers share, with a transport that takes everything at once."""
+"""The base class of drivers, with a transport that takes everything at once."""
 
 from __future__ import annotations
 
