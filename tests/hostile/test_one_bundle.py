@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -14,8 +15,9 @@ import pytest
 
 from tests.hostile.fleet import steal
 from tests.hostile.thief import MB, Thief, fleet_goes_on, overspend, share_of
-from tests.networking.test_hostile import Place, Stranger
+from tests.networking.test_hostile import DEADLINE_S, Place, Stranger
 from tests.waiting import until
+from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import (
     Blob,
     CloseStream,
@@ -93,6 +95,34 @@ def test_a_flood_of_wants_from_thousands_of_streams_blocks_nobody(place: Place, 
 @pytest.mark.usefixtures("small_share")
 def test_one_bundle_gets_a_share_of_the_processor(place: Place, stolen: Path) -> None:
     overspend(place, Thief(place, stolen, streams=4), PRINCIPAL)
+    fleet_goes_on(place)
+
+
+@pytest.mark.skipif(not hasattr(time, "pthread_getcpuclockid"), reason="measures the processor time of a thread")
+@pytest.mark.usefixtures("small_share")
+def test_a_flood_takes_little_of_the_servers_processor_time(place: Place, stolen: Path) -> None:
+    link = Thief(place, stolen, streams=4)
+    overspend(place, link, PRINCIPAL)
+    thread = place.server._thread.ident
+    assert thread is not None
+    clock = time.pthread_getcpuclockid(thread)
+    wants = b"".join(control_frame(link.want(channel, 1)) for channel in range(4)) * 250
+    ended = threading.Event()
+
+    def flood() -> None:
+        with suppress(OSError):
+            while not ended.is_set():
+                link.write(wants)
+
+    sender = threading.Thread(target=flood)
+    used = time.clock_gettime(clock)
+    sender.start()
+    ended.wait(2.0)
+    used = time.clock_gettime(clock) - used
+    ended.set()
+    link.sock.shutdown(socket.SHUT_RDWR)
+    sender.join(DEADLINE_S)
+    assert used < 0.2
     fleet_goes_on(place)
 
 
