@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -41,3 +43,8 @@ def test_two_workers_are_learned_from_until_one_is_revoked(tmp_path: Path, mode:
         until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, workers[0], limit_s=60)
         assert FORGED not in machines.end(workers[0])
         machines.end(trainer)
+    (record,) = (tmp_path / "hpc" / "run_keys").glob("*.key")
+    key = json.loads(record.read_bytes())["key"].encode()
+    stored = [file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file()]
+    assert len(stored) > 3, "checkpoints and records"
+    assert not any(key in content or base64.b64decode(key) in content for content in stored)
