@@ -1,12 +1,40 @@
-"""The page that says what is promised names tests that there are, for each promise."""
+"""The page that says what is promised names tests that there are, for each promise, and the limits of the code."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
+import pytest
+
+from tests.hostile import test_fake_server
+from tmrl_core.gateway import connections, messages, owner
+from tmrl_core.multiagent import round_episodes
+from tmrl_core.networking.links import remark_log
+from tmrl_core.networking.links import trainer as trainer_link
+from tmrl_core.networking.peers import inbox
+from tmrl_core.networking.peers import trainer as peers
+from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES
+from tmrl_core.networking.relay import connection as relay_connection
+from tmrl_core.networking.relay import message_queue, probes, processor_time, sent_weights, stream_budget
+from tmrl_core.networking.relay.settings import RelaySettings
+from tmrl_core.networking.security import admission, api_keys, certificates, credentials
+from tmrl_core.networking.spools import memory as spools
+from tmrl_core.networking.transports import base, tls
+from tmrl_core.samples import codec
+from tmrl_core.training.agents import running_moments
+from tmrl_core.training.loops import episode_metrics, evaluation, lockstep, lockstep_round, offline
+from tmrl_core.training.memories import held_rows, prioritized, transition_builder
+from tmrl_core.training.remote import interface
+
 TESTS = Path(__file__).resolve().parent
 PAGE = TESTS.parent / "docs" / "security.md"
+
+WORDS = {1: "one", 4: "four", 10: "ten", 12: "twelve"}
+ORDINALS = {4: "fourth"}
+PARTS = {0.5: "half", 0.25: "quarter", 0.1: "tenth", 0.05: "twentieth"}
+PATIENCE_S: float = inspect.signature(evaluation.Evaluator).parameters["patience_s"].default
 
 
 def promises() -> list[list[str]]:
@@ -25,3 +53,168 @@ def test_each_promise_names_existing_tests() -> None:
     assert len(rows) > 20
     assert all(rows), "a promise without a test"
     assert [name for row in rows for name in row if not (TESTS / name).exists()] == []
+
+
+# Each piece of text on the page whose numbers follow from the code, with the numbers in braces.
+LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
+    # An attacker on the network
+    (
+        "a frame has at most {} kB, and its connection at most {} kB",
+        (relay_connection.GREETING_PAYLOAD_BYTES >> 10, tls._GREETING_BYTES >> 10),
+    ),
+    (
+        "From the {} failed login of an address on, refusals take longer each time, up to {:g} s",
+        (ORDINALS[admission.FREE_FAILURES + 1], admission.MAX_DELAY_S),
+    ),
+    ("Tokens ({} random bits)", (8 * credentials._TOKEN_BYTES,)),
+    (
+        "logs {} different remarks about each certificate (forged messages, refused samples), then one in {:g} minutes",
+        (remark_log.LINES_AT_ONCE, 1 / remark_log.LINES_PER_S / 60),
+    ),
+    # A malicious worker
+    ("Credit that is not used for {:g} s while others wait", (RelaySettings().stalled_s,)),
+    (
+        "stores at most {} times as many bytes in the Server's spool (`server.spool_bytes`) as stay free, and has at "
+        "most {} times as many of its {:,} places",
+        (WORDS[spools._SHARE_OF_FREE], WORDS[spools._SHARE_OF_FREE], spools.MAX_SPOOLED_STREAMS),
+    ),
+    ("its weight, from 1 to {:,} workers", (certificates.MAX_WEIGHT,)),
+    (
+        "has a {} of one core for each bundle or token, after a burst of {} second, in which it has {} of a core",
+        (
+            PARTS[processor_time.SHARE],
+            {1.0: "a"}[processor_time.BURST_S],
+            PARTS[processor_time.SHARE_AT_ONCE],
+        ),
+    ),
+    (
+        "and a {} of a core after a burst of a {} of a second",
+        (PARTS[processor_time.TRAINER_SHARE], PARTS[processor_time.TRAINER_BURST_S]),
+    ),
+    ("reads nothing from its links for up to {:g} s at a time", (processor_time.MAX_PAUSE_S,)),
+    (
+        "read at least after each {:g} ms: a read that took more than {:g} ms gives them their turn",
+        (1_000 * processor_time.AT_ONCE_S, 1_000 * processor_time.READ_S),
+    ),
+    ("Sending to one link gives the others their turn after {:g} ms", (1_000 * base._SEND_S,)),
+    ("messages and TLS records below {} bytes", (message_queue.SMALL_BYTES,)),
+    (
+        "A link that reads nothing is closed after {:g} s, or when {} MB of acknowledgements wait for it",
+        (RelaySettings().stalled_s, relay_connection._UNREAD_BYTES >> 20),
+    ),
+    ("and reads at most {} MB of it", (tls._LINGER_BYTES >> 20,)),
+    (
+        "with {} MB/s after a burst of {} GB",
+        (sent_weights.BYTES_PER_S >> 20, sent_weights.BURST_BYTES >> 30),
+    ),
+    ("looks for bad messages to request again {} times a second", (WORDS[round(1 / peers._RETRY_PASS_S)],)),
+    (
+        "records {} names of workers as series, {} of one certificate",
+        (interface.MAX_CHARTED_NAMES, interface.MAX_CHARTED_NAMES_EACH),
+    ),
+    (
+        "and {:,} reasons for refusing samples, {} for one certificate",
+        (trainer_link._MAX_REASONS, trainer_link._MAX_REASONS_EACH),
+    ),
+    (
+        "at most {} MB in the trainer's replay memory and its checkpoints ({} GB with sequences or several steps)",
+        (held_rows.MAX_HELD_BYTES >> 20, held_rows.MAX_HELD_BYTES * transition_builder.MOST_HELD >> 30),
+    ),
+    ("a message is read up to its {}th refused run", (round_episodes.MAX_REFUSALS,)),
+    ("of about {} MB each at most", (lockstep_round.MAX_EPISODE_BYTES >> 20,)),
+    (
+        "A message has at most {} episode records and one more for each {} bytes on the wire, and never more than {}",
+        (codec.FEW_RECORDS, codec.RECORD_BYTES, interface.MAX_RECORDS),
+    ),
+    (
+        "One bundle opens at most {} links. Besides the samples, its streams use at most {} MB in the Server",
+        (stream_budget.LINKS_OF_ONE, stream_budget.OF_ONE_BYTES >> 20),
+    ),
+    ("all streams together use at most {} MB", (stream_budget.IN_ALL_BYTES >> 20,)),
+    ("The trainer keeps at most {} MB of their signatures", (peers.MAX_SIGNATURES_BYTES >> 20,)),
+    (
+        "announce at most {} MB of signatures at once, then {} kB/s",
+        (stream_budget.ANNOUNCED_BYTES >> 20, stream_budget.ANNOUNCED_BYTES_PER_S >> 10),
+    ),
+    (
+        "a turn blocks nothing: turns apply only while it is the only worker, for at most {} minute",
+        (WORDS[round(interface.TURN_S / 60)],),
+    ),
+    (
+        "after {} minute, or the time that episodes of the evaluation before have shown to be necessary (at most {} "
+        "hour). Each further certificate that does not play adds at most {:g} minutes",
+        (
+            {60.0: "a"}[PATIENCE_S],
+            {3_600.0: "an"}[evaluation.LONGEST * PATIENCE_S],
+            evaluation.GROWTH * PATIENCE_S / 60,
+        ),
+    ),
+    (
+        "it reads {} MB (decompressed) at a time, or {} messages, or for {:g} s, in turns between certificates. "
+        "Training continues after about {:g} s of that (or the time of one such portion). If more than {} GB of one "
+        "certificate waits",
+        (
+            inbox.TAKEN_BYTES >> 20,
+            inbox.TAKEN_MESSAGES,
+            interface.DECODE_S,
+            offline.INSERT_S,
+            inbox.PENDING_BYTES >> 30,
+        ),
+    ),
+    (
+        "in the last {} rounds, the delay grows with that time, to {:g} times as long at most",
+        (lockstep.RECENT_ROUNDS, lockstep_round.LONGEST),
+    ),
+    (
+        "numbers that are {:,.0f} times as far from a round's median as the median distance (at least {:,.0f}; up "
+        "to {:,.0f} if over a {} of the rows are that far)",
+        (
+            running_moments.FARTHEST,
+            running_moments.FARTHEST,
+            running_moments.FARTHEST * running_moments.LARGEST_UNIT,
+            PARTS[1 / running_moments.RARE],
+        ),
+    ),
+    ("at the latest {:,} updates after the transition", (2 * prioritized.PERIOD_UPDATES,)),
+    (
+        "records at most {} names of metrics of one certificate and {:,} in all",
+        (episode_metrics.MAX_NAMES_EACH, episode_metrics.MAX_NAMES),
+    ),
+    # An attacker at the gateway
+    ("API keys and the owner's token are {} random bits", (8 * api_keys._SECRET_BYTES,)),
+    (
+        "an info has at most {} kB and {} values",
+        (messages.MAX_INFO_BYTES >> 10, messages.MAX_INFO_VALUES),
+    ),
+    (
+        "TLS handshakes that are not complete are limited to {}, each to {:g} s",
+        (connections.MAX_HANDSHAKES, connections.HANDSHAKE_S),
+    ),
+    ("The login ends after {} hours", (WORDS[round(owner._LOGIN_S / 3_600)],)),
+    # A malicious trainer
+    ("in which 1 MB of answers counts as {:.0f} ms", (1e6 * processor_time.STATUS_BYTE_S * 1_000,)),
+    # A Server that has been taken over
+    (
+        "Of {:,} random attempts ({:,} with `--full`)",
+        (test_fake_server.ATTEMPTS, test_fake_server.ATTEMPTS_FULL),
+    ),
+    (
+        "at most {} of each. Of the numbers that the Server suggests, the trainer takes {} at once, then the highest "
+        "one {} minute",
+        (peers.MOST_RECORD_RAISES, peers.SUGGESTIONS_AT_ONCE, {60.0: "a"}[peers.SUGGESTION_INTERVAL_S]),
+    ),
+    ("receive one message or policy of up to {} GiB", (peers.MOST_MESSAGE_BYTES >> 30,)),
+    ("which takes more than {:,} streams", (peers._FORGOTTEN_STREAMS,)),
+    ("A list of more than {} kB", (MAX_BODY_BYTES // 1_000,)),
+    # Connection checks
+    (
+        "At most {} checks run at a time, each for at most {} minute",
+        (WORDS[probes.MAX_PROBES], WORDS[round(probes.PROBE_S / 60)]),
+    ),
+)
+
+
+@pytest.mark.parametrize(("text", "numbers"), LIMITS, ids=[text[:40] for text, _ in LIMITS])
+def test_the_limits_on_the_page_are_those_of_the_code(text: str, numbers: tuple[object, ...]) -> None:
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert text.format(*numbers) in page
