@@ -150,6 +150,32 @@ def test_a_large_policy_is_used_by_its_mac_and_refused_when_altered(taken: Taken
     assert not taken.worker.policy_waiting
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_worker_that_starts_again_with_its_file_accepts_no_older_policy(
+    taken: TakenOver, tmp_path: Path, kept: bool
+) -> None:
+    model_path = tmp_path / "policy.tmod"
+    relay = taken.server.relay
+    taken.worker.close(drain=False)
+    worker = taken.fleet.worker(model_path=model_path)
+    taken.trainer.publish(weights(b"first"))
+    assert worker.wait_policy(DEADLINE_S)
+    first = relay.policies.latest
+    taken.trainer.publish(weights(b"second"))
+    until(lambda: worker.versions_published == 2)
+    worker.close(drain=False)
+    relay.policies.latest = first
+    if not kept:
+        (tmp_path / "policy.tmod.accepted").unlink()
+    again = taken.fleet.worker(model_path=model_path)
+    assert again.wait_policy(DEADLINE_S)
+    update = again.take_policy()
+    assert update is not None
+    # With the file, the worker asks for a higher incarnation, under which the trainer publishes its policy again.
+    assert bytes(update.policies["policy"].data) == (b"second" if kept else b"first")
+    assert (again.counts.outdated > 0) is kept
+
+
 def test_forged_acknowledgements_release_no_samples(taken: TakenOver) -> None:
     taken.fleet.send(taken.worker)
     assert taken.trainer.wait(DEADLINE_S)
