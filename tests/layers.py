@@ -109,6 +109,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/networking/transports/test_tls.py",
         "tests/networking/transports/test_unix_sockets.py",
         "tests/roles/test_server.py",
+        "tests/roles/test_worker.py::test_a_worker_keeps_the_accepted_version_beside_its_policy",
         "tests/roles/test_worker.py::test_a_worker_uses_tls_with_its_credentials",
         "tests/test_wrong_input.py",
         "tests/testing/test_proxy.py",

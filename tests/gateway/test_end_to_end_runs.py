@@ -60,6 +60,7 @@ def test_a_client_is_learned_from_also_by_a_trainer_that_was_killed(
     said = machines.end(gateway)
     assert FORGED not in said
     assert ", 0 lost" in said
+    assert (tmp_path / "runs" / "small" / "gateway" / "default" / "policy.tmod.accepted").exists()
     assert FORGED not in machines.end(trainer)
     assert {record.values["wire/forged"] for record in records(tmp_path, "network")} == {0}
 

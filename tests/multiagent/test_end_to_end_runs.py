@@ -43,6 +43,7 @@ def test_two_workers_are_learned_from_until_one_is_revoked(tmp_path: Path, mode:
         until(lambda: len(rounds(tmp_path)) >= before + 5, trainer, workers[0], limit_s=60)
         assert FORGED not in machines.end(workers[0])
         machines.end(trainer)
+    assert (tmp_path / "runs" / "small" / "worker" / "policy.tmod.accepted").exists()
     (record,) = (tmp_path / "hpc" / "run_keys").glob("*.key")
     key = json.loads(record.read_bytes())["key"].encode()
     stored = [file.read_bytes() for file in (tmp_path / "runs").rglob("*") if file.is_file()]

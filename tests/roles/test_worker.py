@@ -204,6 +204,24 @@ def test_a_worker_uses_tls_with_its_credentials(config: Config, tmp_path: Path) 
         link.close()
 
 
+def test_a_worker_keeps_the_accepted_version_beside_its_policy(config: Config, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    credentials.ensure(keys)
+    network = NetworkSection(credentials_dir=str(keys), end_to_end="authenticate")
+    secure = msgspec.structs.replace(config, network=network)
+    with Server(port=0, config=secure) as server:
+        settings = LinkSettings(port=server.port, credentials_dir=str(keys), end_to_end="authenticate")
+        link = TrainerLink(settings, name="trainer", run="tests")
+        link.start()
+        with RolloutWorker(GenericGymEnv, policy, server_port=server.port, config=secure) as worker:
+            space = worker.env.observation_space
+            version = Sink(link).publish(policy(observation_space=space, action_space=worker.env.action_space))
+            assert worker.update_actor_weights(blocking=True) == 1
+            record = Path(f"{worker.model_path}.accepted")
+            assert msgspec.json.decode(record.read_bytes())["runs"] == {"tests": list(version)}
+        link.close()
+
+
 def test_handed_over_samples_are_logged_at_the_end(make: Any, server: Server) -> None:
     worker = make(max_samples_per_episode=10)
     worker.run(nb_episodes=1, verbose=False)
