@@ -118,6 +118,33 @@ def test_samples_handed_over_without_a_trainer_wait_for_one(fleet: Fleet, tmp_pa
     assert late.counts.forged == 0
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_samples_that_were_stored_for_another_trainer_machine_need_its_key(
+    fleet: Fleet, tmp_path: Path, copied: bool
+) -> None:
+    fleet.server(spool_dir=str(tmp_path / "spool"))
+    trainer, worker = fleet.trainer(), fleet.worker()
+    fleet.goes_on(worker, trainer)
+    trainer.close()
+    fleet.send(worker)
+    assert worker.close().handed_over == 10
+    older = fleet.install("trainer", "hpc2") / "run_keys" / "older"
+    if copied:
+        older.mkdir(parents=True)
+        (key,) = (fleet.folder / "hpc" / "run_keys").glob("*.key")
+        (older / key.name).write_bytes(key.read_bytes())
+    late = fleet.trainer("hpc2", offsets=trainer.offsets)
+
+    def done() -> bool:
+        fleet.take(late)
+        return len(fleet.arrived) >= fleet.sent or late.counts.unknown_keys > 0
+
+    until(done)
+    assert len(fleet.arrived) == (fleet.sent if copied else 10)
+    assert (late.counts.unknown_keys > 0) is not copied
+    assert late.counts.forged == 0
+
+
 def test_renewed_certificates_of_both_ends_are_used_without_a_restart(fleet: Fleet, tmp_path: Path) -> None:
     fleet.server()
     trainer, worker = fleet.trainer(), fleet.worker()
