@@ -59,6 +59,16 @@ def test_a_trainer_and_a_server_that_start_again_are_accepted(fleet: Fleet) -> N
     assert (worker.counts.forged, trainer.counts.forged) == (0, 0)
 
 
+def test_a_trainer_without_a_checkpoint_never_uses_an_incarnation_again(fleet: Fleet) -> None:
+    server = fleet.server()
+    trainer = fleet.trainer()
+    first = trainer.incarnation
+    trainer.close()
+    server.close()
+    fleet.server()  # it knows of no earlier incarnation
+    assert fleet.trainer().incarnation > first
+
+
 def test_another_trainer_machine_continues_the_run(fleet: Fleet) -> None:
     fleet.server()
     trainer, worker = fleet.trainer(), fleet.worker()
