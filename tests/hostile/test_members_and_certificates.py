@@ -314,12 +314,17 @@ def test_a_worker_with_the_list_ignores_a_revoked_trainer(fleet: Fleet) -> None:
     assert worker.counts.queued_samples == 10
 
 
+@pytest.mark.parametrize("hides_card", [False, True])
 @pytest.mark.parametrize(("machine", "file"), [("robot", REVOKED_FILE), ("server", SIGNED_FILE)])
-def test_a_trainer_that_is_revoked_while_it_runs_is_ignored(fleet: Fleet, machine: str, file: str) -> None:
+def test_a_trainer_that_is_revoked_while_it_runs_is_ignored(
+    fleet: Fleet, machine: str, file: str, hides_card: bool
+) -> None:
     """The list comes to the worker by hand, or from a Server that does not close the trainer's link."""
     server = fleet.server()
     trainer, worker = fleet.trainer(), fleet.worker()
     fleet.goes_on(worker, trainer)
+    if hides_card:
+        server.relay._cards.clear()  # the worker only has the card that it has accepted before
     revoke(fleet.authority, "hpc")
     (fleet.folder / machine / file).write_bytes((fleet.authority / file).read_bytes())
     until(lambda: worker.counts.reconnects > 0)

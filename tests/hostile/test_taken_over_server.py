@@ -176,7 +176,7 @@ def test_a_worker_that_starts_again_with_its_file_accepts_no_older_policy(
     assert (again.counts.outdated > 0) is kept
 
 
-def test_forged_acknowledgements_release_no_samples(taken: TakenOver) -> None:
+def test_forged_acknowledgements_release_no_samples(taken: TakenOver, caplog: pytest.LogCaptureFixture) -> None:
     taken.fleet.send(taken.worker)
     assert taken.trainer.wait(DEADLINE_S)
     taken.do(lambda worker: worker.send(Ack(0, 1)))
@@ -186,6 +186,7 @@ def test_forged_acknowledgements_release_no_samples(taken: TakenOver) -> None:
     until(lambda: [peer.forged or 0 for peer in snapshot(taken.server.relay, 0.0).peers] == [0, 2])
     counts = taken.worker.counts
     assert (counts.samples_acked, counts.samples_refused, counts.queued_samples) == (0, 0, 10)
+    assert "was ignored: an acknowledgement has no valid proof of its origin" in caplog.text
     taken.fleet.goes_on(taken.worker, taken.trainer)
 
 
@@ -231,7 +232,9 @@ def test_samples_that_are_halted_again_and_again_do_not_fill_the_log(
 
 
 @pytest.mark.parametrize("at", [0.5, KEY_ID], ids=["content", "name of the key"])
-def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(taken: TakenOver, at: float | int) -> None:
+def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(
+    taken: TakenOver, at: float | int, caplog: pytest.LogCaptureFixture
+) -> None:
     flow = taken.server.relay.flow
     honest, altered = flow.next_frame, [0]
 
@@ -257,3 +260,5 @@ def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(taken:
     assert network.number("wire/forged") == taken.trainer.counts.forged
     assert network.number("wire/unknown_keys") == taken.trainer.counts.unknown_keys
     assert (taken.trainer.counts.forged == 0) == (at == KEY_ID)
+    assert ("of a stream has a wrong proof of its origin" in caplog.text) == (at != KEY_ID)
+    assert ("samples of worker robot wait" in caplog.text) == (at == KEY_ID)
