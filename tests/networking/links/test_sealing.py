@@ -155,6 +155,21 @@ def test_a_signed_list_is_kept_for_later_processes_and_never_replaced_by_an_olde
     assert seal.forged == 0
 
 
+def test_the_revocation_of_a_met_machine_is_noticed_after_that_of_another_one(
+    authority: Path, lists: list[bytes], tmp_path: Path
+) -> None:
+    hpc, met = tmp_path / "hpc", tmp_path / "met"
+    credentials.install(credentials.bundle(authority, "trainer", "hpc", tmp_path), hpc)
+    credentials.install(credentials.bundle(authority, "worker", "met", tmp_path), met)
+    identity = Identity(hpc, "trainer")
+    identity.verifier.check(Identity(met, "worker").signer.certificate, ["worker"])
+    identity.take_revocations(lists[1])
+    assert not identity.refresh()
+    revoke(authority, "met")
+    identity.take_revocations((authority / SIGNED_FILE).read_bytes())
+    assert identity.refresh(), "its streams must be announced again, to be refused"
+
+
 def test_a_list_that_the_ca_did_not_sign_is_counted_and_not_kept(
     robot: Path, lists: list[bytes], tmp_path: Path
 ) -> None:

@@ -181,7 +181,8 @@ class Identity:
                 )
             news = revoked ^ self._known[2]
             changed = (authority, own) != self._known[:2] or self.verifier.may_have_checked(news)
-            self.verifier.trust(authority)
+            if authority != self._known[0]:  # otherwise it would forget which certificates it has checked
+                self.verifier.trust(authority)
         except (CredentialsError, OSError) as exc:
             if self._files.failed():
                 logger.error("the previous certificates and revocations stay in use: %s", exc)
