@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,8 +12,9 @@ import pytest
 from tmrl_core.errors import ConfigError, CredentialsError, ForgedError
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.trainer import TrainerSeal
+from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.links.sealing import Identity, mode_of
-from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security import certificates, credentials
 from tmrl_core.networking.security.certificates import read_facts
 from tmrl_core.networking.security.renewal import renew, revoke
 from tmrl_core.networking.security.revocations import ISSUED_FILE, REVOKED_FILE, SIGNED_FILE, read_list
@@ -168,6 +170,34 @@ def test_the_revocation_of_a_met_machine_is_noticed_after_that_of_another_one(
     revoke(authority, "met")
     identity.take_revocations((authority / SIGNED_FILE).read_bytes())
     assert identity.refresh(), "its streams must be announced again, to be refused"
+
+
+class LongAgo(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) - timedelta(days=120)
+
+
+def test_a_revoked_certificate_opens_no_stored_stream_however_long_it_has_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "datetime", LongAgo)
+    authority, hpc = tmp_path / "authority", tmp_path / "hpc"
+    credentials.create(authority, ["localhost"])
+    credentials.install(credentials.bundle(authority, "trainer", "hpc", tmp_path), hpc)
+    identity = Identity(hpc, "trainer")
+    seal = trainer_seal(identity)
+    stolen = Identity(credentials.bundle(authority, "worker", "stolen", tmp_path, days=-60), "worker")
+    valid = LongAgo.now(timezone.utc)
+    thief = WorkerSeal("run", stolen.signer, stolen.verifier, mode="authenticate", clock=valid.timestamp)
+    stream = thief.new_stream()
+    assert seal.open_record(stream, thief.record(stream, b""), stored=True).name == "stolen"
+    assert [one.name for one in revoke(authority, "stolen")] == ["stolen"]
+    credentials.bundle(authority, "worker", "other", tmp_path)
+    revoke(authority, "other")
+    identity.take_revocations((authority / SIGNED_FILE).read_bytes())
+    with pytest.raises(ForgedError, match="stolen is revoked"):
+        seal.open_record(stream, thief.record(stream, b""), stored=True)
 
 
 def test_a_list_that_the_ca_did_not_sign_is_counted_and_not_kept(

@@ -301,7 +301,7 @@ def bundle(
         hashes = folder_hashes(folder)
         if (folder / "ca.key").exists():
             with writing(folder):  # from now on, this CA counts as one that has issued certificates
-                write_list(folder / ISSUED_FILE, read_list(folder / ISSUED_FILE), datetime.now(timezone.utc))
+                write_list(folder / ISSUED_FILE, read_list(folder / ISSUED_FILE))
         content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=hashes, revoked=revoked, tlspyo=tlspyo)
     else:
         if not (folder / "ca.key").exists():

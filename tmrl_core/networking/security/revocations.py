@@ -3,7 +3,8 @@
 `issued.json` is beside the CA's key, so that a stolen machine's certificates can be found by its name. A Server reads
 `revoked.json` from its credentials folder (or beside its bundle file), also while it runs. Certificates are identified
 by their serial numbers, which a CA never repeats, so that a new bundle for the same name is valid. Both files are
-replaced in one step, without certificates that expired more than a month ago.
+replaced in one step. They keep expired certificates, because a trainer takes stored streams of the time in which their
+certificates were valid: a thief could use a revoked certificate again once it is left out.
 
 `revoked.crl` has the serial numbers of `revoked.json` with the CA's signature. The Server sends it to workers and the
 trainer, which check the signature, so that it reaches them also through a Server that they do not trust.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,8 +32,6 @@ ISSUED_FILE = "issued.json"
 SIGNED_FILE = "revoked.crl"
 
 NO_LIST = SignedList(-1, frozenset())
-
-_KEEP = timedelta(days=30)
 
 
 class Listed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -66,10 +65,9 @@ def read_list(file: Path) -> tuple[Listed, ...]:
     return () if content is None else content.certificates
 
 
-def write_list(file: Path, listed: Iterable[Listed], now: datetime) -> None:
+def write_list(file: Path, listed: Iterable[Listed]) -> None:
     """Replace such a file in one step."""
-    kept = tuple(one for one in listed if one.not_after + _KEEP > now)
-    write_record(file, _List("tmrl_core certificates", kept))
+    write_record(file, _List("tmrl_core certificates", tuple(listed)))
 
 
 def revoked_file(directory: str | os.PathLike[str]) -> Path:
@@ -81,7 +79,7 @@ def note_issued(folder: Path, serial: str, role: str, name: str, not_after: date
     """Record an issued certificate. The caller holds the folder's lock."""
     now = datetime.now(timezone.utc)
     file = folder / ISSUED_FILE
-    write_list(file, [*read_list(file), Listed(serial, role, name, not_after, now, weight)], now)
+    write_list(file, [*read_list(file), Listed(serial, role, name, not_after, now, weight)])
 
 
 def issued(folder: Path, name: str, role: str | None = None) -> list[Listed]:
@@ -97,7 +95,7 @@ def forget_lists(folder: Path) -> None:
     (folder / ISSUED_FILE).unlink(missing_ok=True)
     (folder / SIGNED_FILE).unlink(missing_ok=True)
     if (folder / REVOKED_FILE).exists():
-        write_list(folder / REVOKED_FILE, (), datetime.now(timezone.utc))
+        write_list(folder / REVOKED_FILE, ())
 
 
 def add_revoked(folder: Path, certificates: Iterable[Listed]) -> list[Listed]:
@@ -111,7 +109,7 @@ def add_revoked(folder: Path, certificates: Iterable[Listed]) -> list[Listed]:
     known = {one.serial for one in before}
     new = [msgspec.structs.replace(one, at=now, weight=1) for one in certificates if one.serial not in known]
     if new or not file.exists():
-        write_list(file, [*before, *new], now)
+        write_list(file, [*before, *new])
     return new
 
 
