@@ -442,6 +442,24 @@ def test_a_refused_link_that_sends_on_and_on_is_cut(
     assert _LINGER_BYTES <= sent < 32 * _LINGER_BYTES
 
 
+def test_a_link_whose_input_fails_by_our_own_fault_is_opened_again(
+    folders: dict[str, Path], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(stack, folders["good"])
+    received, failed = WorkerConnection.received, list[int]()
+
+    def fail_once(self: WorkerConnection, n: int, now: float) -> None:
+        if not failed:
+            failed.append(n)
+            raise IndexError("a defect")
+        received(self, n, now)
+
+    monkeypatch.setattr(WorkerConnection, "received", fail_once)
+    link = dial(stack, folders["certified"], server.port)
+    assert link.wait_connected(DEADLINE_S)
+    assert failed
+
+
 @pytest.mark.parametrize("size", [1, 65_536])
 def test_each_discarded_read_has_a_minimum_price(size: int) -> None:
     charged: list[float] = []

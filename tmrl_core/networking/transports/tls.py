@@ -358,7 +358,9 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
             self._owner.admission.remember(self._network, self.loop.time())
         reason = self._reason
         if reason is None and exc is not None:
-            reason = NetworkError(f"the connection to {self._address} broke: {self._owner.explain(exc)}")
+            # The event loop also passes on exceptions of this package, for which there is no explanation.
+            text = self._owner.explain(exc) if isinstance(exc, OSError) else repr(exc)
+            reason = NetworkError(f"the connection to {self._address} broke: {text}")
         self._lost(reason)
         if not self.ready.done():
             self.ready.set_result(None)
