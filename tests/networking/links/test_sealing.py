@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
@@ -209,6 +210,9 @@ def test_a_list_that_the_ca_did_not_sign_is_counted_and_not_kept(
     identity = Identity(robot, "worker")
     seal = trainer_seal(identity)
     forged = [(tmp_path / "foreign" / SIGNED_FILE).read_bytes(), b"", b"\xff", lists[0][:-40]]
+    der = ssl.PEM_cert_to_DER_cert(lists[0].decode().replace("X509 CRL", "CERTIFICATE"))
+    of_no_version = der.replace(b"\x02\x01\x01", b"\x02\x01\x05", 1)
+    forged.append(ssl.DER_cert_to_PEM_cert(of_no_version).replace("CERTIFICATE", "X509 CRL").encode())
     lines = lists[0].split(b"\n")
     for line in range(len(lines)):
         if lines[line]:

@@ -756,6 +756,10 @@ def test_the_error_names_a_certificate_with_damaged_extensions() -> None:
     made = builder.add_extension(garbage, critical=False).sign(key, hashes.SHA256())
     with pytest.raises(CredentialsError, match="damaged"):
         read_facts(made.public_bytes(serialization.Encoding.PEM).decode())
+    der = made.public_bytes(serialization.Encoding.DER)
+    of_no_version = der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05", 1)
+    with pytest.raises(CredentialsError, match="not a certificate"):
+        read_facts(ssl.DER_cert_to_PEM_cert(of_no_version))
 
 
 @posix_only

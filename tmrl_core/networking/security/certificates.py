@@ -227,7 +227,13 @@ def read_signed_list(text: str, authority: str) -> SignedList | None:
             raise CredentialsError("the CA of this machine did not sign the list of revoked certificates")
         number = parsed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
         return SignedList(number, frozenset(clean_serial(f"{one.serial_number:x}") for one in parsed))
-    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm, x509.ExtensionNotFound) as exc:
+    except (
+        ValueError,
+        TypeError,
+        exceptions.UnsupportedAlgorithm,
+        x509.ExtensionNotFound,
+        x509.InvalidVersion,
+    ) as exc:
         raise CredentialsError("the list of revoked certificates is damaged") from exc
 
 
@@ -278,7 +284,8 @@ def read_facts(certificate: str) -> CertificateFacts:
         begin, end = _validity(parsed)
         serial = clean_serial(f"{parsed.serial_number:x}")
         subject = parsed.subject.rfc4514_string()
-    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as exc:  # parsing happens only here
+    except (ValueError, TypeError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as exc:
+        # Parsing happens only here.
         raise CredentialsError("this certificate is damaged") from exc
     return CertificateFacts(subject, tuple(names), digest, begin, end, serial)
 
@@ -421,7 +428,7 @@ def _parse(certificate: str) -> x509.Certificate:
 
     try:
         return x509.load_pem_x509_certificate(certificate.encode())
-    except ValueError as exc:
+    except (ValueError, x509.InvalidVersion) as exc:
         raise CredentialsError("this is not a certificate in PEM form") from exc
 
 
