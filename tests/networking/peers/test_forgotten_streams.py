@@ -93,10 +93,11 @@ def worker(name: str, start: int) -> WorkerSeal:
     return made
 
 
-def test_a_stolen_bundle_cannot_make_a_trainer_forget_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clock", [START - 50_000, 0])
+def test_a_stolen_bundle_cannot_make_a_trainer_forget_others(monkeypatch: pytest.MonkeyPatch, clock: int) -> None:
     monkeypatch.setattr(trainer_peer, "_FORGOTTEN_STREAMS", 32)
     server = Server()
-    robot = worker("robot", START - 50_000)
+    robot = worker("robot", clock)
     honest = robot.new_stream()
     server.open_and_close(robot, honest)
     first = b""

@@ -37,7 +37,7 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         certificate: the worker's, DER.
         key: the stream's X25519 public key.
         incarnation: highest incarnation of a trainer that the worker has accepted.
-        started_s: the worker's clock at the start of the stream, in seconds since 1970.
+        started_s: the worker's clock at the start of the stream, in seconds since 1970; at least `FIRST_START_S`.
         proof: signature by the certificate's key.
     """
 

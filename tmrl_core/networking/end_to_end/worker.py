@@ -41,7 +41,7 @@ from tmrl_core.networking.end_to_end.stream_keys import (
 )
 from tmrl_core.networking.protocol.delivery import Body
 from tmrl_core.networking.protocol.framing import MessageHead
-from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.protocol.messages import FIRST_START_S, Version
 
 Mode = Literal["authenticate", "encrypt"]
 
@@ -52,7 +52,9 @@ class _Stream:
     def __init__(self, run: str, identity: str, started_s: int) -> None:
         self.private = X25519PrivateKey.generate()
         self.key = self.private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self.started_s = max(0, min(started_s, MAX_STARTED_S))
+        # Without a battery, the clock of a robot may be set only after its worker has started. A trainer would take the
+        # id for a random one, forget it first, and not recognise its replay.
+        self.started_s = max(FIRST_START_S, min(started_s, MAX_STARTED_S))
         self.id = stream_id(run, identity, self.key, self.started_s)
         self.seals = 0
         self.keys: StreamKeys | None = None

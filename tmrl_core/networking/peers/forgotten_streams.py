@@ -4,7 +4,7 @@ A trainer keeps the offsets of a limited number of absent streams. The id of an 
 time of its start and 4 bytes that name the holder of its certificate, and nobody else can make such ids. The trainer
 forgets the oldest streams of the holder that has the most, so that nobody but the holder makes it forget a stream. It
 remembers the latest start among those. An unknown stream of that holder that is not newer was forgotten: it may be a
-replay.
+replay. Ids that begin with an earlier time than `FIRST_START_S` are random ones, of streams without authentication.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 
+from tmrl_core.networking.protocol.messages import FIRST_START_S
+
 _STREAM = struct.Struct(">I4s8s")
 _MARK_HASH = bytes(8)
-_FIRST_START_S = 1_767_225_600
-"""2026-01-01, before authenticated streams existed. Ids with an earlier time are random ones."""
 
 
 class ForgottenStreams:
@@ -44,14 +44,14 @@ class ForgottenStreams:
 
         def order(stream: bytes) -> tuple[bool, int, int]:
             start, holder, _ = _STREAM.unpack(stream)
-            return start >= _FIRST_START_S, -counts[holder], start
+            return start >= FIRST_START_S, -counts[holder], start
 
         return sorted(absent, key=order)[:most]
 
     def add(self, stream: bytes) -> None:
         """Record that a stream was forgotten."""
         start, holder, _ = _STREAM.unpack(stream)
-        if start >= _FIRST_START_S:
+        if start >= FIRST_START_S:
             self._starts[holder] = max(start, self._starts.get(holder, 0))
 
     def may_hold(self, stream: bytes) -> bool:

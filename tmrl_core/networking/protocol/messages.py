@@ -38,6 +38,8 @@ MAX_BODY_BYTES = 60_000
 """Maximum size of a directive, report or status page; the message then always fits one frame."""
 AUTHENTICATED = b"\xc1"
 """Beginning of an authenticated stream's signature: a byte that MessagePack, as in other signatures, never uses."""
+FIRST_START_S = 1_767_225_600
+"""2026-01-01, before authenticated streams existed. Their ids begin with a later time, or this one."""
 PROOF_ENDS = b"\xc1tmrl e2"
 """End of a policy, directive or report with a proof of its origin."""
 MAX_CARD_BYTES = 16_384
