@@ -97,11 +97,13 @@ def test_the_key_of_another_run_is_refused(tmp_path: Path) -> None:
         RunKeyFiles(tmp_path, "one")
 
 
-def test_the_highest_incarnation_survives_and_never_shrinks(tmp_path: Path) -> None:
-    files = RunKeyFiles(tmp_path, "run")
+def test_the_highest_incarnation_survives_and_no_other_trainer_uses_it(tmp_path: Path) -> None:
+    files, other = RunKeyFiles(tmp_path, "run"), RunKeyFiles(tmp_path, "run")
     assert files.highest == 0
     files.hold(5)
-    files.hold(4)
+    for used in (5, 4):
+        with pytest.raises(CredentialsError, match=r"another trainer of run 'run' .* has used incarnation 5"):
+            other.hold(used)
     assert RunKeyFiles(tmp_path, "run").highest == 5
     assert RunKeyFiles(tmp_path, "other").highest == 0
 

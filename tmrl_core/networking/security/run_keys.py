@@ -133,12 +133,20 @@ class RunKeyFiles:
         """Store that this incarnation is used, before it is.
 
         Raises:
-            CredentialsError: the file cannot be written.
+            CredentialsError: another trainer of this run has used it, or the file cannot be written.
         """
         with self._writing():
-            if incarnation > self.highest:
+            highest = self.highest
+            if incarnation > highest:
                 record = _Incarnation("tmrl_core incarnation", self._run, incarnation)
                 write_record(self._incarnation_file, record, private=True)
+        if incarnation <= highest:
+            # Both would sign messages of the same incarnation with the same key, which workers would take for one
+            # trainer's.
+            raise CredentialsError(
+                f"another trainer of run {self._run!r} with the credentials in {self._folder} has used incarnation "
+                f"{highest}. Stop it, then start this one again."
+            )
 
 
 def _file_name(run: str) -> str:
