@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -142,6 +143,25 @@ def test_a_credit_request_for_one_message_may_exceed_the_window() -> None:
     want = sender.want(1_000)
     assert want is not None
     assert want.total == message_bytes(SAMPLES_HEAD, 300_000)
+
+
+def test_credit_for_any_number_of_messages_takes_one_pass() -> None:
+    """A hostile Server may choose a window that is larger than every queue."""
+
+    class Queue(deque[Any]):
+        deepest = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            self.deepest = max(self.deepest, index)
+            return super().__getitem__(index)
+
+    sender = sender_of(*[10] * 1_000)
+    sender._queue = queue = Queue(sender._queue)
+    sender.resume(channel=0, epoch=1, next_number=0, credit=0)
+    want = sender.want(1 << 62)
+    assert want is not None
+    assert want.total == 1_000 * message_bytes(SAMPLES_HEAD, 10)
+    assert queue.deepest == 0, "each index would be searched for from an end"
 
 
 def test_the_oldest_message_not_being_sent_is_dropped() -> None:

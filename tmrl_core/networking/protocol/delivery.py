@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeAlias
 
 from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
@@ -406,12 +407,12 @@ class StreamSender:
         ahead = max(self._limit, self._wanted) - self._sent_bytes - begun
         if ahead >= window_bytes // 4 and ahead >= self._queue[0].size:
             return None
-        while self._covered_messages < len(self._queue):
-            size = self._queue[self._covered_messages].size
-            if self._covered_messages and self._covered_bytes + size > window_bytes:
+        # An index into a deque would look at all messages before it, and a hostile Server chooses the window.
+        for message in islice(self._queue, self._covered_messages, None):
+            if self._covered_messages and self._covered_bytes + message.size > window_bytes:
                 break
             self._covered_messages += 1
-            self._covered_bytes += size
+            self._covered_bytes += message.size
         total = self._sent_bytes + begun + self._covered_bytes
         if total <= max(self._limit, self._wanted):
             return None
