@@ -49,6 +49,25 @@ def test_a_dangling_link_creates_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_with_sync_content_and_name_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    flushed: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        about = os.fstat(descriptor)
+        flushed.append(about.st_ino)
+        if stat.S_ISDIR(about.st_mode):
+            assert (tmp_path / "whole").exists(), "its name is flushed after it has changed"
+            if not works:
+                raise OSError("as network file systems without this call")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_whole(tmp_path / "whole", b"content", sync=True)
+    assert flushed == [(tmp_path / "whole").stat().st_ino, tmp_path.stat().st_ino]
+
+
 def test_a_link_to_a_folder_is_followed(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk", target_is_directory=True)

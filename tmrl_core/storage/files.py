@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tmrl_core.errors import StorageError, StorageFullError
 from tmrl_core.storage.format import Buffer, Record, cut_short, head_bytes, parse_head, record_buffers, scan
-from tmrl_core.storage.own_files import BINARY, open_now, open_own
+from tmrl_core.storage.own_files import BINARY, flush_folder, open_now, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +56,6 @@ class FileCalls:
 
 OS = FileCalls()
 """The operating system's calls."""
-
-
-def flush_folder(folder: Path) -> None:
-    """Make a new, renamed or removed file in `folder` survive a power cut.
-
-    Windows neither has nor needs such a call.
-    """
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def storage_error(what: str, exc: OSError) -> StorageError:

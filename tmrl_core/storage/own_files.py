@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -55,6 +56,19 @@ def open_now(path: str | os.PathLike[str], flags: int) -> int:
     return os.open(path, flags | BINARY | (0 if sys.platform == "win32" else os.O_NONBLOCK))
 
 
+def flush_folder(folder: Path) -> None:
+    """Make a new, renamed or removed file in `folder` survive a power cut.
+
+    Windows neither has nor needs such a call.
+    """
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = False) -> None:
     """Write a file so that a reader always finds the complete old or the complete new content, even after a crash.
 
@@ -64,7 +78,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = Fals
         path: the file; its folder is created if it is missing.
         data: the content.
         mode: the file's mode from its creation, less the umask.
-        sync: True: wait for the disk.
+        sync: True: wait until content and name are on the disk.
 
     Raises:
         OSError: the file cannot be written; the old content is unchanged.
@@ -82,3 +96,6 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = Fals
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    if sync:
+        with contextlib.suppress(OSError):  # some network file systems cannot flush folders
+            flush_folder(path.parent)

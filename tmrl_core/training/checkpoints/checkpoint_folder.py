@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.samples import encode_value
-from tmrl_core.storage.files import flush_folder
+from tmrl_core.storage.own_files import flush_folder
 from tmrl_core.training.checkpointable import attributes_of
 from tmrl_core.training.checkpoints.capture import Captured, capture
 from tmrl_core.training.checkpoints.checked_files import (

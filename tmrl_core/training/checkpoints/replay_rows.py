@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.storage import SegmentFile
-from tmrl_core.storage.files import flush_folder
+from tmrl_core.storage.own_files import flush_folder
 from tmrl_core.training.checkpoints.manifest import RowsEntry, RowsFile
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.row_files import (
