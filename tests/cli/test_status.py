@@ -264,6 +264,8 @@ def test_labels_of_peers_cannot_move_the_cursor(capsys: pytest.CaptureFixture[st
         (duration_text(150), "2 min 30 s"),
         (duration_text(7_260), "2 h 01 min"),
         (duration_text(400_000), "4 d 15 h"),
+        (duration_text(float("inf")), "?"),
+        (duration_text(float("nan")), "?"),
     ],
 )
 def test_figures_for_people(made: str, text: str) -> None:

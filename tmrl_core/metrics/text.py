@@ -66,7 +66,9 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time span in its two largest units."""
+    """Return a time span in its two largest units; `?` if it is not finite, as a hostile Server may state it."""
+    if not math.isfinite(seconds):
+        return "?"
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)
     if hours >= 48:
