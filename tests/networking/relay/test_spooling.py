@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.networking.end_to_end.ends import Ends
+from tests.networking.relay.test_one_principal import End
 from tests.networking.relay.test_relay import KB, Network, Trainer, Worker
 from tmrl_core.networking.peers import TrainerState, WorkerConnection
 from tmrl_core.networking.protocol.connection import Connection, Identity
@@ -24,7 +25,7 @@ from tmrl_core.networking.protocol.messages import (
     decode_control,
 )
 from tmrl_core.networking.relay import MemorySpool, Relay, Spool
-from tmrl_core.networking.spools.memory import STREAM_COST_BYTES
+from tmrl_core.networking.spools.memory import STREAM_COST_BYTES, StreamInfo
 
 MAX_STEPS = 40_000
 
@@ -98,6 +99,24 @@ def hand_over_all(network: SpoolNetwork, worker: Worker) -> None:
     leave(worker)
     network.settle()
     assert not network.relay.workers
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_nobody_else_can_open_a_spooled_stream_after_a_restart(linked: bool) -> None:
+    """An authenticating trainer would refuse the stream, and so release what the spool has."""
+    spool = MemorySpool(1 << 20)
+    info = StreamInfo(b"s" * 16, "run", "robot", b"its record", "certificate worker robot")
+    spool.append(info, number=0, floor=0, position=0, samples=1, body=[b"body"])
+    relay = Relay(spool=spool)
+    if linked:
+        End(relay, "trainer", "trainer")
+    thief, robot = End(relay, "worker", "thief"), End(relay, "worker", "robot")
+    thief.tell(OpenStream(0, info.stream, "robot", b"another record"))
+    (refused,) = [message for message in thief.heard() if isinstance(message, Refused)]
+    assert refused.code == "name"
+    assert relay.streams.keys() <= {info.stream}
+    robot.tell(OpenStream(0, info.stream, "robot", info.signature))
+    assert relay.streams[info.stream].worker is robot.link
 
 
 class CheckingTrainer(Trainer):

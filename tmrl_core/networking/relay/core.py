@@ -384,9 +384,8 @@ class Relay:
         told = (connection,) if self.trainer is None else (connection, self.trainer)
         if any(end.unread_bytes > _MAX_UNREAD_BYTES for end in told):
             raise RemoteProtocolError("streams are opened faster than their announcements are read")
-        older = self.streams.get(message.stream)
-        link = older.worker if older is not None else None
-        taken = link is not None and link.principal != connection.principal  # also if the id was forgotten
+        # Also if the id was forgotten, as after a restart of the Server.
+        taken = not self._owners_of(message.stream) <= {connection.principal}
         if taken or not self._stream_ids.claim(message.stream, connection.principal):
             self.refuse_peer(
                 connection,
@@ -413,6 +412,14 @@ class Relay:
         self.streams[stream.id] = stream
         connection.streams[message.channel] = stream
         self.introduce(stream)
+
+    def _owners_of(self, stream: bytes) -> set[str]:
+        """Return the principals whose stream this is, live or spooled, as far as they are known."""
+        live, kept = self.streams.get(stream), self.spool_handoff.stored(stream)
+        owners = {live.share.principal} if live is not None else set()
+        if kept is not None:
+            owners.add(kept.info.principal)
+        return owners - {""}  # files of earlier versions do not name the owner
 
     def close_stream(self, connection: RelayConnection, channel: int) -> None:
         """Close a stream that has ended in order."""

@@ -60,13 +60,17 @@ class SpoolHandoff:
         """Size limit of the spool, as sent to workers; 0: there is no spool."""
         return self.spool.limit_bytes if self.spool is not None else 0
 
+    def stored(self, stream: bytes) -> SpooledStream | None:
+        """Return the spooled messages of the stream with that id, or None."""
+        return self.spool.streams.get(stream) if self.spool is not None else None
+
     def kept(self, stream: RelayStream) -> SpooledStream | None:
         """Return the spooled messages of a stream, or None.
 
         Raises:
             RemoteProtocolError: the spool has this stream under another run.
         """
-        kept = self.spool.streams.get(stream.id) if self.spool is not None else None
+        kept = self.stored(stream.id)
         if kept is not None and kept.info.run != stream.run:
             raise RemoteProtocolError(f"this stream is of run {kept.info.run!r}, not {stream.run!r}")
         return kept
