@@ -26,6 +26,7 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     OpenStream,
+    Refused,
     Resume,
     Stored,
     StreamOpened,
@@ -143,6 +144,17 @@ control_heartbeat = bytes.fromhex("00000000") + bytes([Kind.PING, 0, 0, 0, 0, 0,
 
 def is_closed(end: End) -> bool:
     return end.link.closing  # a call, since time changes it
+
+
+def test_a_newcomer_may_try_again_if_the_trainers_link_is_full_of_announcements() -> None:
+    place = Place()
+    wolf, honest = place.worker("wolf", streams=0), place.worker("honest", streams=0)
+    for number in range(300):
+        wolf.tell(OpenStream(number, b"w%15d" % number, "w" * 200, bytes(60_000)), now=0.01 * number)
+    assert place.trainer.link.unread_bytes > 16 * MB
+    honest.tell(OpenStream(0, b"h" * 16, "honest"), now=3.0)
+    (refused,) = [message for message in honest.heard(3.0) if isinstance(message, Refused)]
+    assert (refused.code, place.relay.protocol_errors) == ("full", 0)
 
 
 def granted(end: End) -> list[int]:

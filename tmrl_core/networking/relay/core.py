@@ -63,7 +63,8 @@ from tmrl_core.networking.spools.memory import Spool
 
 _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20
-"""Maximum unread control bytes of a peer. A worker that opens further streams beyond the limit loses its link."""
+"""Maximum unread control bytes of a peer. A worker that opens further streams beyond its own limit, or the trainer's,
+loses its link."""
 _MAX_RUNS = 64
 """Maximum number of runs whose lasting directive, or whose card, is stored."""
 _BELIEVED = {"worker": 1 << 48, "trainer": 1 << 61}
@@ -381,9 +382,12 @@ class Relay:
             raise RemoteProtocolError(f"channel {message.channel} is open already")
         if len(connection.streams) >= _MAX_STREAMS_PER_LINK:
             raise RemoteProtocolError(f"a link carries at most {_MAX_STREAMS_PER_LINK} streams")
-        told = (connection,) if self.trainer is None else (connection, self.trainer)
-        if any(end.unread_bytes > _MAX_UNREAD_BYTES for end in told):
-            raise RemoteProtocolError("streams are opened faster than their announcements are read")
+        if connection.unread_bytes > _MAX_UNREAD_BYTES:
+            raise RemoteProtocolError("streams are opened faster than the answers are read")
+        if self.trainer is not None and self.trainer.unread_bytes > _MAX_UNREAD_BYTES:
+            # Others may have opened them.
+            self.refuse_peer(connection, "full", "too many new streams wait for the trainer's link; try again later")
+            return
         # Also if the id was forgotten, as after a restart of the Server.
         taken = not self._owners_of(message.stream) <= {connection.principal}
         if taken or not self._stream_ids.claim(message.stream, connection.principal):
