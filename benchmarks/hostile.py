@@ -88,6 +88,7 @@ class Link:
         raw.connect(("127.0.0.1", port))
         self.sock = credentials.client_context(bundle, "worker").wrap_socket(raw, server_hostname="localhost")
         self.resumes: dict[int, Any] = {}
+        self.credits: dict[int, Any] = {}
         self.number = number
         self.seal = seal_of(bundle)
         if greets:
@@ -102,7 +103,7 @@ class Link:
 
     def _read(self) -> None:
         from tmrl_core.networking.protocol.framing import FrameReader, Kind
-        from tmrl_core.networking.protocol.messages import Resume, decode_control
+        from tmrl_core.networking.protocol.messages import Credit, Resume, decode_control
 
         reader = FrameReader()
         with suppress(OSError, ssl.SSLError):
@@ -113,6 +114,8 @@ class Link:
                         message = decode_control(frame.payload)
                         if isinstance(message, Resume):
                             self.resumes[message.channel] = message
+                        elif isinstance(message, Credit):
+                            self.credits[message.channel] = message
 
     def opening(self, channel: int, name: str = "robot", signature: bytes = b"") -> Any:
         """The announcement of a new stream."""
@@ -231,6 +234,30 @@ def refused(link: Link, over: Callable[[], bool]) -> None:
         socket.socket.sendall(link.sock, bytes(1 << 18))  # without TLS
 
 
+def begun(link: Link, over: Callable[[], bool]) -> None:
+    """Row 11: messages of 8 MB but for their end; then their stream is closed, and another one begins."""
+    from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, cut, message_bytes
+    from tmrl_core.networking.protocol.messages import CloseStream, Want
+
+    size = 8 * MB
+    channel = 0
+    while not over():
+        link.tell(link.opening(channel))
+        deadline = time.monotonic() + 5
+        while channel not in link.resumes and time.monotonic() < deadline:
+            time.sleep(0.001)
+        told = link.resumes[channel]
+        link.credits.pop(channel, None)
+        link.tell(Want(channel, told.epoch, told.credit + message_bytes(SAMPLES_HEAD, size)))
+        while channel not in link.credits and time.monotonic() < deadline:
+            time.sleep(0.001)
+        head = SAMPLES_HEAD.pack(0, 0, 0, 1, size)
+        *frames, _ = cut(Kind.DATA, head, [bytes(size)], epoch=told.epoch, channel=channel)
+        link.sock.sendall(b"".join(map(bytes, frames)))
+        link.tell(CloseStream(channel))
+        channel += 1
+
+
 ATTACKS: dict[str, tuple[Callable[[Link, Callable[[], bool]], None], int]] = {
     "1 reserve": (reserve, 1),
     "2 wants": (wants, 5),
@@ -241,6 +268,7 @@ ATTACKS: dict[str, tuple[Callable[[Link, Callable[[], bool]], None], int]] = {
     "8 probe": (probe, 4),
     "9 unfinished": (unfinished, 3),
     "10 refused": (refused, 8),
+    "11 begun": (begun, 6),
 }
 
 

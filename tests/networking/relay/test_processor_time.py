@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.networking.relay.test_one_principal import End, Place
-from tmrl_core.networking.protocol.framing import HEADER, Kind, control_frame
+from tests.networking.relay.test_one_principal import MB, End, Place, is_closed
+from tmrl_core.networking.protocol.framing import HEADER, SAMPLES_HEAD, Kind, control_frame, cut
 from tmrl_core.networking.protocol.messages import (
     Bye,
     CloseStream,
     Control,
     Credit,
+    HandOver,
     Have,
     Hello,
     Lateness,
@@ -18,15 +19,18 @@ from tmrl_core.networking.protocol.messages import (
     Probe,
     Resume,
     StatusRequest,
+    Stored,
     Waits,
     Want,
 )
+from tmrl_core.networking.relay import MemorySpool
 from tmrl_core.networking.relay.membership_log import MembershipLog
 from tmrl_core.networking.relay.message_queue import SMALL_BYTES
 from tmrl_core.networking.relay.processor_time import (
     AT_ONCE_S,
     BURST_S,
     EFFECTS,
+    IN_VAIN_BYTE_S,
     LOG_AGAIN_S,
     MAX_PAUSE_S,
     MAX_READ_BYTES,
@@ -174,6 +178,66 @@ def test_samples_in_tiny_records_and_frames_of_no_epoch_are_charged(wire: int) -
     place.send(end, 0, 10_000)
     end.link.charge(BURST_S + 1.0, wire * (end.link.bytes_in - before), 0.0)
     assert len(paused.pauses) == 1
+
+
+@pytest.mark.parametrize("how", ["closed", "opened again", "requested again", "link lost", "refused by the spool"])
+def test_samples_that_were_received_in_vain_are_charged(how: str) -> None:
+    spooled = how == "refused by the spool"
+    place = Place(MemorySpool(MB // 2), budget_bytes=64 * MB)
+    end = place.worker("wolf")
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    if spooled:
+        place.trainer.link.lost(None, 0.0)
+        end.tell(HandOver(0))
+        end.resumes.update({told.channel: told for told in end.heard() if isinstance(told, Resume)})
+    before, _ = left(place, "certificate worker wolf")
+    place.want(end, MB)
+    if how == "opened again" or spooled:
+        place.send(end, 0, MB - 1_000)
+    else:
+        *wires, _ = cut(Kind.DATA, SAMPLES_HEAD.pack(0, 0, 0, 1, MB), [bytes(MB)], epoch=1, channel=0)
+        end.write(b"".join(bytes(wire) for wire in wires))
+    assert spooled or left(place, "certificate worker wolf")[0] == before
+    (stream,) = end.link.relay.streams.values()
+    if how == "closed":
+        end.tell(CloseStream(0))
+    elif how == "opened again":
+        end.tell(OpenStream(1, stream.id, "wolf"))
+    elif how == "requested again":
+        place.trainer.tell(Resume(stream.trainer_channel, 0))
+    elif how == "link lost":
+        end.link.lost(None, 0.0)
+    else:
+        assert any(isinstance(message, Stored) and message.refusal for message in end.heard())
+    assert not is_closed(end) or how == "link lost"
+    spent = before - left(place, "certificate worker wolf")[0]
+    assert spent == pytest.approx(MB * IN_VAIN_BYTE_S, rel=0.07)
+
+
+def test_samples_that_are_lost_with_the_trainer_are_not_charged() -> None:
+    place = Place(budget_bytes=64 * MB)
+    end = place.worker("honest")
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    before, _ = left(place, "certificate worker honest")
+    place.want(end, MB)
+    place.send(end, 0, MB - 1_000)
+    place.trainer.link.lost(None, 0.0)
+    assert place.relay.flow.queued_bytes == 0
+    assert left(place, "certificate worker honest")[0] == before
+
+
+def test_samples_that_the_trainer_receives_are_not_charged_when_their_stream_ends() -> None:
+    place = Place(budget_bytes=64 * MB)
+    end = place.worker("honest")
+    end.link.charge(0.0, end.link.bytes_in, 0.0)
+    before, _ = left(place, "certificate worker honest")
+    place.want(end, MB)
+    place.send(end, 0, MB - 1_000)
+    end.link.lost(None, 0.0)
+    place.trainer.tell(Credit(0, 0, 1 << 40))
+    assert any(frame.kind == Kind.DATA for frame in place.trainer.read())
+    assert place.relay.streams == {}
+    assert left(place, "certificate worker honest")[0] == before
 
 
 def records(place: Place, end: End, *, size: int, content: int, rounds: int) -> float:

@@ -405,6 +405,7 @@ class Relay:
         older = self.streams.get(message.stream)
         if older is not None:
             self._detach(older)
+            self.flow.charge_in_vain(older, older.held_bytes)
             self._forget(older)
         no_space = self._stream_budget.acquire(stream.id, connection.principal, len(message.signature), connection.now)
         if no_space:
@@ -511,6 +512,9 @@ class Relay:
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None or (stream.worker is None and self.spool_handoff.kept(stream) is None):
             return  # the stream has left, and the trainer is notified
+        if not stream.handing:
+            # Nothing is queued when a trainer comes. A linked one asks again, for instance if a message is missing.
+            self.flow.charge_in_vain(stream, stream.held_bytes + (stream.partial_bytes if stream.partial else 0))
         self.flow.void(stream)
         stream.handing = False
         stream.next_number = message.next

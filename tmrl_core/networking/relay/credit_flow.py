@@ -178,9 +178,15 @@ class Flow:
     def detach(self, stream: RelayStream) -> None:
         """Discard a stream's incomplete message and return its unused credit to the pool, because its link is gone."""
         self._withdraw(stream)
+        if stream.partial:
+            self.charge_in_vain(stream, stream.partial_bytes)
         stream.partial = []
         self._return(stream, stream.reserved - stream.held_bytes)
         stream.limit = stream.forwarded + stream.held_bytes
+
+    def charge_in_vain(self, stream: RelayStream, n: int) -> None:
+        """Charge bytes of samples that a worker has sent and that reach nobody, because of what it did."""
+        self._relay.processor_time.charge_in_vain(stream.share.principal, n)
 
     def _withdraw(self, stream: RelayStream) -> None:
         """Forget that a stream wants credit."""

@@ -1,7 +1,7 @@
 """Processor time of the Server that each principal may use besides its samples. Sans-I/O: transports measure it.
 
 Samples cost what the trainer's credit and the turns of the principals allow. All other input (requests for credit,
-streams that open and close, wait reasons, heartbeats, frames that are discarded) costs time that nothing else bounds.
+streams that open and close, wait reasons, heartbeats, samples that are discarded) costs time that nothing else bounds.
 Each principal has `SHARE` of a core for it, and never more than `SHARE_AT_ONCE`, so that others are read in between.
 Beyond that, nothing is read from any of its links for a while. `ReadSize` keeps a single read short.
 
@@ -27,6 +27,8 @@ MIN_PAUSE_S = 0.02
 """Minimum pause. Short pauses delay others by little at a time."""
 PAUSE_S = 10e-6
 """Price of a pause, for each link of the principal."""
+IN_VAIN_BYTE_S = 2e-9
+"""Price of a byte of samples that was received and reaches neither the trainer nor the spool."""
 EFFECTS = 1.5
 """Price of input besides samples, as a multiple of the time to read it: system calls, answers, and grants of credit."""
 TRAINER_SHARE, TRAINER_BURST_S = 0.05, 0.25
@@ -88,6 +90,11 @@ class ProcessorTime:
             pause_s = max(pause_s, (price_s - bucket.available(now)) / share)
             bucket.spend(price_s)
         return min(max(pause_s, MIN_PAUSE_S), MAX_PAUSE_S) if pause_s > 0 else 0.0
+
+    def charge_in_vain(self, principal: str, n: int) -> None:
+        """Charge `n` bytes of samples that were received in vain, which neither credit nor turns have limited."""
+        if n:
+            self.charge(principal, n * IN_VAIN_BYTE_S, self._now)
 
     def overspent(self, principal: str, now: float) -> bool:
         """Return True if a principal has used more than a share of it."""

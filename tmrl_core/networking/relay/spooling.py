@@ -108,6 +108,7 @@ class SpoolHandoff:
         self.relay.flow.hold(stream, size)
         refusal = self.spool.append(info, number=number, floor=floor, position=position, samples=samples, body=body)
         if refusal:
+            self.relay.flow.charge_in_vain(stream, size)
             self._refuse(stream, refusal)
 
     def _refuse(self, stream: RelayStream, reason: str) -> None:
