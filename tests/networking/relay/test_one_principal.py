@@ -37,6 +37,7 @@ from tmrl_core.networking.protocol.messages import (
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool, credit_flow
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.status import snapshot
+from tmrl_core.networking.spools.memory import StreamInfo
 
 MB = 1 << 20
 STALLED_S = RelaySettings().stalled_s
@@ -253,6 +254,23 @@ def test_a_principal_that_opens_its_stream_again_keeps_its_turn() -> None:
             place.want(wolf, MB, channel)
             place.send(wolf, 0, MB - 1_000, channel)
     assert 2 <= taken <= 3  # a fifth of 12 MB
+
+
+def test_spooled_tiny_messages_take_turns_by_the_time_to_read_them() -> None:
+    spool = MemorySpool(64 * MB)
+    info = StreamInfo(b"w" * 16, "run", "wolf", b"", "certificate worker wolf")
+    for number in range(20_000):
+        assert not spool.append(info, number=number, floor=0, position=number, samples=1, body=[b""])
+    place = Place(spool, budget_bytes=64 * MB)
+    honest = place.worker("honest")
+    place.want(honest, 4 * MB)
+    for number in range(200):
+        place.send(honest, number, 10_000)
+    (stream,) = honest.link.streams.values()
+    place.trainer.tell(Credit(0, 0, 1 << 40))
+    while stream.relayed_messages < 200:
+        place.trainer.link.to_send(0.0)
+    assert 50 <= place.relay.flow.relayed_messages - 200 <= 500
 
 
 class Counted(int):

@@ -50,6 +50,8 @@ _HEAD_START_BYTES = MAX_FRAME_BYTES
 """Bytes of unused turns that a stream or a principal with an empty queue keeps."""
 _SHARE_OF_FREE = 4
 """Maximum bytes that one principal reserves, as a multiple of the free ones. Alone, it gets four fifths of the pool."""
+_REPLAY_BYTES = 16_384
+"""Minimum size of a spooled message in the turns. To read a tiny one takes as long as to forward so many bytes."""
 _STEPS = 8
 """Maximum steps for one principal in one call of `Flow.grant`. A grant takes two of them."""
 
@@ -487,8 +489,9 @@ class Flow:
                     continue
                 frames = replayed
             self._turn, share.stream_turn = share.turn, stream.turn
-            stream.turn += size
-            share.turn += -(-size // share.weight)
+            turn_bytes = size if spooled is None else max(size, _REPLAY_BYTES)
+            stream.turn += turn_bytes
+            share.turn += -(-turn_bytes // share.weight)
             heapreplace(share.queued, (stream.turn, next(self._order), stream))
             heapreplace(turns, (share.turn, next(self._order), share))
             self._sending_spooled = spooled is not None
