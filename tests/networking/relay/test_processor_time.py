@@ -45,6 +45,7 @@ from tmrl_core.networking.relay.processor_time import (
     STREAM_S,
     TRAINER_BURST_S,
     TRAINER_SHARE,
+    WAITS_BYTE_S,
     WAITS_S,
     ProcessorTime,
     ReadSize,
@@ -302,7 +303,8 @@ def left(place: Place, principal: str) -> tuple[float, float]:
     [
         ([OpenStream(9, b"w" * 16, "w", bytes(50_000))], STREAM_S + 50_000 * SIGNATURE_BYTE_S),
         ([OpenStream(9, b"w" * 16, "w"), CloseStream(9)] * 3, 3 * STREAM_S),
-        ([Waits(0, "later")] * 5, 5 * WAITS_S),
+        ([Waits(0, "later")] * 5, 5 * (WAITS_S + 5 * WAITS_BYTE_S)),
+        ([Waits(0, "\N{GRINNING FACE}" * 1_000)] * 5, 5 * (WAITS_S + 800 * WAITS_BYTE_S)),
         ([Lateness(0, 100, 3, 250)] * 5, 5 * WAITS_S),
         ([Want(0, 0, 1)] * 5, 0.0),
     ],

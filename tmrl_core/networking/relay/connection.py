@@ -48,6 +48,7 @@ from tmrl_core.networking.relay.processor_time import (
     SIGNATURE_BYTE_S,
     STATUS_BYTE_S,
     STREAM_S,
+    WAITS_BYTE_S,
     WAITS_S,
     ReadSize,
 )
@@ -216,8 +217,8 @@ class RelayConnection(Connection):
             case HandOver():
                 relay.spool_handoff.begin(self, message.channel)
             case Waits():
-                self._trainer_s += WAITS_S
                 relay.waits(self, message)
+                self._trainer_s += WAITS_S + len(self.stream(message.channel).waits.encode()) * WAITS_BYTE_S
             case Lateness():
                 self._trainer_s += WAITS_S
                 relay.lateness(self, message)

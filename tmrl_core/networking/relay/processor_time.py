@@ -35,6 +35,8 @@ TRAINER_SHARE, TRAINER_BURST_S = 0.05, 0.25
 """Part of a core of the trainer that one principal may use, and processor seconds in addition: a thousand streams."""
 STREAM_S, SIGNATURE_BYTE_S, WAITS_S = 250e-6, 10e-9, 10e-6
 """Price, in the trainer's time, of a stream that is opened, of each byte of its signature, and of a wait reason."""
+WAITS_BYTE_S = 200e-9
+"""Price of each byte of a wait reason: 250 kB/s. They come before samples on the trainer's link."""
 MAX_PAUSE_S = 4.0
 """Maximum pause, less than the time after which a silent link is closed."""
 LOG_AGAIN_S = 60.0
