@@ -667,6 +667,59 @@ def test_a_slow_disk_delays_no_other_and_memory_stays_within_the_credit(tmp_path
     network.spool.close()
 
 
+class StepwiseDisk(FileCalls):
+    """A disk that writes once for each `go`."""
+
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(0)
+        self.written = 0
+
+    def write(self, descriptor: int, buffers: Sequence[Buffer]) -> int:
+        assert self.go.acquire(timeout=DEADLINE_S)
+        self.written += 1
+        return super().write(descriptor, buffers)
+
+
+def test_the_messages_of_one_principal_do_not_wait_for_all_of_another_one(tmp_path: Path) -> None:
+    calls = StepwiseDisk()
+    kept = disk(tmp_path, calls=calls)
+    thief, honest = A._replace(principal="thief"), B._replace(principal="honest")
+    for number in range(300):
+        assert kept.append(number, b"", info=thief) == ""
+    for number in range(3):
+        assert kept.append(number, bytes(1_000), info=honest) == ""
+    for _ in range(12):  # two of them are heads of files
+        calls.go.release()
+    kept.thread.run(lambda: kept.stored.count((honest.stream, 3)) == 1)
+    assert calls.written <= 12
+    for _ in range(400):
+        calls.go.release()
+    kept.thread.run(lambda: kept.stored[-1] == (thief.stream, 300))
+    kept.spool.close()
+
+
+def test_a_file_is_removed_before_its_stream_returns_with_another_owner(tmp_path: Path) -> None:
+    calls = StepwiseDisk()
+    kept = disk(tmp_path, calls=calls)
+    assert isinstance(kept.spool, DiskSpool)
+    for number in range(10):
+        assert kept.append(number, info=B) == ""
+    assert kept.append(0, info=A) == ""
+    kept.spool.drop(A.stream, 1)
+    returned = A._replace(principal="robot")
+    assert kept.append(5, b"again", info=returned) == ""
+    for _ in range(20):
+        calls.go.release()
+    kept.thread.run(lambda: (A.stream, 6) in kept.stored)
+    assert [body for _, _, body in kept.bodies(returned)] == [b"again"]
+    kept.spool.drop(A.stream, 9)
+    kept.spool.drop(B.stream, 99)
+    removals = kept.spool._removals
+    kept.thread.run(lambda: not removals)
+    kept.spool.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
 def test_fsync_flushes_each_message(tmp_path: Path) -> None:
     calls = FailingDisk()
     kept = disk(tmp_path, calls=calls, sync="fsync")

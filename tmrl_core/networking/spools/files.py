@@ -4,8 +4,9 @@ Each stream has one append-only file of checksummed records (`tmrl_core.storage`
 each record holds one message, and the file is removed when a trainer has acknowledged all of it. A restarted Server may
 therefore hold messages that were already acknowledged; the trainer's resume skips them.
 
-A separate thread writes in the order of the calls, so that a slow disk delays no link. Unwritten messages stay in
-memory, within the credit of their workers. The thread passes its results to the relay's thread with `post`.
+A separate thread writes, so that a slow disk delays no link. Principals take turns by the bytes of their messages,
+which keep their order. Unwritten messages stay in memory, within the credit of their workers. The thread passes its
+results to the relay's thread with `post`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import base64
 import logging
 import os
-import queue
 import stat
 import struct
 import sys
@@ -28,6 +28,7 @@ from typing import Any
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.spools.fair_queue import FairQueue, Job
 from tmrl_core.networking.spools.memory import Spool, SpooledMessage, SpooledStream, StreamInfo
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader
@@ -44,6 +45,8 @@ _END = 2
 """Kind of a record without payload: the worker has ended in order."""
 _MOST_CHARACTERS = 200
 """Maximum length of a run's or a worker's name, as at the relay."""
+_JOB_BYTES = 65_536
+"""Bytes that take as long to write as a job does in addition to its own."""
 _OPEN_FILES = 32
 _JOIN_S = 30.0
 
@@ -97,7 +100,9 @@ class DiskSpool(Spool):
         # A worker can cause a line with each message that it hands over to a failing disk.
         self._error_line = RateLimitedLog(logger.error, "that were other messages")
         self._warning_line = RateLimitedLog(logger.warning, "that were other failures")
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs = FairQueue()
+        self._removals: dict[bytes, float] = {}
+        """Turn of each removal of a file that waits. The stream may return before it, also with another owner."""
         self._thread: threading.Thread | None = None
         self._closed = False
         try:
@@ -154,13 +159,13 @@ class DiskSpool(Spool):
     # --- for the base class, in the relay's thread ---
 
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
-        self._do(lambda: self._write(kept, message))
+        self._do(kept, lambda: self._write(kept, message), message.length)
 
     def _store_end(self, kept: SpooledStream) -> None:
-        self._do(lambda: self._write_end(kept))
+        self._do(kept, lambda: self._write_end(kept))
 
     def _forget(self, kept: SpooledStream) -> None:
-        self._do(lambda: self._delete(kept.info.stream))
+        self._removals[kept.info.stream] = self._do(kept, lambda: self._delete(kept.info.stream))
 
     def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
         with self._path(kept.info.stream).open("rb", buffering=0) as file:
@@ -184,7 +189,11 @@ class DiskSpool(Spool):
             return
         # Only the first lost message ends the failure: one that was handed over again may have failed since.
         if self._is_lost(kept, message, reason):
-            self._do(lambda: self._repair(kept.info.stream))
+            self._do(kept, lambda: self._repair(kept.info.stream))
+
+    def _removed(self, stream: bytes, turn: float) -> None:
+        if self._removals.get(stream) == turn:
+            del self._removals[stream]
 
     def close(self) -> None:
         """Finish pending writes and release the folder. No callback follows; a second call has no effect."""
@@ -192,7 +201,7 @@ class DiskSpool(Spool):
             return
         self._closed = True
         if self._thread is not None:
-            self._jobs.put(None)
+            self._jobs.end()
             self._thread.join(timeout=_JOIN_S)
         for file in self._files.values():
             file.close()
@@ -201,13 +210,13 @@ class DiskSpool(Spool):
 
     # --- the writing thread ---
 
-    def _do(self, job: Callable[[], None]) -> None:
+    def _do(self, kept: SpooledStream, job: Job, n: int = 0) -> float:
         if self._closed:
-            return
+            return 0.0
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tmrl-spool", daemon=True)
             self._thread.start()
-        self._jobs.put(job)
+        return self._jobs.put(kept.info.principal, n + _JOB_BYTES, job, after=self._removals.get(kept.info.stream, 0.0))
 
     def _run(self) -> None:
         while True:
@@ -275,6 +284,7 @@ class DiskSpool(Spool):
         self._broken.pop(stream, None)
 
     def _delete(self, stream: bytes) -> None:
+        turn = self._jobs.turn
         self._repair(stream)
         self._close_file(stream)
         self._lengths.pop(stream, None)
@@ -282,6 +292,7 @@ class DiskSpool(Spool):
             self._path(stream).unlink(missing_ok=True)
         except OSError as exc:
             self._warning_line(f"{self._path(stream)} cannot be removed: {exc}", time.monotonic())
+        self._tell(lambda: self._removed(stream, turn))
 
     def _tell(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the relay's event loop is closed
