@@ -499,6 +499,35 @@ def test_small_messages_are_charged_in_part(size: int, part: float) -> None:
     assert spent == pytest.approx(part * EFFECTS * 0.1, rel=0.03)
 
 
+class Behind(MemorySpool):
+    """A spool of which the messages of one principal wait for the disk."""
+
+    def unwritten_bytes(self, principal: str) -> int:
+        return self.used_bytes if principal == "certificate worker wolf" else 0
+
+
+def test_links_that_hand_over_faster_than_the_disk_writes_are_not_read() -> None:
+    place = Place(Behind(64 * MB), budget_bytes=4 * MB)
+    first, second, idle = (place.worker("wolf", number=number) for number in range(3))
+    honest = place.worker("honest")
+    place.trainer.link.lost(None, 0.0)
+    for end in (first, second, honest):
+        end.tell(HandOver(0))
+        end.resumes.update({told.channel: told for told in end.heard() if isinstance(told, Resume)})
+    paused = [Paused(end) for end in (first, second, idle, honest)]
+    for number in range(3):
+        place.send(honest, number, 10)
+        first.link.charge(0.0, 20, 0.0)
+        honest.link.charge(0.0, 20, 0.0)
+    assert [one.pauses for one in paused] == [[]] * 4
+    place.want(first, 2 * MB)
+    for number in range(2_000):
+        place.send(first, number, 10)
+    assert len([pause for pause in paused[0].pauses if pause]) == 0
+    first.link.charge(0.0, 20, 0.0)
+    assert [bool(one.pauses) for one in paused] == [True, True, False, False]
+
+
 def test_what_a_link_sends_after_its_end_is_charged() -> None:
     place = Place()
     end = place.worker("wolf")

@@ -688,6 +688,7 @@ def test_the_messages_of_one_principal_do_not_wait_for_all_of_another_one(tmp_pa
         assert kept.append(number, b"", info=thief) == ""
     for number in range(3):
         assert kept.append(number, bytes(1_000), info=honest) == ""
+    assert kept.spool.unwritten_bytes("thief") == 300 * MESSAGE_COST_BYTES
     for _ in range(12):  # two of them are heads of files
         calls.go.release()
     kept.thread.run(lambda: kept.stored.count((honest.stream, 3)) == 1)
@@ -695,6 +696,7 @@ def test_the_messages_of_one_principal_do_not_wait_for_all_of_another_one(tmp_pa
     for _ in range(400):
         calls.go.release()
     kept.thread.run(lambda: kept.stored[-1] == (thief.stream, 300))
+    assert kept.spool.unwritten_bytes("thief") == kept.spool.unwritten_bytes("honest") == 0
     kept.spool.close()
 
 

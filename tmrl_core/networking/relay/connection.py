@@ -69,6 +69,8 @@ _UNFINISHED_S = 0.01
 """Processor time that the beginning of a frame may cost before it is charged."""
 _UNREAD_BYTES = 16 << 20
 """Maximum bytes of acknowledgements that wait for a worker, which reads nothing if there are more."""
+_BEHIND_PAUSE_S = 0.5
+"""Time for which nothing is read from links that hand over faster than the spool stores."""
 _REGISTERED = ("worker", "trainer")
 """Roles whose connections the Server logs; probes and observers are not logged."""
 
@@ -134,6 +136,8 @@ class RelayConnection(Connection):
         """Bytes on the wire that were not content and are not charged yet. A record may be incomplete."""
         self._opened = False
         """True: it has opened a stream."""
+        self.hands_over = False
+        """True: it has handed a stream over."""
         self._trainer_s = 0.0
         """Price of the messages since then, in the trainer's processor time."""
         self._answers_s = 0.0
@@ -303,6 +307,10 @@ class RelayConnection(Connection):
                 link.pause(pause_s)
             if relay.processor_time.should_log(principal, now):
                 relay.membership_log.slowed(self, now)
+        if self.hands_over and relay.spool_handoff.is_behind(principal):
+            for link in relay.workers.values():
+                if link.principal == principal and link.hands_over:
+                    link.pause(max(pause_s, _BEHIND_PAUSE_S))
 
     def _has_tiny_records(self) -> bool:
         """Return True if less than half of the bytes since the last charge were content of TLS records."""

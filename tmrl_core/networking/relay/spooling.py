@@ -87,6 +87,7 @@ class SpoolHandoff:
         if stream.trainer_channel or stream.handing:
             return  # a trainer has connected and will resume the stream, or the request was repeated
         kept = self.kept(stream)
+        connection.hands_over = True
         self.relay.flow.void(stream)
         stream.handing = True
         self.relay.flow.activate(stream)
@@ -110,6 +111,12 @@ class SpoolHandoff:
         if refusal:
             self.relay.flow.charge_in_vain(stream, size)
             self._refuse(stream, refusal)
+
+    def is_behind(self, principal: str) -> bool:
+        """Return True if so much of a principal waits to be stored that no more should be read."""
+        # Credit counts bytes on the link, which are few of those that tiny messages take in memory.
+        most = self.relay.settings.budget_bytes // 4
+        return self.spool is not None and self.spool.unwritten_bytes(principal) > most
 
     def _refuse(self, stream: RelayStream, reason: str) -> None:
         """Refuse further messages of a stream and notify its worker, which may try again after its next halt."""

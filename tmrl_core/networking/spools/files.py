@@ -6,7 +6,7 @@ therefore hold messages that were already acknowledged; the trainer's resume ski
 
 A separate thread writes, so that a slow disk delays no link. Principals take turns by the bytes of their messages,
 which keep their order. Unwritten messages stay in memory, within the credit of their workers. The thread passes its
-results to the relay's thread with `post`.
+results to the relay's thread with `post`. If too much of a principal waits, the relay reads slowly from its links.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import struct
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -105,6 +105,7 @@ class DiskSpool(Spool):
         """Turn of each removal of a file that waits. The stream may return before it, also with another owner."""
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._unwritten: Counter[str] = Counter()
         try:
             for path in sorted(folder.glob(f"*{SUFFIX}")):
                 self._find(path)
@@ -156,9 +157,14 @@ class DiskSpool(Spool):
         self._lengths[info.stream] = good
         self._add(kept)
 
+    def unwritten_bytes(self, principal: str) -> int:
+        """Return the cost of a principal's messages that are not written yet."""
+        return self._unwritten[principal]
+
     # --- for the base class, in the relay's thread ---
 
     def _store(self, kept: SpooledStream, message: SpooledMessage) -> None:
+        self._unwritten[kept.info.principal] += message.cost
         self._do(kept, lambda: self._write(kept, message), message.length)
 
     def _store_end(self, kept: SpooledStream) -> None:
@@ -182,6 +188,7 @@ class DiskSpool(Spool):
     def _written(self, kept: SpooledStream, message: SpooledMessage, place: int | None, reason: str) -> None:
         if self._closed:
             return
+        self._unwritten[kept.info.principal] -= message.cost
         if place is not None:
             message.place = place
             message.body = None

@@ -177,6 +177,10 @@ class Spool(ABC):
         self._store(stream, message)
         return ""
 
+    def unwritten_bytes(self, principal: str) -> int:
+        """Return the cost of a principal's accepted messages that wait in memory until they are stored."""
+        return 0
+
     def peek(self, stream: bytes, number: int) -> SpooledMessage | None:
         """Return the first message of `stream` from `number` on; None: there is none."""
         kept = self.streams.get(stream)
