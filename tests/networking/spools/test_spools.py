@@ -22,9 +22,16 @@ from tests.networking.relay.test_spooling import SpoolNetwork, connected, end, l
 from tmrl_core import rate_limited_log
 from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD
+from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.relay import MemorySpool, Spool
 from tmrl_core.networking.spools.files import DiskSpool
-from tmrl_core.networking.spools.memory import MAX_SPOOLED_STREAMS, MESSAGE_COST_BYTES, STREAM_COST_BYTES, StreamInfo
+from tmrl_core.networking.spools.memory import (
+    MAX_SIGNATURES_BYTES,
+    MAX_SPOOLED_STREAMS,
+    MESSAGE_COST_BYTES,
+    STREAM_COST_BYTES,
+    StreamInfo,
+)
 from tmrl_core.storage import FileCalls
 from tmrl_core.storage.format import Buffer
 
@@ -242,6 +249,22 @@ def test_one_principal_leaves_places_for_the_streams_of_others_as_they_do() -> N
     taken, _ = fill_up(kept, "honest", 10, messages=1)
     assert taken == (MAX_SPOOLED_STREAMS - 1_024) * 4 // 5
     assert len(kept.spool.streams) < MAX_SPOOLED_STREAMS
+
+
+def test_one_principal_stores_few_bytes_of_signatures(make: Callable[[int, Thread], Spool]) -> None:
+    """A trainer that comes receives all of them before any sample."""
+    kept = Kept(make, 1 << 30)
+    stored = 0
+    while not (
+        refusal := kept.append(0, info=StreamInfo(b"t%15d" % stored, "run", "", bytes(MAX_SIGNATURE_BYTES), "thief"))
+    ):
+        stored += 1
+    assert stored == MAX_SIGNATURES_BYTES // MAX_SIGNATURE_BYTES
+    assert "signatures" in refusal
+    assert kept.append(1, info=StreamInfo(b"t%15d" % 0, "run", "", bytes(MAX_SIGNATURE_BYTES), "thief")) == ""
+    assert kept.append(0, info=StreamInfo(b"h" * 16, "run", "", bytes(MAX_SIGNATURE_BYTES), "honest")) == ""
+    kept.spool.drop(b"t%15d" % 0, 9)
+    assert kept.append(0, info=StreamInfo(b"t%15d" % stored, "run", "", bytes(MAX_SIGNATURE_BYTES), "thief")) == ""
 
 
 def test_principals_with_equal_parts_use_nearly_all(make: Callable[[int, Thread], Spool]) -> None:

@@ -27,6 +27,8 @@ MAX_SPOOLED_STREAMS = 1_280
 """Maximum number of stored streams, however small. One principal alone gets 1,024 of them."""
 _SHARE_OF_FREE = 4
 """Maximum bytes and streams that one principal stores, as a multiple of the free ones."""
+MAX_SIGNATURES_BYTES = 16 << 20
+"""Maximum bytes of the signatures of one principal's streams: a trainer that comes receives them before any sample."""
 MESSAGE_COST_BYTES = 512
 """Cost of a message besides its body."""
 STREAM_COST_BYTES = 4_096
@@ -94,6 +96,7 @@ class _Holding:
     """Used part of the spool of one principal."""
 
     used_bytes: int = 0
+    signatures_bytes: int = 0
     streams: int = 0
 
 
@@ -154,6 +157,11 @@ class Spool(ABC):
             return (
                 f"the Server's spool is full for workers with these credentials: they have {holding.streams} and all "
                 f"workers {len(self.streams)} of its {MAX_SPOOLED_STREAMS} places, until a trainer takes the samples"
+            )
+        if kept is None and holding.signatures_bytes + len(info.signature) > MAX_SIGNATURES_BYTES:
+            return (
+                f"the Server's spool stores {MAX_SIGNATURES_BYTES >> 20} MB of signatures of streams with these "
+                "credentials, until a trainer takes the samples"
             )
         if number < stream.next_number:
             raise ValueError(f"message {number} comes after message {stream.next_number - 1}")
@@ -250,7 +258,9 @@ class Spool(ABC):
     def _add(self, kept: SpooledStream) -> None:
         """Add a stream, with the messages that it has."""
         self.streams[kept.info.stream] = kept
-        self._holdings.setdefault(kept.info.principal, _Holding()).streams += 1
+        holding = self._holdings.setdefault(kept.info.principal, _Holding())
+        holding.streams += 1
+        holding.signatures_bytes += len(kept.info.signature)
         self._use(kept, kept.cost)
 
     def _use(self, kept: SpooledStream, cost: int) -> None:
@@ -294,6 +304,7 @@ class Spool(ABC):
             self._use(kept, -kept.cost)
             holding = self._holdings[kept.info.principal]
             holding.streams -= 1
+            holding.signatures_bytes -= len(kept.info.signature)
             if not holding.streams:
                 del self._holdings[kept.info.principal]
             self._forget(kept)
