@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -40,7 +41,7 @@ from tmrl_core.networking.protocol.messages import (
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status, encode_status, rates
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool
 from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, snapshot
-from tmrl_core.networking.spools.memory import StreamInfo
+from tmrl_core.networking.spools.memory import SpooledMessage, StreamInfo
 
 
 class Wires:
@@ -163,7 +164,29 @@ def test_the_status_lists_spooled_streams() -> None:
     assert (kept.worker, kept.run, kept.stream) == ("robot7", "run", (b"s" * 16).hex())
     assert (kept.messages, kept.samples, kept.bytes, kept.ended) == (1, 12, 100, False)
     assert (seen.budgets["spool"].used_bytes, seen.budgets["spool"].limit_bytes) == (spool.used_bytes, 1 << 20)
+    more = b"y" * 50
+    spool.append(StreamInfo(b"s" * 16, "run", "robot7", b""), number=1, floor=0, position=12, samples=3, body=[more])
+    spool.drop(b"s" * 16, 1)
+    assert [(one.messages, one.samples, one.bytes) for one in snapshot(wires.relay, 0.0).spooled] == [(1, 3, 50)]
     assert "spool" not in Wires().look().budgets
+
+
+class Unread(list[SpooledMessage]):
+    """Messages that are not looked at: there may be a million."""
+
+    def __iter__(self) -> Iterator[SpooledMessage]:
+        raise AssertionError
+
+
+def test_the_work_of_the_status_does_not_grow_with_the_spooled_messages() -> None:
+    spool = MemorySpool(1 << 20)
+    for number in range(3):
+        info = StreamInfo(b"s" * 16, "run", "robot7", b"")
+        spool.append(info, number=number, floor=0, position=number, samples=1, body=[b"body"])
+    kept = spool.streams[b"s" * 16]
+    kept.messages = Unread(kept.messages)
+    (seen,) = snapshot(Relay(spool=spool), 0.0).spooled
+    assert (seen.messages, seen.samples, seen.bytes) == (3, 3, 12)
 
 
 def test_messages_that_a_worker_dropped_are_counted_once(wires: Wires) -> None:

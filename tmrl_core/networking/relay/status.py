@@ -143,8 +143,8 @@ def _spooled(kept: SpooledStream) -> SpooledStatus:
         stream=info.stream.hex(),
         run=info.run[:_LABEL_CHARACTERS],
         messages=len(kept.messages),
-        samples=sum(message.samples for message in kept.messages),
-        bytes=sum(message.length for message in kept.messages),
+        samples=kept.samples,
+        bytes=kept.body_bytes,
         ended=kept.ended,
     )
 

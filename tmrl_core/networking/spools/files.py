@@ -139,6 +139,7 @@ class DiskSpool(Spool):
                 kept.messages.append(message)
                 kept.next_number = kept.stored = number + 1
                 kept.samples += samples
+                kept.body_bytes += length
                 kept.cost += message.cost
         good, torn = reader.good_bytes, reader.torn_bytes
         reader.close()

@@ -82,6 +82,8 @@ class SpooledStream:
         self.stored = 0
         """Every accepted message below this number is durably stored."""
         self.samples = 0
+        self.body_bytes = 0
+        """Bytes of the messages' bodies."""
         self.ended = False
         """True: its worker has ended in order and has handed over everything."""
         self.cost = STREAM_COST_BYTES + len(info.name) + len(info.signature)
@@ -180,6 +182,7 @@ class Spool(ABC):
         stream.messages.append(message)
         stream.next_number = number + 1
         stream.samples += samples
+        stream.body_bytes += message.length
         stream.ended = False
         message.body = body
         self._store(stream, message)
@@ -295,6 +298,7 @@ class Spool(ABC):
         del kept.messages[start:stop]
         samples = sum(message.samples for message in gone)
         kept.samples -= samples
+        kept.body_bytes -= sum(message.length for message in gone)
         if freed or self.frees_messages:
             cost = sum(message.cost for message in gone)
             kept.cost -= cost
