@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from tests.networking.relay.test_one_principal import Place
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
 from tmrl_core.networking.peers import (
     ObserverConnection,
@@ -247,6 +248,22 @@ def test_entries_beyond_the_limit_are_left_out_and_counted(wires: Wires) -> None
     assert small.streams_left_out == 4000 - len(small.streams) > 0
     assert (len(small.peers), small.peers_left_out) == (4, 0)
     assert len(encode_status(full)) <= MAX_STATUS_BYTES
+
+
+def test_one_principal_displaces_no_streams_of_others() -> None:
+    spool = MemorySpool(64 << 20)
+    place = Place(spool)
+    place.worker("wolf", streams=900)
+    place.worker("honest")
+    for number in range(900):
+        info = StreamInfo(b"x%15d" % number, "r" * 80, "x" * 80, b"", "certificate worker x")
+        spool.append(info, number=0, floor=0, position=0, samples=1, body=[b""])
+    honest = StreamInfo(b"h" * 16, "run", "honest", b"", "certificate worker honest")
+    spool.append(honest, number=0, floor=0, position=0, samples=1, body=[b""])
+    seen = snapshot(place.relay, 0.0, limit_bytes=100_000)
+    assert seen.streams_left_out > 0
+    assert seen.spooled_left_out > 0
+    assert seen.streams[-1].worker == seen.spooled[-1].worker == "honest"
 
 
 def test_an_observer_occupies_no_place_and_is_not_announced() -> None:

@@ -6,7 +6,9 @@ observers together, and rates are differences of two snapshots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -37,6 +39,7 @@ MAX_OBSERVERS = 16
 _LABEL_CHARACTERS = 80
 _WAITS_CHARACTERS = 200
 
+_Item = TypeVar("_Item")
 _Listed = TypeVar("_Listed", PeerStatus, StreamStatus, SpooledStatus)
 
 
@@ -62,9 +65,11 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
     # Each list has a share, so that a worker with a thousand streams cannot displace peers. Other fields use the rest.
     eighth = limit_bytes // 8 - 1_024
     kept = relay.spool_handoff.spool.streams if relay.spool_handoff.spool is not None else {}
-    peers, peers_left_out = _that_fit((_peer(one, now) for one in connections), 3 * eighth, len(connections))
-    streams, streams_left_out = _that_fit(map(_stream, relay.streams.values()), 4 * eighth, len(relay.streams))
-    spooled, spooled_left_out = _that_fit(map(_spooled, kept.values()), eighth, len(kept))
+    peers, peers_left_out = _that_fit(connections, lambda one: one.principal, lambda one: _peer(one, now), 3 * eighth)
+    streams, streams_left_out = _that_fit(
+        relay.streams.values(), lambda stream: stream.share.principal, _stream, 4 * eighth
+    )
+    spooled, spooled_left_out = _that_fit(kept.values(), lambda kept: kept.info.principal, _spooled, eighth)
     policy = relay.policies.latest
     return ServerStatus(
         clock_s=now,
@@ -103,15 +108,27 @@ def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: facts.get(name) for name in ("uptime_s", "pid", "memory_bytes", "memory_peak_bytes")}
 
 
-def _that_fit(items: Iterable[_Listed], room: int, total: int) -> tuple[list[_Listed], int]:
-    """Return as many of the `total` items as fit `room` bytes, and the number of items left out."""
-    fit: list[_Listed] = []
-    for item in items:
-        room -= len(_encoder.encode(item))
+def _that_fit(
+    items: Collection[_Item], principal_of: Callable[[_Item], str], show: Callable[[_Item], _Listed], room: int
+) -> tuple[list[_Listed], int]:
+    """Return as many of the items, as they are shown, as fit `room` bytes, and the number of items left out.
+
+    Principals take turns, so that one with thousands of items does not displace the others.
+    """
+    of: Counter[str] = Counter()
+    ranked: list[tuple[int, int, _Item]] = []
+    for place, item in enumerate(items):
+        principal = principal_of(item)
+        ranked.append((of[principal], place, item))
+        of[principal] += 1
+    fit: list[tuple[int, _Listed]] = []
+    for _, place, item in sorted(ranked, key=itemgetter(0, 1)):
+        shown = show(item)
+        room -= len(_encoder.encode(shown))
         if room < 0:
             break
-        fit.append(item)
-    return fit, total - len(fit)
+        fit.append((place, shown))
+    return [shown for _, shown in sorted(fit, key=itemgetter(0))], len(items) - len(fit)
 
 
 _encoder = msgspec.msgpack.Encoder()
