@@ -88,11 +88,21 @@ def test_endless_reconnections_do_not_fill_the_log() -> None:
     for _ in range(10 * LINES_AT_ONCE):
         house.admit().lost(None, NOW)
     assert len(house.said) == LINES_AT_ONCE
-    connection = house.relay.connection()
-    connection.connected(Identity("192.0.2.8:1"), NOW + 5)
-    hear(connection, Hello((1,), "worker", "", "pendulum", "late", b"r" * 16), NOW + 5)
+    hear(house.admit(), Bye(), NOW + 5)
     assert len(house.said) == LINES_AT_ONCE + 1
-    assert f"{19 * LINES_AT_ONCE} that joined or left and were not logged" in house.said[-1]
+    assert f"{19 * LINES_AT_ONCE + 1} of these credentials that joined or left and were not logged" in house.said[-1]
+
+
+def test_endless_reconnections_hide_no_lines_about_others() -> None:
+    house = House()
+    for _ in range(LINES_AT_ONCE):
+        wolf = house.admit(certificate="wolf")
+        wolf.lost(None, NOW)
+    house.admit(peer=b"q" * 16).lost(None, NOW)
+    assert [line.split(" (")[0] for line in house.said[-2:]] == ["worker arm", "worker arm"]
+    assert all("robot7's certificate" in line for line in house.said[-2:])
+    house.relay.membership_log.slowed(wolf)
+    assert "is read slowly" in house.said[-1]
 
 
 def test_links_that_replace_idle_ones_do_not_fill_the_log() -> None:

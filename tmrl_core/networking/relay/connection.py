@@ -306,7 +306,7 @@ class RelayConnection(Connection):
             for link in links:
                 link.pause(pause_s)
             if relay.processor_time.should_log(principal, now):
-                relay.membership_log.slowed(self, now)
+                relay.membership_log.slowed(self)
         if self.hands_over and relay.spool_handoff.is_behind(principal):
             for link in relay.workers.values():
                 if link.principal == principal and link.hands_over:

@@ -16,29 +16,35 @@ class MembershipLog:
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._limited = RateLimitedLog(say, "that joined or left")
+        self._say = say
+        self._logs: dict[str, RateLimitedLog] = {}
+        """Log of each principal, so that none hides the lines about others; as many as certificates and roles."""
         self._now = float("-inf")
 
-    def _line(self, line: str, now: float) -> None:
+    def _line(self, connection: RelayConnection, line: str, now: float) -> None:
+        log = self._logs.get(connection.principal)
+        if log is None:
+            log = self._logs[connection.principal] = RateLimitedLog(
+                self._say, "of these credentials that joined or left"
+            )
         # A link that another one replaces knows an earlier time, and its lines would make room for others.
         self._now = max(self._now, now)
-        self._limited(line, self._now)
+        log(f"{_who(connection)} {line}", self._now)
 
     def joined(self, connection: RelayConnection, now: float) -> None:
         """Log that a peer was admitted."""
-        self._line(f"{_who(connection)} joined, run {connection.run!r}", now)
+        self._line(connection, f"joined, run {connection.run!r}", now)
 
     def left(self, connection: RelayConnection, why: object, now: float) -> None:
         """Log that a peer's link has ended; `why` is the connection's reason, None if it was closed in order."""
         reason = str(why).rstrip(".") if why is not None else "in order"
-        self._line(f"{_who(connection)} left after {connection.linked_s(now):.0f} s: {reason}", now)
+        self._line(connection, f"left after {connection.linked_s(now):.0f} s: {reason}", now)
 
-    def slowed(self, connection: RelayConnection, now: float) -> None:
-        """Log that the links of a peer's credentials are read slowly."""
-        self._line(
+    def slowed(self, connection: RelayConnection) -> None:
+        """Log that the links of a peer's credentials are read slowly. The caller limits the rate."""
+        self._say(
             f"{_who(connection)} is read slowly: connections, streams and requests with these credentials have used up "
-            "their share of the processor",
-            now,
+            "their share of the processor"
         )
 
 
