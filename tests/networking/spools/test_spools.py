@@ -783,6 +783,41 @@ def test_a_removed_file_is_a_gap(tmp_path: Path) -> None:
     network.spool.close()
 
 
+def test_messages_are_kept_while_the_system_has_no_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = SpoolNetwork()
+    thread = Thread()
+    network.new_spool = lambda: DiskSpool(tmp_path, 1 << 20, post=thread.posted.put)
+    network.restart_server(lose_spool=True)
+    worker, trainer = Worker(network, "a"), Trainer(network)
+    worker.make(10)
+    worker.connect()
+    end(worker)
+    deadline = time.monotonic() + DEADLINE_S
+    while not worker.sender.settled:
+        assert time.monotonic() < deadline
+        network.step()
+        while not thread.posted.empty():
+            thread.posted.get()()
+    leave(worker)
+    network.settle()
+
+    def fail(*_: object) -> Sequence[memoryview]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskSpool, "_load", fail)
+        trainer.connect()
+        network.settle(work=trainer)
+    assert trainer.memory == []
+    assert any("Too many open files" in line for line in network.said)
+    trainer.kill()
+    trainer.connect()
+    network.settle(work=trainer)
+    assert trainer.memory == worker.made
+    assert network.spool.streams == {}
+    network.spool.close()
+
+
 def test_many_streams_share_a_few_open_files(tmp_path: Path) -> None:
     kept = disk(tmp_path)
     generator = random.Random(1)

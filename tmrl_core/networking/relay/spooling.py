@@ -15,6 +15,7 @@ acknowledgements delete the spool's copies.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _MAX_UNREAD_BYTES = 1 << 20
 """Maximum unread control bytes of a worker that hands over; beyond it, the worker loses its link."""
+_TEMPORARY = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors that say nothing about a stored message."""
 
 
 class SpoolHandoff:
@@ -196,7 +199,7 @@ class SpoolHandoff:
         return message.size
 
     def frames(self, stream: RelayStream) -> list[bytearray] | None:
-        """Return the next message to replay as frames for the trainer; None: it could not be read and is lost."""
+        """Return the next message to replay as frames for the trainer; None: it could not be read."""
         assert self.spool is not None
         assert stream.replay is not None
         message = self.spool.peek(stream.id, stream.replay)
@@ -204,6 +207,10 @@ class SpoolHandoff:
         try:
             head, body = self.spool.read(stream.id, message)
         except OSError as exc:
+            if exc.errno in _TEMPORARY:
+                stream.replay = None
+                self.say(f"spooled samples of worker {stream.name} wait for the next trainer's link: {exc}")
+                return None
             self.say(f"{message.samples} spooled samples of worker {stream.name} cannot be read and are lost: {exc}")
             self.spool.discard(stream.id, message)
             return None
