@@ -406,6 +406,31 @@ def test_handshakes_are_charged_to_certificates_only(role: str | None, of_each: 
         assert BURST_S - left(place, principal)[0] == pytest.approx(spent, rel=0.2)
 
 
+@pytest.mark.parametrize("says", ["nothing", "half a Hello", "another role"])
+@pytest.mark.parametrize("certificate", [True, False])
+def test_handshakes_without_a_login_are_charged_to_certificates_only(says: str, certificate: bool) -> None:
+    place = Place()
+    link = place.relay.connection()
+    holder = {"role": "worker", "name": "wolf"} if certificate else {"role": None, "name": None}
+    link.charge(0.003, 500, 0.0)
+    link.connected(place.trainer.link.identity._replace(**holder), 0.0)
+    link.charge(0.002, 2_000, 0.0)
+    place.relay.authenticate = lambda hello, connection: ("role", "it cannot act as trainer")
+    hello = control_frame(Hello((1,), "trainer", "", "run", "wolf", bytes(16)))
+    sent = {"nothing": b"", "half a Hello": hello[:20], "another role": hello}[says]
+    if sent:
+        link.get_buffer()[: len(sent)] = sent
+        link.received(len(sent), 0.0)
+        link.charge(0.0, len(sent), 0.0)
+    link.lost(None, 0.0)
+    link.lost(None, 0.0)
+    accounts = place.relay.processor_time._accounts
+    if not certificate:
+        assert accounts.keys() <= {""}
+        return
+    assert 0.005 <= BURST_S - left(place, "certificate worker wolf")[0] <= EFFECTS * 0.0051
+
+
 def test_links_with_one_token_come_back_together_without_a_pause() -> None:
     place = Place()
     pauses: list[float] = []

@@ -29,7 +29,6 @@ from tmrl_core.networking.protocol.messages import (
     Report,
     Resume,
     Revoked,
-    Role,
     StatusPage,
     StatusRequest,
     Unused,
@@ -164,7 +163,7 @@ class RelayConnection(Connection):
             raise RemoteProtocolError(f"channel {channel} is not open")
         return stream
 
-    def belong_to_holder(self, role: Role) -> None:
+    def belong_to_holder(self, role: str) -> None:
         """Set the principal: the holder of the certificate or of the role's token."""
         identity = self.identity
         self.principal = f"certificate {identity.role} {identity.name}" if identity.role else f"token {role}"
@@ -190,6 +189,8 @@ class RelayConnection(Connection):
     def _on_connected(self) -> None:
         # The deadline begins now and not at the clock's zero: a deadline long past would look like a suspended process.
         self._noticed = self._checked_at = self._credit_used_at = self._now
+        if self.identity.role is not None:
+            self.belong_to_holder(self.identity.role)  # its handshake has a price, whatever follows
 
     def _on_control(self, message: Control) -> None:
         relay = self.relay
@@ -479,7 +480,8 @@ class RelayConnection(Connection):
         if self._left:
             return
         self._left = True
-        if self.state in _CHARGED and self._charged[1] and self._has_tiny_records():
+        unfinished = self.state in _CHARGED and self._charged[1] and self._has_tiny_records()
+        if unfinished or (self.state == "greeting" and self.identity.role is not None):
             self.relay.processor_time.charge(self.principal, EFFECTS * self._uncharged[0], self._now)
             self._uncharged = (0.0, 0)
         if self.state in _REGISTERED:
