@@ -256,6 +256,22 @@ def test_a_principal_that_opens_its_stream_again_keeps_its_turn() -> None:
     assert 2 <= taken <= 3  # a fifth of 12 MB
 
 
+def test_small_messages_take_turns_by_the_time_to_forward_them() -> None:
+    place = Place(budget_bytes=64 * MB)
+    honest, wolf = place.worker("honest"), place.worker("wolf")
+    place.want(honest, 2 * MB)
+    place.want(wolf, 2 * MB)
+    for number in range(100):
+        place.send(honest, number, 10_000)
+    for number in range(2_000):
+        place.send(wolf, number, 600)
+    (stream,), (other,) = honest.link.streams.values(), wolf.link.streams.values()
+    place.trainer.tell(Credit(0, 0, 1 << 40))
+    while stream.relayed_messages < 100:
+        place.trainer.link.to_send(0.0)
+    assert 250 <= other.relayed_messages <= 400
+
+
 def test_spooled_tiny_messages_take_turns_by_the_time_to_read_them() -> None:
     spool = MemorySpool(64 * MB)
     info = StreamInfo(b"w" * 16, "run", "wolf", b"", "certificate worker wolf")

@@ -4,9 +4,10 @@ Theory of operation
 -------------------
 The relay buffers complete messages of samples as the received frames, in one queue per stream. It rewrites each frame's
 channel and epoch in place and never decodes a payload. Streams take turns by bytes (start-time fair queueing, Goyal et
-al. 1996), one message at a time, as the trainer's credit allows. Principals take turns first, then the streams of each.
-Busy principals get shares in proportion to their weights, which are equal but for gateways, and a stream that sends
-little need not wait until all busy streams have had a turn.
+al. 1996), one message at a time, as the trainer's credit allows. A message counts some kB more than it has, since small
+ones cost more than their bytes. Principals take turns first, then the streams of each. Busy principals get shares in
+proportion to their weights, which are equal but for gateways, and a stream that sends little need not wait until all
+busy streams have had a turn.
 
 All memory for samples comes from one pool of `budget_bytes`. A stream reserves from the pool the bytes that it may send
 and that are not forwarded yet: a small standing credit, and the amount that it requested with `Want`. Each `Want` is
@@ -50,6 +51,8 @@ _HEAD_START_BYTES = MAX_FRAME_BYTES
 """Bytes of unused turns that a stream or a principal with an empty queue keeps."""
 _SHARE_OF_FREE = 4
 """Maximum bytes that one principal reserves, as a multiple of the free ones. Alone, it gets four fifths of the pool."""
+_MESSAGE_BYTES = 4_096
+"""Bytes that each message counts in the turns besides its own, because it takes as long as so many do."""
 _REPLAY_BYTES = 16_384
 """Minimum size of a spooled message in the turns. To read a tiny one takes as long as to forward so many bytes."""
 _STEPS = 8
@@ -489,7 +492,7 @@ class Flow:
                     continue
                 frames = replayed
             self._turn, share.stream_turn = share.turn, stream.turn
-            turn_bytes = size if spooled is None else max(size, _REPLAY_BYTES)
+            turn_bytes = size + _MESSAGE_BYTES if spooled is None else max(size + _MESSAGE_BYTES, _REPLAY_BYTES)
             stream.turn += turn_bytes
             share.turn += -(-turn_bytes // share.weight)
             heapreplace(share.queued, (stream.turn, next(self._order), stream))
