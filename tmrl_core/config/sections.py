@@ -271,7 +271,8 @@ class ServerSection(Section, frozen=True, kw_only=True):
         doc(
             "Maximum bytes of the spool: samples of workers that stopped while there was no trainer, stored until a "
             "trainer of their run has acknowledged them. The workers with one certificate, or with the role's token, "
-            "use at most four fifths of it. null: 80 MiB in memory, 320 MiB in `spool_dir`. 0: no spool."
+            "use at most four fifths of it. It has at most 1,280 streams and 1,048,576 messages. null: 80 MiB in "
+            "memory, 320 MiB in `spool_dir`. 0: no spool."
         ),
     ] = None
     spool_dir: Annotated[

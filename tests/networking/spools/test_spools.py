@@ -24,6 +24,7 @@ from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.networking.protocol.framing import SAMPLES_HEAD
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.relay import MemorySpool, Spool
+from tmrl_core.networking.spools import memory
 from tmrl_core.networking.spools.files import DiskSpool
 from tmrl_core.networking.spools.memory import (
     MAX_SIGNATURES_BYTES,
@@ -251,6 +252,23 @@ def test_one_principal_leaves_places_for_the_streams_of_others_as_they_do() -> N
     assert len(kept.spool.streams) < MAX_SPOOLED_STREAMS
 
 
+def test_one_principal_leaves_messages_for_the_others_as_they_do(
+    make: Callable[[int, Thread], Spool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes memory, also if the files of a spool may have terabytes."""
+    monkeypatch.setattr(memory, "MAX_SPOOLED_MESSAGES", 100)
+    kept = Kept(make, 1 << 40)
+    taken, refusal = fill_up(kept, "thief", 0)
+    assert taken == 80
+    assert "80 of its 100 messages" in refusal
+    assert fill_up(kept, "honest", 0)[0] == 16
+    kept.spool.drop(next(iter(kept.spool.streams)), 7)
+    assert fill_up(kept, "third", 0)[0] == 8
+    for stream in list(kept.spool.streams):
+        kept.spool.drop(stream, 99)
+    assert fill_up(kept, "thief", 0)[0] == 80
+
+
 def test_one_principal_stores_few_bytes_of_signatures(make: Callable[[int, Thread], Spool]) -> None:
     """A trainer that comes receives all of them before any sample."""
     kept = Kept(make, 1 << 30)
@@ -418,6 +436,7 @@ def test_a_reopened_spool_knows_the_principals(tmp_path: Path) -> None:
     first.spool.close()
     again = disk(tmp_path)
     assert again.spool.used_bytes == used
+    assert again.spool._holdings["thief"].messages == sum(len(one.messages) for one in again.spool.streams.values())
     assert {stream.info.principal for stream in again.spool.streams.values()} == {"thief"}
     more = StreamInfo(b"m" * 16, "run", "", b"", "thief")
     assert "these credentials" in again.append(0, bytes(2_000), info=more)

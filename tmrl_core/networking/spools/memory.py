@@ -9,8 +9,8 @@ has acknowledged are no longer stored, so the floor of the first remaining messa
 (`delivery`).
 
 Stored messages are never dropped to make space for others. A principal (holder of a certificate, or of a role's token)
-may therefore store no more than `_SHARE_OF_FREE` times what stays free, in bytes and in streams, as in the pool of
-credit (`relay.credit_flow`). Alone, it gets four fifths. Whatever it hands over, a fifth stays free for the others.
+may therefore store no more than `_SHARE_OF_FREE` times what stays free, in bytes, streams and messages, as in the pool
+of credit (`relay.credit_flow`). Alone, it gets four fifths. Whatever it hands over, a fifth stays free for the others.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
 
 MAX_SPOOLED_STREAMS = 1_280
 """Maximum number of stored streams, however small. One principal alone gets 1,024 of them."""
+MAX_SPOOLED_MESSAGES = 1 << 20
+"""Maximum number of stored messages, however small. Each takes 230 bytes of memory, also if it is stored elsewhere."""
 _SHARE_OF_FREE = 4
-"""Maximum bytes and streams that one principal stores, as a multiple of the free ones."""
+"""Maximum bytes, streams and messages that one principal stores, as a multiple of the free ones."""
 MAX_SIGNATURES_BYTES = 16 << 20
 """Maximum bytes of the signatures of one principal's streams: a trainer that comes receives them before any sample."""
 MESSAGE_COST_BYTES = 512
@@ -100,6 +102,7 @@ class _Holding:
     used_bytes: int = 0
     signatures_bytes: int = 0
     streams: int = 0
+    messages: int = 0
 
 
 def _exceeds_share(held: int, need: int, free: int) -> bool:
@@ -127,6 +130,7 @@ class Spool(ABC):
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._messages = 0
         self.streams: dict[bytes, SpooledStream] = {}
         self._holdings: dict[str, _Holding] = {}
         self.on_stored: Callable[[bytes], None] = lambda stream: None
@@ -165,6 +169,11 @@ class Spool(ABC):
                 f"the Server's spool stores {MAX_SIGNATURES_BYTES >> 20} MB of signatures of streams with these "
                 "credentials, until a trainer takes the samples"
             )
+        if _exceeds_share(holding.messages, 1, MAX_SPOOLED_MESSAGES - self._messages):
+            return (
+                f"the Server's spool is full for workers with these credentials: they have {holding.messages} and all "
+                f"workers {self._messages} of its {MAX_SPOOLED_MESSAGES} messages, until a trainer takes the samples"
+            )
         if number < stream.next_number:
             raise ValueError(f"message {number} comes after message {stream.next_number - 1}")
         message = SpooledMessage(number, floor, position, samples, sum(map(len, body)))
@@ -178,6 +187,7 @@ class Spool(ABC):
         if kept is None:
             self._add(stream)
         self._use(stream, message.cost)
+        self._count(stream, 1)
         stream.cost += message.cost
         stream.messages.append(message)
         stream.next_number = number + 1
@@ -265,11 +275,17 @@ class Spool(ABC):
         holding.streams += 1
         holding.signatures_bytes += len(kept.info.signature)
         self._use(kept, kept.cost)
+        self._count(kept, len(kept.messages))
 
     def _use(self, kept: SpooledStream, cost: int) -> None:
         """Count bytes of a stream as used; a negative cost frees them."""
         self.used_bytes += cost
         self._holdings[kept.info.principal].used_bytes += cost
+
+    def _count(self, kept: SpooledStream, messages: int) -> None:
+        """Count messages of a stream; a negative number removes them."""
+        self._messages += messages
+        self._holdings[kept.info.principal].messages += messages
 
     def _is_stored(self, kept: SpooledStream, message: SpooledMessage) -> None:
         """Record a durably stored message. Must be called in the relay's thread, in the order of `_store`."""
@@ -296,6 +312,7 @@ class Spool(ABC):
     def _remove(self, kept: SpooledStream, start: int, stop: int, *, freed: bool = False) -> int:
         gone = kept.messages[start:stop]
         del kept.messages[start:stop]
+        self._count(kept, -len(gone))
         samples = sum(message.samples for message in gone)
         kept.samples -= samples
         kept.body_bytes -= sum(message.length for message in gone)
