@@ -403,6 +403,7 @@ def test_a_body_put_together_by_another_encoder_is_a_message() -> None:
         changed(1, [2, ["a"]]),
         changed(1, [2, ["a", "a"], 0, [3, *range(10)]]),
         changed(1, [2, [["a"]], 0]),
+        changed(1, [2, [msgspec.msgpack.Ext(4, bytes(8) + b"\x01\x00")], 0]),
         changed(1, [3, *range(10)]),
         changed(1, None),
         changed(2, "x"),

@@ -140,6 +140,7 @@ def test_subclasses_are_encoded_as_their_base_type(value: Any, comes_back: Any) 
         ({"a": np.ma.zeros(3)}, "info['a'] is a numpy.ma.MaskedArray"),
         ({"a": {(1, 2): 3}}, "info['a'][a tuple] has a key of type tuple"),
         ({"a": {2**64: 3}}, "info['a'][a int] has an integer key beyond 64 bits"),
+        ({"a": [1 << 8_191]}, "info['a'][0] is an integer of more than 1024 bytes"),
         ({"a": "\ud800"}, "info['a'] is text with lone surrogates"),
         ({"a": {"\ud800": 1}}, "info['a']['\\ud800'] is text with lone surrogates"),
         ({"a" * 100: object()}, f"info['{'a' * 60}'...] is a object"),
@@ -175,6 +176,15 @@ def test_the_depth_limit_is_the_same_on_both_sides() -> None:
         encode_value(nested(MAX_DEPTH + 1))
     with pytest.raises(CodecError, match="nested deeper"):
         decode_value(msgspec.msgpack.encode(nested(MAX_DEPTH + 1)), max_bytes=LIMIT)
+
+
+def test_the_largest_integers_are_written_and_no_larger_ones_are_read() -> None:
+    """Python refuses to write more than 4,300 digits, so that each message about such a value would fail."""
+    for value in ((1 << 8_191) - 1, 1 - (1 << 8_191)):
+        assert decode_value(encode_value(value), max_bytes=LIMIT) == value
+        assert str(value)
+    with pytest.raises(CodecError, match="unknown extension"):
+        decode_value(extension(4, b"\x01" * 1_025), max_bytes=LIMIT)
 
 
 def test_more_than_max_bytes_is_refused() -> None:
@@ -244,6 +254,7 @@ def array_payload(name: bytes, shape: tuple[int, ...], items: bytes, filter_: in
         extension(2, b"x"),
         b"\x92\x01" + extension(2, b""),
         b"\x81" + extension(2, b"") + b"\x01",
+        b"\x81" + extension(4, (2**64).to_bytes(9, "little")) + b"\x01",
         b"\x81" + extension(3, array_payload(b"<f8", (), bytes(8))) + b"\x01",
         b"\x81" + extension(1, array_payload(b"<f8", (1,), bytes(8))) + b"\x01",
         extension(4, b""),

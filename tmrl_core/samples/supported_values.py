@@ -28,6 +28,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 # Supported types of keys, and the range of MessagePack's integers.
 KEYS = frozenset({type(None), bool, int, float, str, bytes})
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1
+MAX_INTEGER_BYTES = 1_024
+"""Maximum size of an integer. Python refuses to write more than 4,300 digits, so that messages about it would fail."""
 
 
 class UncarriableError(Exception):
@@ -77,6 +79,17 @@ def own_key(key: Any) -> Any:
     if isinstance(key, str):
         return own_text(str.__str__(key))
     raise UncarriableError(f"has a key of type {type_name(key)}")
+
+
+def own_integer(value: int) -> int:
+    """Return the integer if it is supported.
+
+    Raises:
+        UncarriableError: it is too large.
+    """
+    if value.bit_length() >= 8 * MAX_INTEGER_BYTES:
+        raise UncarriableError(f"is an integer of more than {MAX_INTEGER_BYTES} bytes")
+    return value
 
 
 def own_text(value: str) -> str:

@@ -7,7 +7,7 @@ MessagePack has no tuples, NumPy arrays or integers beyond 64 bits. They are enc
 | 1 | filter u8, axes u8, length of the dtype's name u8, the name as in `dtype.str`, axes x u32, raw items | array |
 | 2 | empty; the first item of a MessagePack array | the other items are a tuple |
 | 3 | as 1, with no axes | NumPy scalar |
-| 4 | two's complement, little-endian | integer beyond 64 bits |
+| 4 | two's complement, little-endian, up to 1,024 bytes | integer beyond 64 bits |
 
 All numbers are little-endian; the items have the byte order in the dtype's name. Filter 0 is none; filter 1 means that
 the items are stored byte by byte (the first byte of every item, then the second of every item, ...), which groups
@@ -31,8 +31,10 @@ from tmrl_core.samples.supported_values import (
     INT_MIN,
     KEYS,
     MAX_DEPTH,
+    MAX_INTEGER_BYTES,
     UncarriableError,
     check_dtype,
+    own_integer,
     own_key,
     own_text,
     type_name,
@@ -142,10 +144,10 @@ def unpack_key(key: Any) -> Any:
     """Return a key of a dict from received bytes.
 
     Raises:
-        CodecError: the type is not allowed for keys.
+        CodecError: the type is not allowed for keys, or it is an integer beyond 64 bits.
     """
-    if type(key) not in KEYS:
-        raise CodecError(f"a key of type {type(key).__name__} in a dict")
+    if type(key) not in KEYS or (type(key) is int and not INT_MIN <= key <= INT_MAX):
+        raise CodecError(f"a key of type {type(key).__name__} in a dict, or an integer key beyond 64 bits")
     return key
 
 
@@ -231,7 +233,7 @@ def ext_hook(code: int, payload: memoryview) -> Any:
         array = decode_array(payload)
         if array.ndim == 0:
             return array[()]
-    if code == INTEGER and payload:
+    if code == INTEGER and 0 < len(payload) <= MAX_INTEGER_BYTES:
         return int.from_bytes(payload, "little", signed=True)
     raise CodecError(f"an unknown extension of type {code} and {len(payload)} bytes")
 
@@ -318,11 +320,12 @@ def _pack_array(array: NDArray[Any], code: int = ARRAY) -> msgspec.msgpack.Ext:
 def _pack_integer(value: int) -> Any:
     if INT_MIN <= value <= INT_MAX:
         return value
-    return msgspec.msgpack.Ext(INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    size = own_integer(value).bit_length() // 8 + 1
+    return msgspec.msgpack.Ext(INTEGER, value.to_bytes(size, "little", signed=True))
 
 
 _OWN = _Scheme(
-    array=lambda array: np.array(array, order="C", copy=True), scalar=lambda s: s, integer=lambda i: i, tuple=tuple
+    array=lambda array: np.array(array, order="C", copy=True), scalar=lambda s: s, integer=own_integer, tuple=tuple
 )
 _PACK = _Scheme(
     array=_pack_array,
