@@ -126,6 +126,21 @@ def test_samples_that_differ_from_earlier_ones_are_refused_alone(memory: RoundMe
     assert memory.round.collected == 4
 
 
+def test_the_byte_order_of_the_first_samples_does_not_matter(memory: RoundMemory, make_rows: Rows) -> None:
+    """A worker that sends the other one would cause the refusal of all others."""
+    first = new(make_rows, 1, 0, 0, 4)
+    for name in ("observation", "action", "reward"):
+        column = getattr(first, name)
+        setattr(first, name, column.astype(column.dtype.newbyteorder(">")))
+    first.extras = {"logp": np.arange(4, dtype=">f4")}
+    other = new(make_rows, 2, 0, 0, 4)
+    other.extras = {"logp": np.arange(4, dtype=np.float32)}
+    assert memory.append(buffer(first, other)) == []
+    _, action, reward, new_obs, _, _, extras = memory.batch()
+    assert new_obs.tolist() == [[stream, 0, step] for stream in (1, 2) for step in (1, 2, 3)]
+    assert action[:, 0].tolist() == reward.tolist() == extras["logp"].tolist() == [1, 2, 3, 1, 2, 3]
+
+
 def test_first_samples_that_cannot_be_trained_on_end_the_run(memory: RoundMemory, make_rows: Rows) -> None:
     with pytest.raises(SampleRefusedError, match="observation is not an array of numbers"):
         memory.append(buffer(new(make_rows, 1, 0, 0, 3, observation=lambda rows: ["x"] * rows)))

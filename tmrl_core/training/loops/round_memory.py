@@ -201,7 +201,8 @@ def _spec_of(tree: Tree, name: str) -> TreeSpec:
                 f"{name}{path} is not an array of numbers with one shape, which lockstep training needs; convert it in "
                 "worker.obs_preprocessor or the environment."
             )
-        leaves.append(Leaf(path, column.dtype, column.shape[1:]))
+        # In the machine's byte order, which a worker may send in the other one.
+        leaves.append(Leaf(path, stored_dtype(column.dtype, downcast_float64=False), column.shape[1:]))
     return TreeSpec(template(tree), tuple(leaves))
 
 
