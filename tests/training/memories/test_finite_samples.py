@@ -67,6 +67,15 @@ def test_rewards_and_extras_that_float32_cannot_hold_are_refused(make_rows: Any)
             check_finite_samples(changed)
 
 
+def test_numbers_that_become_infinite_in_a_round_are_refused(make_rows: Any) -> None:
+    """Agents skip the whole round otherwise, with the samples of all workers."""
+    memory, chunk = RoundMemory(), make_rows(1, 0, 0, 5, dtype=np.float64)
+    memory.declared = declared(chunk)
+    chunk.observation[3] = 1e300
+    ((_, why),) = memory.append(buffer(chunk))
+    assert "the observation holds NaN or an infinite number in 1 of 5 samples" in str(why)
+
+
 @pytest.mark.parametrize("storage", ["disk", "declared", "lockstep"])
 def test_rows_that_are_not_finite_never_reach_the_store(make_rows: Any, tmp_path: Path, storage: str) -> None:
     memory: Any

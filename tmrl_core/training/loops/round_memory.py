@@ -98,7 +98,7 @@ class RoundMemory(TrainingMemory):
         """
         if self.declared is not None:
             self.declared.check(chunk)
-            check_finite_samples(chunk)
+            check_finite_samples(chunk, as_float32=True)
         trees = _trees(chunk)
         found = {name: _spec_of(tree, name) for name, tree in trees.items()}
         reward = np.asarray(chunk.reward)
