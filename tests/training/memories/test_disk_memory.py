@@ -14,7 +14,7 @@ import torch
 
 from tests.training.disk_memory import STREAM, make, segments, steps
 from tmrl_core.errors import StorageFullError
-from tmrl_core.samples import EpisodeRecord
+from tmrl_core.samples import EpisodeRecord, Segment
 from tmrl_core.training import ReplayMemory
 
 pytestmark = pytest.mark.usefixtures("small_files")
@@ -109,6 +109,28 @@ def test_a_memory_without_transitions_keeps_offsets_and_values(tmp_path: Path, m
 
 
 # --- commits ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_highest_numbers_that_a_worker_may_claim_come_back(tmp_path: Path, make_rows: Any) -> None:
+    """They would make the folder unreadable for the next trainer."""
+
+    def append(stream: int, episode: int, step: int) -> int:
+        chunk = make_rows(stream, 0, 1, 3)
+        chunk.segments = (Segment(3, episode, step),)
+        return memory.append_chunk(chunk)
+
+    highest, samples = 1 << 62, (1 << 32) - 1
+    offset = highest, highest - 1 + samples  # after message 2^62 - 1
+    memory = make(tmp_path)
+    assert append(1, highest, 0) == append(2, 0, highest) == 2
+    memory.commit({STREAM: offset})
+    memory.close()
+    memory = make(tmp_path)
+    assert memory.recorded is not None
+    assert memory.recorded[0] == {STREAM: offset}
+    assert append(1, highest, 3) == 3, "joined to the row before it"
+    assert len(memory) == 7
+    memory.close()
 
 
 def test_deferred_samples_and_offsets_count_from_the_commit_on(tmp_path: Path, make_rows: Any) -> None:

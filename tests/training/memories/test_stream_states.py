@@ -31,7 +31,7 @@ def test_written_data_is_read_back() -> None:
         {"marks": {b"s": 3}},
         {"marks": {b"s": [1]}},
         {"marks": {b"s": [1, -1]}},
-        {"marks": {b"s": [1, 1 << 62]}},
+        {"marks": {b"s": [1, 1 << 63]}},
         {"marks": {b"s": [True, 1]}},
         {"marks": {"s": [1, 2]}},
         {"tails": {b"s": [1, 2]}},

@@ -19,8 +19,9 @@ MAX_TAILS_BYTES = 32 << 20
 """Maximum size of the streams' last rows in one record. Beyond it, the last row of the longest silent stream is
 dropped."""
 
-_MAX_NUMBER = 1 << 62
-"""Upper bound of the messages, samples or episodes of a stream."""
+_MAX_NUMBER = 1 << 63
+"""Upper bound of the messages, samples or episodes of a stream. The protocol takes numbers up to 2^62, and what comes
+after the highest one is stored here."""
 
 Changes = dict[str, dict[Any, Any]]
 
