@@ -17,6 +17,7 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.loops.lockstep_round import Round
 from tmrl_core.training.loops.round_memory import RoundMemory
 from tmrl_core.training.memories.key_order import KeyOrders
+from tmrl_core.training.memories.sequences import SequenceMemory
 
 Rows = Callable[..., Chunk]
 UNSORTED: list[Any] = [("zoom", []), ("arm", [("y", []), ("b", [])]), ("map", [])]
@@ -166,6 +167,23 @@ def test_an_older_memory_on_disk_keeps_the_order_of_the_next_sample(
     check(memory.sample())
     assert len(memory) == 14
     memory.close()
+
+
+@pytest.mark.parametrize("kind", ["replay", "sequences", "lockstep"])
+def test_keys_without_an_order_are_refused(make_rows: Rows, make_buffer: Any, kind: str) -> None:
+    """A worker may send them wherever neither spaces nor policy define the structure."""
+    mixed: Any = dict.fromkeys((1, "a", None), np.zeros((4, 2), np.float32))
+    good, bad = make_rows(1, 0, 0, 4), make_rows(2, 0, 0, 4)
+    memory: Any = RoundMemory() if kind == "lockstep" else ReplayMemory()
+    if kind == "sequences":
+        memory = SequenceMemory(length=2)
+        good.extras, bad.extras = {"state.h": np.zeros((4, 2), np.float32)}, {"state.h": mixed}
+    else:
+        bad.observation = mixed
+    assert memory.append(make_buffer([good])) == []
+    ((refused, why),) = memory.append(make_buffer([bad]))
+    assert refused is bad
+    assert "keys without an order, of the types NoneType, int, str" in str(why)
 
 
 def test_samples_in_another_key_order_are_logged_once(make_rows: Rows, caplog: pytest.LogCaptureFixture) -> None:

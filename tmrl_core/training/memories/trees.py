@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from tmrl_core.errors import SampleRefusedError
 from tmrl_core.training.value_types import Tree
 
 if TYPE_CHECKING:
@@ -17,10 +18,27 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def sorted_keys(tree: dict[Any, Tree]) -> list[Any]:
+    """Return the keys of a dict in order.
+
+    Raises:
+        SampleRefusedError: they have no order. A worker may send any keys.
+    """
+    try:
+        return sorted(tree)
+    except TypeError:
+        kinds = ", ".join(sorted({type(key).__name__ for key in tree}))
+        raise SampleRefusedError(f"a dict of the samples has keys without an order, of the types {kinds}") from None
+
+
 def flatten(tree: Tree, path: str = "") -> list[tuple[str, Tree]]:
-    """Return the leaves of nested tuples and dicts with their paths; dicts in the order of their sorted keys."""
+    """Return the leaves of nested tuples and dicts with their paths; dicts in the order of their sorted keys.
+
+    Raises:
+        SampleRefusedError: the keys of a dict have no order.
+    """
     if isinstance(tree, dict):
-        return [leaf for key in sorted(tree) for leaf in flatten(tree[key], f"{path}/{key}")]
+        return [leaf for key in sorted_keys(tree) for leaf in flatten(tree[key], f"{path}/{key}")]
     if isinstance(tree, tuple):
         return [leaf for i, item in enumerate(tree) for leaf in flatten(item, f"{path}/{i}")]
     return [(path, tree)]
@@ -34,7 +52,7 @@ def leaves_of(tree: Tree) -> list[Tree]:
 def template(tree: Tree) -> Tree:
     """Return `tree` without its leaves, for `rebuild`. JSON-able: tuples become ["tuple", ...]."""
     if isinstance(tree, dict):
-        return ["dict", {key: template(tree[key]) for key in sorted(tree)}]
+        return ["dict", {key: template(tree[key]) for key in sorted_keys(tree)}]
     if isinstance(tree, tuple):
         return ["tuple", [template(item) for item in tree]]
     return None
