@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -295,6 +296,27 @@ def test_messages_that_stand_for_much_are_read_a_few_at_a_time(make_rows: Callab
         if not link._trainer.inbox:
             break
     assert rows == 600_000
+
+
+def test_names_in_episode_records_are_kept_as_one_short_line() -> None:
+    """The records of the latest episodes stay, and a compressed message of 300 bytes may hold a name of 16 MB."""
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    sink, stream = MemorySink(), bytes(16)
+    recorder = Recorder([sink])
+    evaluator = Evaluator(1, 7, 0, ask=lambda evaluation, stream: None)
+    interface = RemoteInterface(link, evaluator=evaluator, recorder=recorder)
+    link._trainer.names[stream] = "gateway"
+    evaluator.start(1, (1, 1), [stream])
+    played = [episode(1.0), episode(1.0, mode="test", seed=7, evaluation=evaluator.next_id - 1)]
+    records = [msgspec.structs.replace(one, agent="a" * 1_000_000, worker="gateway/\x9b2J") for one in played]
+    payload = encode_message(None, records)
+    link._trainer.inbox.append(Received(stream, 0, 0, memoryview(payload), len(payload)))
+    interface.receive()
+    recorder.close()
+    (latest,) = interface._latest
+    assert len(latest.agent) <= 1_000
+    shown = [record.text("worker") for record in sink.records if record.kind in ("episode", "evaluation")]
+    assert shown == ["gateway/?2J"] * 3
 
 
 def test_a_message_has_a_bounded_number_of_episode_records() -> None:

@@ -258,7 +258,8 @@ class RemoteInterface(TrainingInterface):
             records = [
                 msgspec.structs.replace(
                     record,
-                    worker=episode_label(name, record.worker),
+                    agent=plain(record.agent),  # kept for a while, and of any length
+                    worker=plain(episode_label(name, record.worker)),
                     metrics=self._metric_names.recorded(record.metrics, self.link.origin(one.stream)),
                 )
                 for record in message.records[:most]
@@ -549,12 +550,12 @@ class RemoteInterface(TrainingInterface):
             self._record(
                 "episode",
                 episode_values(
-                    worker=plain(record.worker),
+                    worker=record.worker,
                     mode=record.mode,
                     episode_return=record.episode_return,
                     length=record.length,
                     samples_received=self.progress.samples,
-                    agent=plain(record.agent),
+                    agent=record.agent,
                     end=record.end,
                     version=record.version,
                     seed=record.seed,
