@@ -292,6 +292,16 @@ def test_stopping_ends_a_wait(make_rows: Any) -> None:
     assert training.total_updates == 0
 
 
+def test_the_wait_reason_is_one_printable_line(make_rows: Any) -> None:
+    """A worker chooses the names in it, and terminals show it."""
+    interface = Fed(make_rows, 0)
+    training = make(interface, declared=("observation",))
+    interface.put_rows(replace(make_rows(1, 0, 0, 4), observation={"\x1b[2J\nforged": np.zeros((4, 3), np.float32)}))
+    training.update_buffer(interface)
+    assert "all 4 samples that have arrived were refused" in training._shortfall()
+    assert training._shortfall().isprintable()
+
+
 def test_a_refused_chunk_is_reported_and_training_continues(make_rows: Any, caplog: pytest.LogCaptureFixture) -> None:
     interface = Fed(make_rows, 5)
     training = make(interface)

@@ -20,7 +20,7 @@ from tmrl_core.config.sections import LimiterSection, TrainerSection
 from tmrl_core.envs.identity import identity_of
 from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
-from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.networking.protocol.messages import Progress, plain
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
@@ -533,7 +533,7 @@ class TrainingOffline(TrainingLoop):
         if self.total_samples == 0:
             refused, reason = self._refused
             if refused:
-                return f"all {refused} samples that have arrived were refused: {reason[:REASON_LENGTH]}"
+                return f"all {refused} samples that have arrived were refused: {plain(reason, REASON_LENGTH)}"
             return "no sample has arrived yet"
         if self.total_samples < self.start_training:
             return f"{self.total_samples} of trainer.start_training = {self.start_training} samples have arrived"
