@@ -291,6 +291,15 @@ def test_the_best_checkpoint_is_kept_besides_the_last_ones(tmp_path: Path) -> No
     assert store.counters() == [3, 5, 6]
 
 
+@pytest.mark.parametrize("absurd", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_is_not_the_best(tmp_path: Path, absurd: float) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    training = make_training()
+    for score in (absurd, -100.0, -200.0, -300.0):
+        store.save(training, score=score, wait=True)
+    assert store.counters() == [2, 4]
+
+
 def test_numbers_of_checkpoints_continue_after_a_restart(tmp_path: Path) -> None:
     CheckpointStore(tmp_path).save(make_training(), wait=True)
     store = CheckpointStore(tmp_path)

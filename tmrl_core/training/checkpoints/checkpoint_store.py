@@ -8,6 +8,7 @@ earlier checkpoint has written are referred to, not written again.
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import tempfile
 import threading
@@ -208,7 +209,12 @@ class CheckpointStore:
             with suppress(CheckpointError):
                 manifests[counter] = read_manifest(self.root / str(counter))
         keep = set(sorted(manifests)[-self.keep_last :])
-        scored = {counter: found.score for counter, found in manifests.items() if found.score is not None}
+        # A worker may return any number, and a score of NaN or infinity would stay the best one for ever.
+        scored = {
+            counter: found.score
+            for counter, found in manifests.items()
+            if found.score is not None and math.isfinite(found.score)
+        }
         if self.keep_best and scored:
             keep.add(max(scored, key=lambda counter: (scored[counter], counter)))
         for entry in self.root.iterdir():
