@@ -325,3 +325,17 @@ def test_frames_after_lost_samples_are_left_out_until_a_stack_is_complete(make_r
     assert append(7, K + 1) == 1
     assert same(memory.get_transition(2)[0], {"image": stacks[10]})
     assert same(memory.get_transition(2)[3], {"image": stacks[11]})
+
+
+@pytest.mark.parametrize("shape", [(SIDE + 1, SIDE), (1, 1), (SIDE * SIDE,)])
+def test_newest_frames_of_another_shape_are_refused(make_rows: Any, shape: tuple[int, ...]) -> None:
+    """A compressor's output is not declared, so that a worker may send any shape."""
+    memory = FrameStackMemory(memory_size=100, frame_stack=K, newest_only=True)
+    stacks = np.zeros((1, K, SIDE, SIDE), np.uint8)
+    memory.append_chunk(make_rows(1, 0, 0, 1, observation=lambda _: {"image": stacks}))
+    for first in (1, 5):
+        other = {"image": np.zeros((2, 1, 1, *shape), np.uint8)}
+        with pytest.raises(SampleRefusedError, match=r"array 0 of the observation is a frame of the shape \["):
+            memory.append_chunk(make_rows(1, 0, first, 2, observation=lambda _: other))  # noqa: B023
+    newest = {"image": stacks[:, None, -1:]}
+    assert memory.append_chunk(make_rows(1, 0, 1, 1, observation=lambda _: newest)) == 1

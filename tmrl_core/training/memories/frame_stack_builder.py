@@ -74,11 +74,21 @@ class FrameStackBuilder(TransitionBuilder):
         """Yield the parts of a chunk whose stacks are known, with these in place of their newest frames.
 
         Append each part before the next one is taken.
+
+        Raises:
+            SampleRefusedError: the frames are not those of this memory's stacks.
         """
-        arrays = [leaf for leaf in leaves_of(chunk.observation) if isinstance(leaf, np.ndarray)]
-        if not any(map(_is_frame, arrays)):
+        leaves = enumerate(leaves_of(chunk.observation))
+        frames = {i: leaf for i, leaf in leaves if isinstance(leaf, np.ndarray) and _is_frame(leaf)}
+        if not frames:
             yield chunk
             return
+        for i, leaf in frames.items() if self._stores else ():
+            if i not in self._stores or leaf.shape[3:] != self._stores[i].held.shape:
+                raise SampleRefusedError(
+                    f"array {i} of the observation is a frame of the shape {[*leaf.shape[3:]]}, and this memory has no "
+                    "stack of such frames"
+                )
         # An episode begins with whole stacks, so a run of rows of one episode is all that can be restored.
         neighbours = (chunk.episode[1:] == chunk.episode[:-1]) & (chunk.step[1:] == chunk.step[:-1] + 1)
         ends = [*(np.flatnonzero(~neighbours) + 1).tolist(), chunk.rows]
@@ -98,8 +108,6 @@ class FrameStackBuilder(TransitionBuilder):
                 continue
             frames = leaf[:, 0, 0]
             if tail is not None and continues:
-                if i not in self._stores:
-                    raise SampleRefusedError(f"array {i} of the observation is a frame, and this memory has no stack")
                 frames = np.concatenate([self._stores[i].frames(tail.observation[i][-1])[1:], frames])
             windows = np.lib.stride_tricks.sliding_window_view(frames, self.frame_stack, axis=0)
             unknown = np.zeros((skipped, *windows.shape[1:]), windows.dtype)
