@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tmrl_core.actor import QValueRNNActor
 from tmrl_core.actor.module import RecurrentActor
 from tmrl_core.errors import ConfigError
-from tmrl_core.samples import Chunk
+from tmrl_core.samples import Chunk, Segment
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.memories.mixed import MixedMemory
 from tmrl_core.training.memories.sequences import SequenceMemory
@@ -144,6 +144,29 @@ def test_several_episodes_in_one_message_are_cut_apart(data: st.DataObject, make
     segments = tuple(segment for part in parts for segment in part.segments)
     together.append_chunk(replace(parts[0], rows=sum(map(len, parts)), segments=segments, **columns))
     assert held(apart) == held(together)
+
+
+@pytest.mark.parametrize("acted", [False, True])
+def test_the_calls_for_a_message_do_not_grow_with_its_runs(
+    make_rows: Any, monkeypatch: pytest.MonkeyPatch, acted: bool
+) -> None:
+    """A message of 600 bytes may hold 600,000 runs of one row; a few calls for each took ten seconds."""
+    calls = 0
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            nonlocal calls
+            calls += 1
+            return getattr(np, name)
+
+    runs = 2_000
+    chunk = with_state(make_rows(1, 0, 1, 2 * runs))
+    chunk.segments = tuple(Segment(2, episode, 0) for episode in range(runs))
+    chunk.action_present[:] = [False, acted] * runs
+    memory = SequenceMemory(memory_size=10_000, length=4, stride=2)
+    monkeypatch.setattr("tmrl_core.training.memories.sequences.np", Counted())
+    assert memory.append_chunk(chunk) == (runs - 1 if acted else 0)  # the last one is open
+    assert calls < 100
 
 
 def test_sequences_overlap_and_the_last_one_is_padded(make_rows: Any) -> None:

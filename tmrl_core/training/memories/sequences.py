@@ -81,22 +81,25 @@ class SequenceBuilder(TransitionBuilder):
         step = chunk.step
         if tail is not None:
             step = np.concatenate([np.arange(tail.step - rows.held, tail.step) + 1, step])
-        # Row of the first observation and number of ticks of each sequence.
-        places: list[Array] = []
+        # All runs at once, since a worker may send a million runs of one row.
+        starts, ends = rows.starts, rows.ends
+        begins = starts + -step[starts] % self.stride  # first multiple of the stride in each run
+        most = np.maximum(-((begins - ends) // self.stride), 0)
+        complete = np.maximum((ends - self.length - begins) // self.stride + 1, 0)
+        changes = np.zeros(len(rows) + 1, np.int64)
+        changes[starts[complete > 0]] = 1
+        changes[(begins + (complete - 1) * self.stride + self.length + 1)[complete > 0]] -= 1
+        stored |= changes[:-1].cumsum() > 0
+        shorter = (complete < most) & ~stored[ends]
         kept = None
-        for start, end in zip(rows.starts.tolist(), rows.ends.tolist(), strict=True):
-            before = -int(step[start]) % self.stride  # ticks of the run before the first multiple of the stride
-            begins = np.arange(start + before, end, self.stride)
-            complete = int(np.searchsorted(begins, end - self.length, "right"))
-            if complete:
-                stored[start : begins[complete - 1] + self.length + 1] = True
-            if rows.is_open and end == len(rows) - 1:
-                kept = min(start + before + complete * self.stride, end)
-            elif complete < len(begins) and not stored[end]:
-                complete += 1
-            begins = begins[:complete]
-            places.append(np.stack([begins, np.minimum(end - begins, self.length)]))
-        first, ticks = np.concatenate(places, axis=1)
+        if rows.is_open:
+            kept = min(int(begins[-1] + complete[-1] * self.stride), int(ends[-1]))
+            shorter[-1] = False
+        complete += shorter
+        # Row of the first observation and number of ticks of each sequence.
+        run = np.repeat(np.arange(len(starts)), complete)
+        first = begins[run] + (np.arange(len(run)) - np.repeat(complete.cumsum() - complete, complete)) * self.stride
+        ticks = np.minimum(ends[run] - first, self.length)
         skipped = max(0, len(first) - self.most) if self.most is not None else 0
         made = self._sequences(rows, first[skipped:], ticks[skipped:], step, skipped) if len(first) else None
         return made, None if kept is None else rows.tail(kept)
