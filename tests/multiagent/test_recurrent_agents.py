@@ -26,7 +26,11 @@ from tmrl_core.multiagent import (
     SimpleStore,
 )
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
+from tmrl_core.multiagent.experiences import PlayedEpisode, chunks_of
 from tmrl_core.multiagent.manager import Mode
+from tmrl_core.multiagent.round_episodes import RoundEpisodes
+from tmrl_core.samples import Buffer
+from tmrl_core.training.loops.lockstep_round import Round
 
 IDS = ("a", "b")
 STATES = gym.spaces.Dict({"seen": gym.spaces.Box(-1, 1, (2,), np.float32), "action_mask": gym.spaces.MultiBinary(3)})
@@ -245,6 +249,35 @@ def test_experiences_that_are_no_single_steps_of_the_policy_are_refused(changed:
     without = {name: column for name, column in experiences(5).items() if name != "state.h"}
     with pytest.raises(SampleRefusedError, match=r"lacks state\.h"):
         agent.store_experiences(without)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_episode_without_an_end_is_refused_and_rows_of_others_do_not_continue_it(name: str) -> None:
+    """In a round, those of another worker follow it: they would be of its run, or end the training of all."""
+    make, params = LEARNERS[name]
+    trainer, actors = manager("training", make, params), manager("inference", make, params)
+    actors.load_models(trainer.get_models())
+    good, bad = (Actor(Cues(), actors).roll_out(seed=seed)[1] for seed in (1, 2))
+    for columns in bad.values():
+        columns["terminated"] = np.zeros(WAIT, np.bool_)
+    memory = RoundEpisodes(trainer.agents, trainer.score, clock=lambda: 0.0)
+    round_ = Round(1, (1, 1), amount=2, episodes=True, grace_s=10.0)
+    memory.begin(round_)
+    streams = b"a" * 16, b"b" * 16
+    round_.poll([(stream, stream.decode()) for stream in streams], 0.0, lambda stream, what: False)
+    reasons = []
+    for number, (stream, experiences) in enumerate([(streams[0], bad), (streams[0], good), (streams[1], good)]):
+        episode = PlayedEpisode(experiences=experiences, performance=1.0, number=number, version=(1, 1))
+        for chunk in chunks_of(episode, max_head_bytes=1 << 20):
+            chunk.stream = stream
+            arrived = Buffer(maxlen=None)
+            arrived.extend([chunk])
+            reasons += [str(reason) for _, reason in memory.append(arrived)]
+    assert len(reasons) == 1
+    assert "the last experience of the episode is neither terminated nor truncated" in reasons[0]
+    assert round_.complete
+    trainer.store_experiences(memory.joined()[1])
+    assert trainer.train()
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,18 @@ class TrainingAgentAlgorithm(ActingPolicy):
             )
 
     def check_experiences(self, experiences: Columns) -> None:
-        """Refuse experiences that lack a column, or whose values do not fit spaces or policy."""
+        """Refuse experiences that lack a column, or whose values do not fit spaces or policy.
+
+        For a recurrent policy, the last one has to end the episode: in a round, those of another worker follow it.
+        """
+        self._check_columns(experiences)
+        if self.recurrent and not (experiences["terminated"][-1] or experiences["truncated"][-1]):
+            raise SampleRefusedError(
+                "the last experience of the episode is neither terminated nor truncated, so that those of the next "
+                "episode would continue it. Set one of the two, as KStepExperienceShaper does"
+            )
+
+    def _check_columns(self, experiences: Columns) -> None:
         policy = self.runner.actor
         extras = policy.reset_extras() if self.trains_on_rounds or self._on_sequences else {}
         try:
@@ -192,7 +203,7 @@ class TrainingAgentAlgorithm(ActingPolicy):
         """
         if not self._on_sequences:
             return experiences
-        self.check_experiences(experiences)
+        self._check_columns(experiences)
         return sequences_of(experiences, params.sequence_length, params.stride, most)
 
     # --- training -----------------------------------------------------------------------------------------------------
