@@ -102,6 +102,20 @@ def test_a_list_of_metrics_is_one_performance() -> None:
     assert memory.joined()[0] == {"anna": [[1.0, 2.0]]}
 
 
+def test_states_with_other_keys_of_the_same_name_are_refused() -> None:
+    """They cannot be joined with those of the other workers."""
+
+    def states(key: Any) -> dict[str, Any]:
+        return columns(2, state={key: np.zeros((2, 3), np.float32)})
+
+    memory = memory_of(2)
+    assert not put(memory, chunks(FIRST, 0, a=states("1")))
+    (reason,) = put(memory, chunks(SECOND, 0, a=states(1)))
+    assert "the experiences of agent 'a' are (/action: int64[], /reward: float32[], /state/1: float32[3])" in reason
+    assert not put(memory, chunks(SECOND, 1, a=states("1")))
+    assert memory.joined()[1]["a"]["reward"].shape == (4,)  # type: ignore[union-attr]
+
+
 def test_late_and_surplus_rows_are_counted_and_not_held() -> None:
     memory = memory_of(1)
     round_ = memory.round

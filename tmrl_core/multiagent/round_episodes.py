@@ -18,13 +18,10 @@ from tmrl_core.samples import Buffer, Chunk, Segment
 from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import VIEWED, Round, RoundSegment
-from tmrl_core.training.memories.layout import Leaf, tree_spec
+from tmrl_core.training.memories.layout import TreeSpec, tree_spec
 
 MAX_REFUSALS = 64
 """Number of refused runs after which the rest of a message is discarded unread; a refusal costs more than a row."""
-
-Layout = dict[str, Leaf]
-"""Dtype and shape of a row of each column, by its path."""
 
 
 class RoundEpisodes(TrainingMemory):
@@ -66,7 +63,7 @@ class RoundEpisodes(TrainingMemory):
         self._clock = clock
         self._readers: dict[bytes, EpisodeReader] = {}
         self._played: dict[bytes, list[PlayedEpisode]] = {}
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, TreeSpec] = {}
         """Layout of the rows of each pool, by the pool's `id`."""
 
     def begin(self, round_: Round) -> None:
@@ -148,7 +145,7 @@ class RoundEpisodes(TrainingMemory):
             return f"a performance with the score {score}, which is not finite"
         if problem := experience_problem(episode.experiences, self._agents):
             return problem
-        found: dict[int, Layout] = {}
+        found: dict[int, TreeSpec] = {}
         for name, columns in episode.experiences.items():
             agent = self._agents[name]
             if not _rows_of(columns):
@@ -165,7 +162,7 @@ class RoundEpisodes(TrainingMemory):
             known = self._layouts.get(pool) or found.get(pool)
             if known is not None and layout != known:
                 return (
-                    f"the experiences of agent {name!r:.100} are {_shown(layout)}, its pool holds {_shown(known)}. "
+                    f"the experiences of agent {name!r:.100} are {layout}, its pool holds {known}. "
                     "See that workers and trainer use the same manager and environment."
                 )
             found[pool] = layout
@@ -206,21 +203,17 @@ class RoundEpisodes(TrainingMemory):
         return performances, {agent: _of_agent(columns) for agent, columns in parts.items()}
 
 
-def _layout_of(columns: Columns) -> Layout:
+def _layout_of(columns: Columns) -> TreeSpec:
     """Return the layout of columns; the order of keys does not matter.
 
     Raises:
         SampleRefusedError: a column is not an array of numbers.
     """
-    return {leaf.path: leaf for leaf in tree_spec(columns, "", False).leaves}
+    return tree_spec(columns, "", False)
 
 
 def _first_row(columns: Columns) -> Columns:
     return {key: map_leaves(lambda leaf: leaf[:1], tree) for key, tree in columns.items()}
-
-
-def _shown(layout: Layout) -> str:
-    return "(" + ", ".join(map(str, layout.values())) + ")"
 
 
 def _rows_of(columns: Columns) -> int:
