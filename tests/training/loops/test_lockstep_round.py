@@ -10,7 +10,7 @@ import pytest
 
 from tmrl_core.networking.protocol.messages import Collect
 from tmrl_core.samples import Chunk, Segment
-from tmrl_core.training.loops.lockstep_round import LONGEST, SLOW, LastRows, Round
+from tmrl_core.training.loops.lockstep_round import LONGEST, SLOW, Assignment, LastRows, Round
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 HERE = [(B, "b"), (A, "a")]
@@ -68,6 +68,28 @@ def test_counted_rows_are_of_the_version_within_the_assignment_and_no_resets(mak
     assert complete
     assert versions(round_) == {(1, 7)}
     assert steps(round_) == 10
+
+
+@pytest.mark.parametrize("episodes", [False, True])
+def test_rows_that_do_not_count_are_passed_over_at_once(
+    make_rows: Rows, monkeypatch: pytest.MonkeyPatch, episodes: bool
+) -> None:
+    """A message of 500 bytes may hold millions of them; a look at each took two seconds."""
+    looks = 0
+
+    def missing(assignment: Assignment) -> int:
+        nonlocal looks
+        looks += 1
+        return assignment.wanted - assignment.collected
+
+    monkeypatch.setattr(Assignment, "missing", property(missing))
+    round_, rows = make(10, episodes=episodes), LastRows()
+    round_.poll(HERE, 0.0, never)
+    chunk = make_rows(1, 0, 1, 1_000, version=(1, 7), end="terminated")
+    chunk.action_present[:-2] = False
+    take(round_, rows, chunk)
+    assert round_.collected == (1 if episodes else 2)
+    assert looks < 20
 
 
 def test_the_order_is_by_name_and_not_by_arrival(make_rows: Rows) -> None:

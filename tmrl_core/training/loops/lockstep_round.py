@@ -372,16 +372,18 @@ class Round:
 
     def _count(self, assignment: Assignment, segment: RoundSegment, start: int, stop: int) -> int:
         """Count rows `start` to `stop`. Return the end of the rows that count."""
-        for row in range(start, stop):
-            if not assignment.missing:
-                return row
-            if self.in_episodes:
-                # A final row without a previous row is not an episode. A round of such rows would hold no transition.
-                ended = segment.chunk.terminated[row] or segment.chunk.truncated[row]
-                assignment.collected += bool(ended and segment.follows[row])
-            else:
-                assignment.collected += segment.follows[row]
-        return stop
+        chunk, counts = segment.chunk, segment.follows[start:stop]
+        if self.in_episodes:
+            # A final row without a previous row is not an episode. A round of such rows would hold no transition.
+            counts = ((chunk.terminated[start:stop] | chunk.truncated[start:stop]) & counts).tolist()
+        row = 0
+        while assignment.missing:
+            try:
+                row = counts.index(True, row) + 1  # a message of 500 bytes may hold millions of rows that do not count
+            except ValueError:
+                return stop
+            assignment.collected += 1
+        return start + row
 
     # --- assignments --------------------------------------------------------------------------------------------------
 
