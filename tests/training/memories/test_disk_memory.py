@@ -14,7 +14,7 @@ import torch
 
 from tests.training.disk_memory import STREAM, make, segments, steps
 from tmrl_core.errors import StorageFullError
-from tmrl_core.samples import EpisodeRecord, Segment
+from tmrl_core.samples import Chunk, EpisodeRecord, Segment
 from tmrl_core.training import ReplayMemory
 
 pytestmark = pytest.mark.usefixtures("small_files")
@@ -115,9 +115,10 @@ def test_the_highest_numbers_that_a_worker_may_claim_come_back(tmp_path: Path, m
     """They would make the folder unreadable for the next trainer."""
 
     def append(stream: int, episode: int, step: int) -> int:
-        chunk = make_rows(stream, 0, 1, 3)
+        chunk: Chunk = make_rows(stream, 0, 1, 3)
         chunk.segments = (Segment(3, episode, step),)
-        return memory.append_chunk(chunk)
+        made: int = memory.append_chunk(chunk)
+        return made
 
     highest, samples = 1 << 62, (1 << 32) - 1
     offset = highest, highest - 1 + samples  # after message 2^62 - 1
@@ -149,6 +150,32 @@ def test_deferred_samples_and_offsets_count_from_the_commit_on(tmp_path: Path, m
     memory = make(tmp_path)
     assert memory.recorded == ({STREAM: (2, 6), bytes(16): (9, 9)}, {"samples": 6})
     assert len(memory) == 5
+
+
+def test_rows_without_transitions_do_not_fill_the_disk(
+    tmp_path: Path, make_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They let no file go. Compressed, one large observation takes 139 bytes on the wire."""
+    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MAX_STATE_BYTES", 50_000)
+
+    def append(stream: int, episode: int, step: int, rows: int, end: str | None = None) -> int:
+        chunk: Chunk = make_rows(stream, episode, step, rows, end=end)
+        chunk.observation = np.zeros((rows, 1_000), np.uint8)
+        made: int = memory.append_chunk(chunk)
+        return made
+
+    memory = make(tmp_path, memory_size=40)
+    assert append(1, 0, 0, 2) == 1
+    assert sum(append(1, episode, 0, 1) for episode in range(1, 500)) == 0
+    assert memory.disk is not None
+    assert memory.disk.bytes_on_disk < 300_000, "of 500 last rows of 1,000 bytes"
+    for episode in range(100):
+        assert append(2, episode, 0, 2, "truncated") == 1
+    append(1, 500, 0, 1)
+    memory.close()
+    memory = make(tmp_path, memory_size=40)
+    assert append(1, 500, 1, 1) == 1, "last rows are written again once files have gone"
+    memory.close()
 
 
 def test_statistics_come_back(tmp_path: Path, make_rows: Any, make_buffer: Any) -> None:

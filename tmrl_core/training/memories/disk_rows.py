@@ -11,7 +11,8 @@ Files are mapped into memory, and a batch is one gather from the mappings: the o
 what is in RAM. This process itself holds a table with 16 bytes for each record, with the index of its first row, and
 the state of the streams. Each file begins with the complete state, so that an earlier file can be deleted when all its
 rows have left the memory. A file takes an eighth of the capacity (at least 16 MB), so the folder holds up to nine
-eighths of it.
+eighths of it, besides the state of the streams. Rows without transitions add state and let no file go, so the last rows
+of streams are left out while the folder takes twice the capacity and 256 MB.
 
 Frames of stacked observations may be in the same records, after the rows (disk_frames.py), so that rows and their
 frames always agree too. The folder then holds up to one sixty-fourth more than the memory in RAM would.
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 FORMAT_NAME = "replay memory"
 MIN_SEGMENT_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 256 << 20
+MAX_STATE_BYTES = 256 << 20
+"""Size of a folder, besides twice its capacity, beyond which the last rows of streams are no longer written."""
 CHECKED_AT_ONCE = 256 << 10
 """Bytes of older files that each commit checks."""
 FILES = 8
@@ -306,12 +309,16 @@ class DiskRows(Rows):
         if not description:
             return
         self._log.description = description
-        whole = self.capacity * (self._row_bytes + sum(held.frame_bytes for held in self.frames))
         if self.stacks is None:
-            size = max(whole // FILES, MIN_SEGMENT_BYTES)
+            size = max(self._capacity_bytes // FILES, MIN_SEGMENT_BYTES)
         else:
-            size = max(whole // FILES_OF_FRAMES, MIN_SEGMENT_BYTES // (FILES_OF_FRAMES // FILES))
+            size = max(self._capacity_bytes // FILES_OF_FRAMES, MIN_SEGMENT_BYTES // (FILES_OF_FRAMES // FILES))
         self._log.segment_bytes = min(size, MAX_SEGMENT_BYTES)
+
+    @property
+    def _capacity_bytes(self) -> int:
+        """Size of the rows and frames of a full memory."""
+        return self.capacity * (self._row_bytes + sum(held.frame_bytes for held in self.frames))
 
     def _snapshot(self) -> bytes:
         changes = self.states.whole()
@@ -361,6 +368,10 @@ class DiskRows(Rows):
         """
         rows = self._staged_rows
         put = [[held.stop, held.staged] for held in self.frames]
+        folder_bytes = sum(segment.end for segment in self._files.segments.values())
+        if folder_bytes > 2 * self._capacity_bytes + MAX_STATE_BYTES:
+            # After a restart, streams lose the transitions between two of their messages.
+            changes = {**changes, "tails": dict.fromkeys(changes.get("tails", {}))}
         if self.frames:
             changes = {**changes, "frames": FramesNote(put, self.staged_needs).plain()}
         note = rows_note(self.readable, rows, encoded(changes))
