@@ -142,6 +142,21 @@ def test_a_transition_takes_about_one_frame_and_old_files_go(
     memory.close()
 
 
+def test_frames_of_resets_alone_leave_with_their_files(tmp_path: Path, make_rows: Any) -> None:
+    """Without a first transition, no row would ever let a file go."""
+    memory = make(tmp_path, memory_size=40)
+    for episode in range(1_000):
+        memory.append_chunk(chunk(make_rows, 1, episode % 250, 0, 1))
+    assert len(memory) == 0
+    assert len(files(tmp_path)) < 50, "of 500"
+    memory.append_chunk(chunk(make_rows, 2, 0, 0, 5))
+    memory.close()
+    memory = make(tmp_path, memory_size=40)
+    assert len(memory) == 4
+    assert same(memory.get_transition(3)[3], {name: leaf[4] for name, leaf in stacks(0, 0, 5).items()})
+    memory.close()
+
+
 def test_a_truncated_record_has_no_effect(tmp_path: Path, make_rows: Any, caplog: pytest.LogCaptureFixture) -> None:
     memory = make(tmp_path / "whole")
     memory.deferred = True

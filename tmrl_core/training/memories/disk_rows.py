@@ -416,8 +416,8 @@ class DiskRows(Rows):
     def _drop_old(self) -> None:
         limit = self.readable - self.capacity
         if self.frames:
-            limit = max(limit, self.oldest)  # rows may have been deleted with their frames
-        if limit <= 0:
+            limit = max(limit, self.oldest)  # rows may have been deleted with their frames, or frames have none yet
+        elif limit <= 0:
             return
         segments = self._files.segments
         needed = next((n for n, segment in segments.items() if self._holds_needed(segment, limit)), 0)
