@@ -59,7 +59,12 @@ class EvaluationResult:
     @property
     def spread(self) -> float:
         """Standard deviation of the returns; NaN where one is not finite."""
-        return statistics.pstdev(self.returns) if all(map(math.isfinite, self.returns)) else math.nan
+        if not all(map(math.isfinite, self.returns)):
+            return math.nan
+        largest = max(map(abs, self.returns))
+        if largest < 1e150:
+            return statistics.pstdev(self.returns)
+        return largest * statistics.pstdev([value / largest for value in self.returns])  # Python 3.10 cannot square it
 
 
 def mean_of(returns: Sequence[float]) -> float:
