@@ -60,6 +60,28 @@ def test_rows_that_cannot_be_read_yet_do_not_expire() -> None:
     assert fresh.count(0, 6) == 1
 
 
+def test_an_addition_does_not_copy_the_runs_of_the_whole_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that sends rows of two versions in turn would make each message of the others cost as much."""
+    fresh, rows = FreshRows(3), 10_000
+    fresh.follow(9)
+    fresh.add(0, np.resize([8, 9], rows))
+    fresh.expire(0, rows)
+    copied, concatenate = 0, np.concatenate
+
+    def counted(arrays: Any) -> Any:
+        nonlocal copied
+        made = concatenate(arrays)
+        copied += len(made)
+        return made
+
+    monkeypatch.setattr(np, "concatenate", counted)
+    for stop in range(rows + 2, rows + 202, 2):
+        fresh.add(stop - 2, np.array([8, 9]))
+        assert fresh.expire(0, stop) == []
+    assert copied < rows
+    assert fresh.count(0, rows + 200) == rows + 200
+
+
 def test_lags_cover_the_rows_sampled_since_the_last_call() -> None:
     lag = SampledLag()
     assert lag.take() is None

@@ -3,6 +3,9 @@
 Transitions arrive as runs of one policy version, a few per message. A list of runs therefore holds all lags at no cost
 per transition, both for rows in RAM and on disk. Uniform sampling chooses a number below the sum of the runs' lengths.
 Runs leave the list when they are too old, or when their rows have left the memory.
+
+A worker may send rows of two versions in turn, so that the list has a run for each row of the memory. New runs are
+therefore put beside the list, and join it once it is used as a whole: when batches are sampled or the version changes.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.sampler import Sampler
 
 MAX_NOTES = 4096
+MAX_ADDED = 256
+"""Number of additions after which their runs join the list, so that runs without rows leave it."""
 
 
 class FreshRows:
@@ -42,6 +47,12 @@ class FreshRows:
         self._starts: Array = np.zeros(0, np.int64)
         self._stops: Array = np.zeros(0, np.int64)
         self._counters: Array = np.zeros(0, np.int64)
+        self._added: list[tuple[Array, Array, Array]] = []
+        """Starts, stops and counters of later runs, by addition."""
+        self._recent = 0
+        """Number of the first additions that have no old runs."""
+        self._expired_at: int | None = None
+        """Number of the version for which all old runs have left the list; None: some may be in it."""
         self._within: tuple[tuple[int, int], Array, Array] | None = None
         """First row of each run in [first, readable), and the running sum of the runs' lengths."""
 
@@ -51,6 +62,7 @@ class FreshRows:
         Otherwise a worker that invents the number of a version could send rows that never expire.
         """
         if self.counter:  # the first number after a restart may be that of a checkpoint, and the rows on disk be newer
+            self._join()
             self._counters = np.minimum(self._counters, counter)
         self.counter = counter
 
@@ -65,14 +77,26 @@ class FreshRows:
             return
         self._within = None
         changes = (counters[1:] != counters[:-1]).nonzero()[0]
-        if not len(changes) and len(self._stops) and self._stops[-1] == start and self._counters[-1] == counters[0]:
-            self._stops[-1] = start + len(counters)  # the rows continue the latest run
+        _, stops, latest = self._added[-1] if self._added else (self._starts, self._stops, self._counters)
+        if not len(changes) and len(stops) and stops[-1] == start and latest[-1] == counters[0]:
+            stops[-1] = start + len(counters)  # the rows continue the latest run
             return
         begins = np.concatenate([[0], changes + 1])
         ends = np.append(begins[1:], len(counters))
-        self._starts = np.concatenate([self._starts, start + begins])
-        self._stops = np.concatenate([self._stops, start + ends])
-        self._counters = np.concatenate([self._counters, counters[begins]])
+        self._added.append((start + begins, start + ends, counters[begins]))
+
+    def _adds_old(self) -> bool:
+        oldest = self.counter - self.max_lag
+        return any((counters < oldest).any() for _, _, counters in self._added[self._recent :])
+
+    def _join(self) -> None:
+        """Let the added runs join the list."""
+        if self._added:
+            if self._adds_old():
+                self._expired_at = None
+            joined = zip((self._starts, self._stops, self._counters), *self._added, strict=True)
+            self._starts, self._stops, self._counters = map(np.concatenate, joined)
+            self._added, self._recent = [], 0
 
     def _keep(self, kept: Array) -> None:
         if not kept.all():
@@ -81,7 +105,13 @@ class FreshRows:
 
     def expire(self, first: int, readable: int) -> list[tuple[int, int]]:
         """Remove rows in [first, readable) that are too old now. Return them as ranges."""
-        old = (self._counters < self.counter - self.max_lag) & (self._starts < readable)
+        if self._expired_at == self.counter and len(self._added) < MAX_ADDED and not self._adds_old():
+            self._recent = len(self._added)
+            return []
+        self._join()
+        too_old = self._counters < self.counter - self.max_lag
+        old = too_old & (self._starts < readable)
+        self._expired_at = None if (too_old & (self._stops > readable)).any() else self.counter
         gone = self._stops <= first
         if not (old.any() or gone.any()):
             return []
@@ -96,6 +126,7 @@ class FreshRows:
         return found
 
     def _bounds(self, first: int, readable: int) -> tuple[Array, Array]:
+        self._join()
         if self._within is None or self._within[0] != (first, readable):
             starts, stops = np.maximum(self._starts, first), np.minimum(self._stops, readable)
             self._within = ((first, readable), starts, np.maximum(stops - starts, 0).cumsum())
