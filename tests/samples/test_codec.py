@@ -19,6 +19,7 @@ from hypothesis.extra import numpy as hnp
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.buffer import Buffer
 from tmrl_core.samples.codec import (
+    MAX_COLUMNS,
     SampleMessage,
     decode_message,
     decoded_bytes,
@@ -431,6 +432,25 @@ def test_a_body_put_together_by_another_encoder_is_a_message() -> None:
 def test_invalid_messages_are_refused(data: bytes) -> None:
     with pytest.raises(CodecError):
         decode_message(data, max_bytes=LIMIT)
+
+
+def test_the_number_of_columns_is_limited_on_both_sides() -> None:
+    """Each takes time, so that a message of 300,000 tiny ones would take the trainer seconds."""
+    chunk = pendulum_like(1)
+    own = len(list(leaves(chunk.fields)))
+    extras: dict[str, Any] = {str(n): np.zeros(1, np.int8) for n in range(MAX_COLUMNS - own)}
+    most = dataclasses.replace(chunk, extras=extras, kinds=())
+    message = decode_message(encode_message(most, []), max_bytes=LIMIT)
+    assert message.chunk is not None
+    assert len(message.chunk.extras) == MAX_COLUMNS - own
+    with pytest.raises(CodecError, match="4097 columns, more than the limit of 4096"):
+        encode_message(dataclasses.replace(most, extras={**extras, "more": np.zeros(1, np.int8)}), [])
+    body = parts(chunk)
+    for columns, extra in ((body[3] + [body[3][0]] * MAX_COLUMNS, 0), (body[3], [3, 0])):
+        entry = [*body[2]]
+        entry[4] = {str(n): extra for n in range(MAX_COLUMNS)}
+        with pytest.raises(CodecError, match=r"<= 4096|4098 columns, more"):
+            decode_message(message_of([*body[:2], entry, columns]), max_bytes=LIMIT)
 
 
 def test_a_tree_nested_too_deep_is_refused() -> None:

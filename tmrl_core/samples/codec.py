@@ -69,6 +69,9 @@ MIN_SAVING = 0.05
 FEW_RECORDS, RECORD_BYTES = 64, 16
 """A message may have this number of episode records, and one more for each of this number of bytes on the wire."""
 
+MAX_COLUMNS = 4_096
+"""Maximum number of columns of a message: each takes time to read and to check, however small it is."""
+
 _LEVEL = 1
 # Minimum bytes of a message for a frame, and of a plane for a block.
 _LEAST_MESSAGE, _LEAST_PLANE = 256, 128
@@ -117,7 +120,7 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
     signature: bytes
     records: list[EpisodeRecord]
     chunk: _ChunkEntry | None
-    columns: list[Any]
+    columns: Annotated[list[Any], msgspec.Meta(max_length=MAX_COLUMNS)]
 
 
 _BODY_DECODER = msgspec.msgpack.Decoder(_Body, ext_hook=ext_hook)
@@ -271,6 +274,8 @@ def _check(chunk: Chunk) -> None:
     """
     rows = chunk.rows
     columns = list(leaves(chunk.fields))
+    if len(columns) > MAX_COLUMNS:
+        raise CodecError(f"a chunk of {len(columns)} columns, more than the limit of {MAX_COLUMNS}")
     if not isinstance(chunk.reward, np.ndarray):
         raise CodecError("a chunk whose rewards are not an array")
     if not all(isinstance(name, str) for name in chunk.extras):
