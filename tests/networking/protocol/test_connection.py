@@ -771,7 +771,7 @@ def test_policy_versions_only_grow() -> None:
 @pytest.mark.parametrize(
     ("who_reads_nothing", "code", "reason"),
     [
-        ("worker", "misuse", "faster than their announcements are read"),
+        ("worker", "misuse", "faster than the answers are read"),
         ("trainer", "full", "announced more than 16 MB of signatures"),
     ],
 )
