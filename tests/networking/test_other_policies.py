@@ -166,7 +166,7 @@ def test_the_trainers_policy_is_accepted_from_either_backend(place: Place, backe
 
 def test_a_description_with_a_huge_number_does_not_end_the_trainer(place: Place) -> None:
     place.publish()
-    policy = {"shapes": {"net.0.weight": [1 << 20_000, 3]}, "metadata": {}}
+    policy = {"shapes": {"net.0.weight": [1 << 8_000, 3]}, "metadata": {}}
     settings = LinkSettings(port=place.server.port, transport="local")
     wolf = WorkerLink(settings, name="wolf", run="default", signature={"policy": policy})
     wolf.start()
