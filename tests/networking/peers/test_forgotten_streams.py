@@ -10,7 +10,7 @@ from tests.networking.end_to_end.ends import Ends, certificate, verifier
 from tests.networking.peers.test_unread_answers import give
 from tmrl_core.networking.end_to_end.identity import Signer
 from tmrl_core.networking.end_to_end.worker import WorkerSeal
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tmrl_core.networking.peers import Member, TrainerConnection, TrainerState
 from tmrl_core.networking.peers import trainer as trainer_peer
 from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.protocol.connection import Identity
@@ -152,7 +152,7 @@ def test_streams_that_stay_are_not_searched_for_each_new_one(
     state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, seal=seal)
     for number in range(400):
         one = stream(b"wolf", START + number)
-        state.members[one] = trainer_peer.Member(one, "wolf", b"", 0.0)
+        state.members[one] = Member(one, "wolf", b"", 0.0)
         state.receiver(one)
     assert len(state.receivers) == 400
     assert len(searches) <= 400 / 4

@@ -60,6 +60,10 @@ class LinkView:
         """As `TrainerLink.members`."""
         return list(self.trainer.state.members.values())
 
+    def take_member_changes(self) -> tuple[dict[bytes, Member], set[bytes]]:
+        """As `TrainerLink.take_member_changes`."""
+        return self.trainer.state.members.take_changes()
+
     @property
     def offsets(self) -> dict[bytes, CommittedOffset]:
         """As `TrainerLink.offsets`."""

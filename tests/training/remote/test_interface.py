@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import encode_arrays
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.peers import Member
 from tmrl_core.networking.peers.inbox import TAKEN_BYTES
-from tmrl_core.networking.peers.trainer import Member
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import NEXT_ROUND, Blob, Collect, Lateness, PolicyUpdate, decode_body
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
@@ -61,6 +62,15 @@ def published(actor: Any) -> PolicyUpdate:
     assert link._trainer.policy is not None
     update: PolicyUpdate = decode_body(link._trainer.policy[1], PolicyUpdate)
     return update
+
+
+def _link_workers(interface: RemoteInterface, workers: Mapping[bytes, str]) -> None:
+    """Let these be the linked workers, by stream, and the interface notice it."""
+    members = interface.link._trainer.members
+    members.clear()
+    for stream, name in workers.items():
+        members[stream] = Member(stream, name, b"", 0.0)
+    interface.receive()
 
 
 def test_a_policy_is_published_with_its_exploration_parameters() -> None:
@@ -135,7 +145,7 @@ def test_workers_that_change_their_names_make_a_bounded_number_of_series() -> No
     series: set[str] = set()
     for number in range(40):
         workers = {bytes([number, n]): f"worker {n if n < 4 else 1_000 * number + n}" for n in range(WORKERS_CHARTED)}
-        interface._workers = workers
+        _link_workers(interface, workers)
         rates = interface._worker_rates()
         assert {f"worker/worker {n}/steps_per_s" for n in range(4)} <= rates.keys()
         series |= rates.keys()
@@ -148,12 +158,12 @@ def test_a_worker_that_changes_its_name_leaves_series_for_others() -> None:
     series: set[str] = set()
     interface.link._trainer.names[stream] = "thief"  # stands for the name in its certificate
     for number in range(1_000):
-        interface._workers = {stream: f"worker {number}"}
+        _link_workers(interface, {stream: f"worker {number}"})
         series |= interface._worker_rates().keys()
     assert len(series) == MAX_CHARTED_NAMES_EACH
     thieves = {stream + bytes([n]): f"thief {n}" for n in range(WORKERS_CHARTED)}
     interface.link._trainer.names.update(dict.fromkeys(thieves, "thief"))
-    interface._workers = {**thieves, b"honest": "robot7"}
+    _link_workers(interface, {**thieves, b"honest": "robot7"})
     assert interface._worker_rates().keys() == {"worker/robot7/steps_per_s"}
 
 
@@ -232,12 +242,31 @@ def test_a_worker_is_idle_when_it_waits_for_a_round_and_not_for_a_policy() -> No
         assert interface.says_idle(stream) == idle
 
 
+def test_thousands_of_linked_streams_are_not_looked_at_in_each_call() -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    evaluator = Evaluator(1, 7, 0, lambda evaluation, _: None)
+    interface = RemoteInterface(link, evaluator=evaluator)
+    streams = [number.to_bytes(16, "big") for number in range(5_000)]
+    _link_workers(interface, dict.fromkeys(streams, "wolf"))
+    evaluator.start(0, (1, 1), streams)
+    tracemalloc.start()
+    try:
+        interface.receive()
+        interface.wait(0.0)
+        interface.has_turn()
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(streams), "not even a list of them was made"
+    finally:
+        tracemalloc.stop()
+    assert len(interface.workers()) == len(streams)
+
+
 def test_requests_to_streams_that_have_left_are_not_kept_forever() -> None:
     link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
     interface = RemoteInterface(link)
     for number in range(5_000):
         stream = number.to_bytes(16, "big")
-        link._trainer.members = {stream: Member(stream, "robot", b"", 0.0)}
+        link._trainer.members.clear()
+        link._trainer.members[stream] = Member(stream, "robot", b"", 0.0)
         interface.receive()
         interface.collect(Collect(1, (1, 1), 5), stream)
     assert stream in interface._shares
@@ -250,9 +279,9 @@ def test_the_numbers_of_streams_that_have_left_are_not_kept() -> None:
     payload = memoryview(encode_message(None, []))
     streams = [number.to_bytes(16, "big") for number in range(100)]
     for stream in streams:
-        link._trainer.members = {stream: Member(stream, "robot", b"", 0.0)}
+        link._trainer.members[stream] = Member(stream, "robot", b"", 0.0)
         interface.receive()
-        link._trainer.members = {}
+        link._trainer.members.clear()
         link._trainer.inbox.append(Received(stream, 0, 0, payload, len(payload)))
         assert len(interface.receive()) == 1  # its samples are used nevertheless
     assert not interface._next_numbers

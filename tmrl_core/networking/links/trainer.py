@@ -296,6 +296,11 @@ class TrainerLink(Link):
         with self._trainer.lock:
             return list(self._trainer.members.values())
 
+    def take_member_changes(self) -> tuple[dict[bytes, Member], set[bytes]]:
+        """Return the workers that were linked, and the streams that have left, since the last call; see `Members`."""
+        with self._trainer.lock:
+            return self._trainer.members.take_changes()
+
     @property
     def waits(self) -> list[tuple[str, str]]:
         """Return the label of each linked worker and its wait reason; empty: it collects."""

@@ -5,8 +5,9 @@ Each client has a state that outlives its links (`WorkerState`, `TrainerState`) 
 """
 
 from tmrl_core.networking.peers.client import ClientState
+from tmrl_core.networking.peers.members import Member
 from tmrl_core.networking.peers.observer import ObserverConnection, ObserverState
-from tmrl_core.networking.peers.trainer import Member, TrainerConnection, TrainerState
+from tmrl_core.networking.peers.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.peers.worker import WorkerConnection, WorkerState
 
 __all__ = [

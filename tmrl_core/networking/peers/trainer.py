@@ -15,6 +15,7 @@ from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, 
 from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.peers.inbox import Inbox
+from tmrl_core.networking.peers.members import Member, Members
 from tmrl_core.networking.peers.postponed import Postponed
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
@@ -99,17 +100,6 @@ _SEARCHED_STREAMS = 512
 """Number of the oldest absent streams among which one without a committed message is forgotten first."""
 
 
-class Member(msgspec.Struct, frozen=True):
-    """A worker's stream as the trainer sees it."""
-
-    stream: bytes
-    name: str
-    signature: bytes
-    since_s: float
-    live: bool = True
-    """False: its worker has ended, and its messages come from the Server's spool."""
-
-
 class TrainerState(ClientState):
     """A trainer's side of delivery and of the last-value channels.
 
@@ -175,7 +165,7 @@ class TrainerState(ClientState):
         for stream, told in (refusals or {}).items():
             if stream in self.receivers:
                 self.receivers[stream].remember(told)
-        self.members: dict[bytes, Member] = {}
+        self.members = Members()
         self.names: dict[bytes, str] = {}
         self.waits: dict[bytes, str] = {}
         """Wait reason of each member; empty text: the worker collects."""

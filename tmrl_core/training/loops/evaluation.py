@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -172,7 +172,7 @@ class Evaluator:
         """The newest finished evaluation."""
         return self.results[-1] if self.results else None
 
-    def start(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
+    def start(self, updates: int, version: Version, members: Collection[bytes]) -> None:
         """Begin an evaluation now. An open evaluation is cancelled.
 
         Args:
@@ -183,7 +183,7 @@ class Evaluator:
         self._open = _Open(version, updates)
         self._assign(members, members)
 
-    def poll(self, updates: int, version: Version, members: Sequence[bytes]) -> None:
+    def poll(self, updates: int, version: Version, members: Collection[bytes]) -> None:
         """Begin a due evaluation, or find another worker for an open evaluation whose worker has left or is silent."""
         current = self._open
         if current is None:
@@ -191,7 +191,7 @@ class Evaluator:
                 self.due_updates = updates - updates % self.every_updates + self.every_updates
                 self.start(updates, version, members)
             return
-        for stream in current.attempts.keys() - set(members):
+        for stream in [asked for asked in current.attempts if asked not in members]:
             self._failures.update({stream, current.attempts.pop(stream).origin})
         last = current.attempts.get(current.stream)
         if last is not None:
@@ -209,7 +209,7 @@ class Evaluator:
         self._worker = None
         self._assign(members, able)
 
-    def _assign(self, members: Sequence[bytes], able: Sequence[bytes]) -> None:
+    def _assign(self, members: Collection[bytes], able: Collection[bytes]) -> None:
         """Request the open evaluation from one of the able members."""
         current = self._open
         assert current is not None

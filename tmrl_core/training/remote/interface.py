@@ -7,7 +7,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -92,6 +92,29 @@ POLICY = "policy"
 """Name of the published policy, if it is the only one."""
 
 
+class _Evaluators(Collection[bytes]):
+    """Streams of the workers that can evaluate, in the order in which they are asked; a view.
+
+    Args:
+        live: all workers that are linked.
+        unfit: those with another environment or policy.
+        strange: those whose latest samples were refused, which come last.
+    """
+
+    def __init__(self, live: Collection[bytes], unfit: Collection[bytes], strange: Collection[bytes]) -> None:
+        self._live, self._unfit, self._strange = live, unfit, strange
+
+    def __contains__(self, stream: object) -> bool:
+        return stream in self._live and stream not in self._unfit
+
+    def __iter__(self) -> Iterator[bytes]:
+        fit = [stream for stream in self._live if stream not in self._unfit]
+        return iter(sorted(fit, key=self._strange.__contains__))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class RemoteInterface(TrainingInterface):
     """Interface of a Trainer's loop to the Server and the workers.
 
@@ -169,16 +192,20 @@ class RemoteInterface(TrainingInterface):
         """Number of the next message of each stream, if none is lost."""
         self._shares: dict[bytes, bytes] = {}
         self._in_round = False
-        self._workers: dict[bytes, str] = {}
+        self._members: dict[bytes, Member] = {}
+        """Linked workers. Nothing that is done often looks at all of them, since one certificate may open thousands."""
+        self._live: dict[bytes, None] = {}
+        """Those whose worker has not ended, the earliest first."""
+        self._evaluators = _Evaluators(self._live, self._unfit, self._strange)
         self._joins = TokenBucket(JOINS_PER_S, JOINS_AT_ONCE)
         self._announced: set[bytes] = set()
         """Streams whose joining was recorded."""
         self._phase = ""
         self._next_record = self._started
         self._starved_since: float | None = None
-        self._here: set[bytes] = set()
-        # Time at which each stream was disconnected. Streams of a checkpoint may be older than this process.
-        self._missing_since: dict[bytes, float] = dict.fromkeys(link.offsets, self._started)
+        # Time at which each stream was disconnected, the earliest first. Those of a checkpoint may be older than this
+        # process.
+        self._missing_since = OrderedDict.fromkeys(link.offsets, self._started)
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         """Training episodes, of all workers."""
@@ -201,7 +228,7 @@ class RemoteInterface(TrainingInterface):
             delivery = self._decoded(one)
             self._outstanding.append((one, delivery))
             missing = self._next_numbers.get(one.stream, one.number) != one.number
-            if one.stream in self._workers:  # a stream that has left is not removed again
+            if one.stream in self._members:  # a stream that has left is not removed again
                 self._next_numbers[one.stream] = one.number + 1
             if self.evaluator is not None and (missing or delivery.refusal):
                 self.evaluator.lost(one.stream)
@@ -314,21 +341,17 @@ class RemoteInterface(TrainingInterface):
         return False
 
     def _is_worker_missing(self, now: float) -> bool:
-        here = {member.stream for member in self.link.members}
-        self._missing_since.update(dict.fromkeys(self._here - here, now))
-        self._here = here
-        self._missing_since = {
-            stream: since
-            for stream, since in self._missing_since.items()
-            if stream not in here and now - since < AWAY_S
-        }
-        return bool(self._missing_since)
+        missing = self._missing_since
+        while missing and now - next(iter(missing.values())) >= AWAY_S:
+            missing.popitem(last=False)
+        return bool(missing)
 
     def _check_starvation(self) -> None:
         now = self._clock()
+        self._note_members()
         away = self._is_worker_missing(now)
-        waits = self.link.waits
-        if away or not (self.progress.lack and waits and all(text for _, text in waits)):
+        waits = [] if away or not self.progress.lack else self.link.waits
+        if not (waits and all(text for _, text in waits)):
             self._starved_since = None
             return
         # A policy in transit may still release a worker, so the state must last for some time.
@@ -352,7 +375,7 @@ class RemoteInterface(TrainingInterface):
         """Publish a policy, or several as a `PolicyBundle`, as the latest."""
         if not self._policy and isinstance(actor, ActorModule | PolicyBundle):
             self._policy = actor.architecture()
-            for member in self.link.members:
+            for member in self._members.values():
                 self._hold_policy(member)
         bundle = actor if isinstance(actor, PolicyBundle) else _bundle_of(actor)
         version = self.link.publish(bundle.policies, bundle.exploration)
@@ -378,13 +401,14 @@ class RemoteInterface(TrainingInterface):
         Turns make runs with one worker repeatable. With several workers, which may be misconfigured, training does not
         wait.
         """
-        live = [member.stream for member in self.link.members if member.live]
-        if not self._takes_turns or len(live) != 1:
+        self._note_members()
+        if not self._takes_turns or len(self._live) != 1:
             return True
-        text = self.link.waits_of(live[0])
+        (stream,) = self._live
+        text = self.link.waits_of(stream)
         if text.startswith(TURN):
-            self._turner = live[0]
-        if self._turner != live[0]:
+            self._turner = stream
+        if self._turner != stream:
             return True
         if self._turn != self.version:
             self.give_turn()  # the version has changed
@@ -437,15 +461,12 @@ class RemoteInterface(TrainingInterface):
 
     def workers(self) -> list[tuple[bytes, str]]:
         """Return the linked workers."""
-        return [(member.stream, member.name) for member in self._live()]
+        self._note_members()
+        return [(stream, self._members[stream].name) for stream in self._live if stream not in self._unfit]
 
     def origin(self, stream: bytes) -> str:
         """Return the name in the worker's certificate; without end-to-end authentication, its label."""
         return self.link.origin(stream)
-
-    def _live(self) -> list[Member]:
-        """Return the live workers whose samples are used."""
-        return [member for member in self.link.members if member.live and member.stream not in self._unfit]
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
         """Return True if the worker reports that it has finished; it does so once all its samples are acknowledged."""
@@ -473,7 +494,8 @@ class RemoteInterface(TrainingInterface):
         """Begin an evaluation of the latest policy."""
         if self.evaluator is not None:
             self._enter("evaluating")
-            self.evaluator.start(self.progress.updates, self.version, self._streams())
+            self._note_members()
+            self.evaluator.start(self.progress.updates, self.version, self._evaluators)
 
     def confirm_target(self) -> bool:
         """Return True if a second evaluation has reached the target; otherwise, training may continue."""
@@ -600,12 +622,6 @@ class RemoteInterface(TrainingInterface):
         target = self._target_return
         return f"mean return {return_text(result.mean, target)}, target {return_text(target)}"
 
-    def _streams(self) -> list[bytes]:
-        """Return the streams of connected workers, those with other environments or policies last."""
-        live = self._live()
-        live.sort(key=lambda member: (member.stream in self._strange, member.since_s))
-        return [member.stream for member in live]
-
     def _tick(self) -> None:
         """Check connected workers, evaluations and network statistics periodically."""
         if self.on_admitted is not None and self.link.was_connected:
@@ -613,33 +629,44 @@ class RemoteInterface(TrainingInterface):
             on_admitted()
         self._note_members()
         if self.evaluator is not None:
-            self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._streams())
+            self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._evaluators)
         now = self._clock()
         if now >= self._next_record:
             self._next_record = now + NETWORK_RECORD_S
             self._record_network()
 
     def _note_members(self) -> None:
-        members = {member.stream: member for member in self.link.members}
-        if members.keys() != self._workers.keys():
-            for stream, name in self._workers.items():
-                if stream not in members:
-                    self._evaluations.pop(stream, None)
-                    self._next_numbers.pop(stream, None)
-                    self._unfit.pop(stream, None)
-                    self._foreign.discard(stream)
-                    if stream in self._announced:
-                        self._announced.remove(stream)
-                        self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
-            for stream, member in members.items():
-                if stream not in self._workers:
-                    self._joined(member)
-            self._workers = {stream: member.name for stream, member in members.items()}
-            self._strange &= members.keys()
-            if len(self._shares) > MAX_STREAMS:
-                self._shares = {stream: share for stream, share in self._shares.items() if stream in members}
+        joined, left = self.link.take_member_changes()
+        for stream in left:
+            self._live.pop(stream, None)
+            if stream not in joined:
+                self._left(stream)
+        for stream, member in joined.items():
+            known = stream in self._members
+            self._members[stream] = member
+            if member.live:
+                self._live[stream] = None
+            if not known:
+                self._joined(member)
+        if (joined or left) and len(self._shares) > MAX_STREAMS:
+            self._shares = {stream: share for stream, share in self._shares.items() if stream in self._members}
+
+    def _left(self, stream: bytes) -> None:
+        name = self._members.pop(stream).name
+        now = self._clock()
+        self._missing_since[stream] = now
+        self._is_worker_missing(now)  # so that it does not grow while nothing waits
+        self._evaluations.pop(stream, None)
+        self._next_numbers.pop(stream, None)
+        self._unfit.pop(stream, None)
+        self._foreign.discard(stream)
+        self._strange.discard(stream)
+        if stream in self._announced:
+            self._announced.remove(stream)
+            self.event(names.EVENT_WORKER_LEFT, f"worker {name} left", worker=name)
 
     def _joined(self, member: Member) -> None:
+        self._missing_since.pop(member.stream, None)
         if self._joins.take(self._clock()):
             self._announced.add(member.stream)
             self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
@@ -686,7 +713,7 @@ class RemoteInterface(TrainingInterface):
             "network",
             {
                 names.CONNECTED: self.link.connected,
-                names.WORKERS: len(self._workers),
+                names.WORKERS: len(self._members),
                 names.SAMPLES_RECEIVED: self.progress.samples,
                 names.UPDATES: self.progress.updates,
                 names.QUEUE_BYTES: counts.inbox_bytes + counts.server_queued_bytes,
@@ -714,7 +741,8 @@ class RemoteInterface(TrainingInterface):
     def _charted(self) -> dict[bytes, str]:
         """Return the workers that are recorded separately."""
         charted: dict[bytes, str] = {}
-        for stream, name in self._workers.items():
+        for stream, member in self._members.items():
+            name = member.name
             if self._charted_names.keep(name, self.link.origin(stream)) is not None:
                 charted[stream] = name
                 if len(charted) == WORKERS_CHARTED:
