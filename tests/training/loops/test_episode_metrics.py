@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,21 @@ def test_rows_have_the_means_over_the_latest_hundred_training_episodes(make_rows
     # Of the latest hundred, those from number 100 on have reached the goal.
     assert second["success_rate"] == pytest.approx((interface.played - 100) / 100)
     assert second["rollout/info/cost"] == pytest.approx(interface.played - 50.5)
+
+
+def test_memories_know_the_certificate_of_each_stream(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    origins: list[Any] = []
+
+    class Noting(ReplayMemory):  # type: ignore[misc]
+        def append_buffer(self, buffer: Buffer) -> Any:
+            origins.extend(chunk.origin for chunk in buffer.chunks)
+            return super().append_buffer(buffer)
+
+    training = TrainingOffline(SPACES, partial(Noting, memory_size=100, batch_size=2), Idle, device="cpu")
+    interface = Playing(make_rows)
+    monkeypatch.setattr(interface, "origin", lambda stream: "robot")
+    training.update_buffer(interface)
+    assert set(origins) == {"robot"}
 
 
 def test_names_are_bounded_for_any_input() -> None:
