@@ -48,6 +48,32 @@ class Source(Connection):
         return bytes(44)
 
 
+class Failing(Connection):
+    """Fails when time passes."""
+
+    def __init__(self) -> None:
+        super().__init__(silent_s=10.0, heartbeat_s=1.0)
+
+    def deadline(self) -> float:
+        return self._now + 0.001
+
+    def tick(self, now: float) -> None:
+        raise KeyError("a defect")
+
+
+def test_a_link_that_fails_when_time_passes_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        failing = Failing()
+        sink = Sink(failing, loop)
+        failing.connected(Identity("there"), loop.time())
+        sink.wake()
+        await asyncio.wait_for(asyncio.shield(sink.ended), 5.0)
+
+    asyncio.run(main())
+    assert "a link failed and is closed" in caplog.text
+
+
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_link_with_much_to_send_gives_others_their_turn(monkeypatch: pytest.MonkeyPatch, closes: bool) -> None:
     source = Source(20_000)

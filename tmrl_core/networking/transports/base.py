@@ -89,8 +89,11 @@ class Driver(ABC):
 
     def _pump(self) -> None:
         self._scheduled = False
+        self._close_on_error(self._move)
+
+    def _close_on_error(self, step: Callable[[], None]) -> None:
         try:
-            self._move()
+            step()
         except Exception:
             # An exception here is a defect of this package. A stalled link would hide it, and a new link starts
             # cleanly.
@@ -123,6 +126,9 @@ class Driver(ABC):
 
     def _tick(self) -> None:
         self._timer = None
+        self._close_on_error(self._pass_time)
+
+    def _pass_time(self) -> None:
         now = self.loop.time()
         if now - self._timer_at > _LATE_S:
             self.connection.compensate_pause(now - self._timer_at, now)
