@@ -287,6 +287,20 @@ def test_the_numbers_of_streams_that_have_left_are_not_kept() -> None:
     assert not interface._next_numbers
 
 
+def test_refused_streams_that_have_left_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    monkeypatch.setattr(link, "refuse", lambda received, reason: None)
+    interface = RemoteInterface(link)
+    for number in range(100):
+        stream = number.to_bytes(16, "big")
+        _link_workers(interface, {stream: "robot"})
+        _link_workers(interface, {})
+        link._trainer.inbox.append(Received(stream, 0, 0, memoryview(b"no message"), 10))
+        assert interface.receive() == []
+        interface.commit()
+    assert not interface._strange
+
+
 def test_a_worker_that_invents_metrics_makes_a_bounded_number_of_series() -> None:
     sink = MemorySink()
     recorder = Recorder([sink])

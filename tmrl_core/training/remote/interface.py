@@ -315,7 +315,8 @@ class RemoteInterface(TrainingInterface):
             if delivery.refusal:
                 self._log_refused(received.stream, self.link.worker_name(received.stream), delivery.refusal)
                 self.link.refuse(received, delivery.refusal)
-                self._strange.add(received.stream)
+                if received.stream in self._members:  # a stream that has left is not removed again
+                    self._strange.add(received.stream)
             else:
                 self._strange.discard(received.stream)
                 self.link.acknowledge([received])
