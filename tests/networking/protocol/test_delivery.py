@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -162,6 +162,27 @@ def test_credit_for_any_number_of_messages_takes_one_pass() -> None:
     assert want is not None
     assert want.total == 1_000 * message_bytes(SAMPLES_HEAD, 10)
     assert queue.deepest == 0, "each index would be searched for from an end"
+
+
+def test_credit_for_one_more_message_does_not_look_at_all_that_wait() -> None:
+    class Queue(deque[Any]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            for message in super().__iter__():
+                self.looks += 1
+                yield message
+
+    sender = sender_of(*[10] * 1_000)
+    sender.resume(channel=0, epoch=1, next_number=0, credit=0)
+    assert sender.want(LIMIT) is not None
+    sender._queue = queue = Queue(sender._queue)
+    for size in (20, 30):
+        assert sender.offer([bytes(size)], 1)
+    want = sender.want(LIMIT)
+    assert want is not None
+    assert want.total == sum(message_bytes(SAMPLES_HEAD, size) for size in [10] * 1_000 + [20, 30])
+    assert queue.looks < 10
 
 
 def test_the_oldest_message_not_being_sent_is_dropped() -> None:

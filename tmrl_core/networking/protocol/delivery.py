@@ -407,8 +407,7 @@ class StreamSender:
         ahead = max(self._limit, self._wanted) - self._sent_bytes - begun
         if ahead >= window_bytes // 4 and ahead >= self._queue[0].size:
             return None
-        # An index into a deque would look at all messages before it, and a hostile Server chooses the window.
-        for message in islice(self._queue, self._covered_messages, None):
+        for message in self._uncovered():
             if self._covered_messages and self._covered_bytes + message.size > window_bytes:
                 break
             self._covered_messages += 1
@@ -418,6 +417,16 @@ class StreamSender:
             return None
         self._wanted = total
         return Want(self._channel, self._epoch, total)
+
+    def _uncovered(self) -> Iterator[_Message]:
+        """Return the messages that are not covered yet, from the nearer end of the queue.
+
+        An index for each would look at all messages before it, and a hostile Server chooses the window.
+        """
+        new = len(self._queue) - self._covered_messages
+        if new < self._covered_messages:
+            return reversed(list(islice(reversed(self._queue), new)))
+        return islice(self._queue, self._covered_messages, None)
 
     def unused(self) -> Unused | None:
         """Return a message that releases the credit of dropped messages, once no message needs it.
