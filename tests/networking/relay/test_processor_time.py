@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.networking.relay.test_one_principal import MB, End, Place, is_closed
@@ -142,6 +144,27 @@ def test_all_links_of_the_principal_pause_and_no_other() -> None:
     assert [len(one.pauses) for one in paused] == [1, 1, 0, 0]
     assert first.link.overspent
     assert not honest.link.overspent
+
+
+def test_the_link_that_was_read_longest_ago_is_read_first_after_a_pause() -> None:
+    """A transport resumes links in the order of their pauses, and the first one's input may pause all again."""
+    place = Place()
+    ends = [place.worker("wolf", number=number) for number in range(3)]
+    order: list[int] = []
+
+    def note(number: int, seconds: float) -> None:
+        if seconds:
+            order.append(number)
+
+    for number, end in enumerate(ends):
+        end.link.pause = partial(note, number)
+    read = [0]
+    for turn in range(5):
+        ends[read[-1]].tell(Have(1, 1))
+        ends[read[-1]].link.charge(BURST_S + 0.1, 20, 100.0 * (turn + 1))
+        read.append(order[0])
+        order.clear()
+    assert read == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_link_whose_read_took_long_gives_others_their_turn() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -22,7 +23,7 @@ from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.peers import WorkerConnection, WorkerState
-from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream
 from tmrl_core.networking.security import credentials
@@ -479,3 +480,24 @@ def test_each_discarded_read_has_a_minimum_price(size: int) -> None:
 
     asyncio.run(main())
     assert sum(charged) == pytest.approx(100 * (5e-6 + size * 2e-9))
+
+
+def test_a_link_that_pauses_again_and_again_does_not_count_as_silent() -> None:
+    class Socket:
+        def pause_reading(self) -> None:
+            """Do nothing: there is no socket."""
+
+    async def main() -> None:
+        connection = Connection(silent_s=10.0, heartbeat_s=1.0)
+        driver = _TlsDriver(TlsTransport(None), connection, asyncio.get_running_loop(), None)
+        connection.connected(Identity("test"), driver.loop.time() - 30.0)
+        connection.state = "open"
+        driver._socket = cast(asyncio.Transport, Socket())
+        driver._pause(4.0)
+        driver._pause(4.0)
+        assert driver._resume is not None
+        connection.tick(driver._resume.when())
+        assert not connection.closing, "its input is read next"
+        driver._resume.cancel()
+
+    asyncio.run(main())

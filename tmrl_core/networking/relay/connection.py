@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
@@ -74,6 +75,16 @@ _REGISTERED = ("worker", "trainer")
 """Roles whose connections the Server logs; probes and observers are not logged."""
 
 
+def _pause(links: Iterable[RelayConnection], seconds: float) -> None:
+    """Read nothing from these links for some seconds.
+
+    The transport resumes them in this order, and the first that is read may be followed by another pause of all. So the
+    one that was read longest ago comes first, or the others would never be read.
+    """
+    for link in sorted(links, key=lambda link: link._read_at):
+        link.pause(seconds)
+
+
 class RelayConnection(Connection):
     """The Server's end of one link."""
 
@@ -133,6 +144,8 @@ class RelayConnection(Connection):
         """Processor time since then, and bytes as they were on the wire."""
         self._overhead_bytes = 0
         """Bytes on the wire that were not content and are not charged yet. A record may be incomplete."""
+        self._read_at = 0.0
+        """Time of the latest read."""
         self._opened = False
         """True: it has opened a stream."""
         self.hands_over = False
@@ -272,6 +285,7 @@ class RelayConnection(Connection):
 
     def charge(self, seconds: float, n: int, now: float) -> None:
         """Charge the processor time of received bytes to the principal, except the part of samples."""
+        self._read_at = now
         used, wire = self._uncharged
         if not self._charged[1] and self.identity.role is None and self.state in _CHARGED:
             used = 0.0  # its handshake; members of a fleet with one token connect again together
@@ -304,14 +318,12 @@ class RelayConnection(Connection):
             everyone = (*relay.workers.values(), *relay.observers, *relay.probes.places)
             links = [link for link in everyone if link.principal == principal]
             relay.processor_time.charge(principal, PAUSE_S * len(links), now)
-            for link in links:
-                link.pause(pause_s)
+            _pause(links, pause_s)
             if relay.processor_time.should_log(principal, now):
                 relay.membership_log.slowed(self)
         if self.hands_over and relay.spool_handoff.is_behind(principal):
-            for link in relay.workers.values():
-                if link.principal == principal and link.hands_over:
-                    link.pause(max(pause_s, _BEHIND_PAUSE_S))
+            links = [link for link in relay.workers.values() if link.principal == principal and link.hands_over]
+            _pause(links, max(pause_s, _BEHIND_PAUSE_S))
 
     def _has_tiny_records(self) -> bool:
         """Return True if less than half of the bytes since the last charge were content of TLS records."""

@@ -372,6 +372,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._socket is not None and not self._finishing:
             if self._resume is not None:
                 self._resume.cancel()
+                self.connection.resumed(self.loop.time() + seconds)  # the end of the pause before does not come
             self._socket.pause_reading()
             self._resume = self.loop.call_later(seconds, self._end_pause)
 
