@@ -299,7 +299,7 @@ class TrainerState(ClientState):
         if self.seal is not None and stream not in self.receivers and self._forgotten.may_hold(stream):
             reason = (
                 "a stream is not newer than others of its worker that this trainer has forgotten, so its samples may "
-                "be in the memory already: restart its worker"
+                "be in the memory already: restart its worker, once the clock of its machine is set"
             )
             self.seal.count(reason, name)
             raise ForgedError(reason)
