@@ -116,6 +116,21 @@ def test_states_with_other_keys_of_the_same_name_are_refused() -> None:
     assert memory.joined()[1]["a"]["reward"].shape == (4,)  # type: ignore[union-attr]
 
 
+def test_states_with_empty_dicts_are_taken_also_when_the_pool_holds_some() -> None:
+    state = {"speed": np.zeros((2, 3), np.float32), "cameras": {}}
+    agents = agents_of(SimpleStore(9))
+    memory = memory_of(2, agents=agents)
+    for _ in range(2):
+        assert not put(
+            memory, chunks(FIRST, 0, a=columns(2, state=state)), chunks(SECOND, 0, a=columns(2, state=state))
+        )
+        agents["a"].store_experiences(memory.joined()[1]["a"])
+        begin(memory, 2)
+    other = columns(2, state={"speed": state["speed"]})
+    assert not put(memory, chunks(FIRST, 1, a=columns(2, state=state)))
+    assert len(put(memory, chunks(SECOND, 1, a=other))) == 1, "they cannot be joined"
+
+
 def test_late_and_surplus_rows_are_counted_and_not_held() -> None:
     memory = memory_of(1)
     round_ = memory.round

@@ -41,7 +41,18 @@ class RoundEpisodes(TrainingMemory):
     type_version = 1
 
     transient = frozenset(
-        {"round", "episodes", "max_episode_bytes", "_agents", "_score", "_clock", "_readers", "_played", "_layouts"}
+        {
+            "round",
+            "episodes",
+            "max_episode_bytes",
+            "_agents",
+            "_score",
+            "_clock",
+            "_readers",
+            "_played",
+            "_layouts",
+            "_stored",
+        }
     )
     """Attributes that are not in checkpoints: an unfinished round is collected again after a restart."""
 
@@ -64,7 +75,9 @@ class RoundEpisodes(TrainingMemory):
         self._readers: dict[bytes, EpisodeReader] = {}
         self._played: dict[bytes, list[PlayedEpisode]] = {}
         self._layouts: dict[int, TreeSpec] = {}
-        """Layout of the rows of each pool, by the pool's `id`."""
+        """Layout of the rows of each pool, by the pool's `id`: that of the first episode of the round."""
+        self._stored: dict[int, TreeSpec] = {}
+        """Layout of the rows that each pool holds, which has no empty dicts."""
 
     def begin(self, round_: Round) -> None:
         """Begin another round."""
@@ -74,7 +87,8 @@ class RoundEpisodes(TrainingMemory):
         for agent in self._agents.values():
             pool = agent.experience_pool
             if pool.keys:
-                self._layouts[id(pool)] = _layout_of(pool.get([]))
+                self._stored[id(pool)] = _layout_of(pool.get([]))
+                self._layouts.pop(id(pool), None)
 
     def append(self, buffer: Buffer) -> Refusals:
         """Insert the episodes of a buffer that the round wants; count and discard other rows.
@@ -155,11 +169,15 @@ class RoundEpisodes(TrainingMemory):
                 return f"negative weights of agent {name!r:.100}, by which its experiences are sampled"
             try:
                 agent.algorithm.check_experiences(columns)
-                layout = _layout_of(agent.rows_of(_first_row(columns)))
+                rows = agent.rows_of(_first_row(columns))
+                layout = _layout_of(rows)
             except Exception as exc:  # the algorithm's own code, with values of a worker
                 return f"the experiences of agent {name!r:.100}: {exc}"
             pool = id(agent.experience_pool)
             known = self._layouts.get(pool) or found.get(pool)
+            stored = self._stored.get(pool)
+            if stored is not None and _layout_of(_without_empty(rows)) != stored:
+                known = stored
             if known is not None and layout != known:
                 return (
                     f"the experiences of agent {name!r:.100} are {layout}, its pool holds {known}. "
@@ -210,6 +228,12 @@ def _layout_of(columns: Columns) -> TreeSpec:
         SampleRefusedError: a column is not an array of numbers.
     """
     return tree_spec(columns, "", False)
+
+
+def _without_empty(columns: Columns) -> Columns:
+    """Return columns without empty dicts."""
+    filled = {key: _without_empty(tree) if isinstance(tree, dict) else tree for key, tree in columns.items()}
+    return {key: tree for key, tree in filled.items() if not isinstance(tree, dict) or tree}
 
 
 def _first_row(columns: Columns) -> Columns:
