@@ -214,7 +214,7 @@ class Spool(ABC):
         """Return header and body of a message that `peek` returned. The body is read-only.
 
         Raises:
-            OSError: the message cannot be read; the caller must `discard` it.
+            OSError: the message cannot be read; the caller must `discard` it, unless the reason is temporary.
         """
         kept = self.streams[stream]
         index = kept.find(message.number)
