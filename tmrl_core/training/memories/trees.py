@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, TypeGuard
 
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.training.value_types import Tree
@@ -18,7 +19,7 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def sorted_keys(tree: dict[Any, Tree]) -> list[Any]:
+def sorted_keys(tree: Tree) -> list[Hashable]:
     """Return the keys of a dict in order.
 
     Raises:
