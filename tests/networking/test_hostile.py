@@ -584,13 +584,14 @@ def test_the_streams_of_one_certificate_cannot_fill_the_memory_of_server_and_tra
     with ExitStack() as stack:
         place = Place(keys, stack)
         wolves = [place.stranger(certified) for _ in range(3)]
-        opened = 0
         for i, wolf in enumerate(wolves):
             wolf.greet(token="", peer=bytes([i]) * 16)
             assert isinstance(wolf.hear(Welcome), Welcome)
             with suppress(ConnectionError, ssl.SSLError):  # a refused one is cut if it sends much more
                 for j in range(200):
                     wolf.tell(OpenStream(j, bytes([i, j]) * 8, "wolf", bytes(60_000)))
+            if i == 0:  # a paused link is read later, so the first one could be refused instead of the others
+                until(lambda: len(place.relay.streams) == 201)
         wolves[-1].hear(Refused)  # since these credentials announce too much
         until(lambda: len(place.relay.workers) == 2)
         opened = len(place.relay.streams)
