@@ -61,6 +61,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/networking/simulation/test_simulation.py::test_a_seed_repeats_the_simulation_in_any_process",
         "tests/networking/simulation/test_simulation.py::test_the_script_prints_a_table_and_the_command_for_a_failing_seed",
         "tests/hostile/test_blind_server.py",
+        "tests/hostile/test_resident_memory.py",
         "tests/networking/security/test_accepted_versions.py::test_processes_that_share_the_file_never_lower_its_version",
         "tests/networking/spools/test_spool_processes.py",
         "tests/networking/spools/test_spools.py::test_confirmed_messages_survive_a_kill",

@@ -43,7 +43,8 @@ def place(
     """A fleet whose members authenticate each other, or do not."""
     with ExitStack() as stack:
         spool = str(tmp_path / "spool")
-        place = Place(keys, stack, members if request.param == "authenticate" else None, spool_dir=spool)
+        mode = request.param
+        place = Place(keys, stack, None if mode == "off" else members, mode, spool_dir=spool)
         place.start_trainer(inbox_bytes)
         yield place
 

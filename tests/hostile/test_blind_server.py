@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,39 +11,12 @@ import numpy as np
 import pytest
 
 from tests.hostile.fleet import Fleet
+from tests.hostile.server_process import start_server
 from tests.networking.test_hostile import DEADLINE_S
 from tests.waiting import until
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import Blob, Directive, Progress
 from tmrl_core.samples import Buffer, EpisodeRecord
-
-ROOT = Path(__file__).resolve().parents[2]
-SERVER = """
-import sys
-from tmrl_core.config import from_values
-from tmrl_core.networking import Server
-
-with Server(config=from_values({"network": {"credentials_dir": sys.argv[1]}, "server": {"port": 0}})) as server:
-    print(server.port, flush=True)
-    sys.stdin.read()
-"""
-
-
-def start_server(fleet: Fleet) -> subprocess.Popen[bytes]:
-    """Start a Server in a process of its own, which ends when its input does."""
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(fleet.folder / "server")],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    fleet.stack.callback(server.wait)
-    assert server.stdin is not None
-    assert server.stdout is not None
-    fleet.stack.callback(server.stdout.close)
-    fleet.stack.callback(server.stdin.close)
-    fleet.port = int(server.stdout.readline())
-    return server
 
 
 def memory_contains(pid: int, marks: dict[str, str]) -> set[str]:
@@ -109,7 +80,8 @@ def test_the_server_has_no_plain_text(tmp_path: Path, mode: str) -> None:
     marks = {kind: secrets.token_hex(16) for kind in kinds}
     with ExitStack() as stack:
         fleet = Fleet(tmp_path, stack)
-        server = start_server(fleet)
+        network = {"credentials_dir": str(fleet.folder / "server")}
+        server, fleet.port = start_server(stack, {"network": network, "server": {"port": 0}})
         exchange(fleet, mode, marks)
         try:
             found = memory_contains(server.pid, marks)

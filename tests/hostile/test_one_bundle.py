@@ -197,21 +197,27 @@ def test_links_that_never_read_hold_few_versions_of_the_policy(place: Place, sto
 
 
 MESSAGES: tuple[Any, ...] = (
-    OpenStream, CloseStream, Want, Unused, Waits, Lateness, Forged, HandOver, Have, "samples",
+    OpenStream, CloseStream, Want, Unused, Waits, Lateness, Forged, HandOver, Have, "samples", "link",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("place", ["off", "authenticate", "encrypt"], indirect=True)
+@pytest.mark.parametrize("seed", range(4))
 def test_random_valid_messages_of_a_thief_harm_nobody(place: Place, stolen: Path, seed: int) -> None:
     chosen = random.Random(seed)
-    link = Thief(place, stolen, streams=4)
+    links = [Thief(place, stolen, number, streams=4) for number in range(3)]
     said = set()
-    for step in range(300):
+    for step in range(600):
+        at = chosen.randrange(len(links))
+        link = links[at]
         channel = chosen.choice(list(link.resumes))
         kind = chosen.choice(MESSAGES)
         said.add(kind)
         if kind == "samples":
             link.sample(channel, bytes(chosen.randrange(200)))
+        elif kind == "link":  # it ends with some streams, and others begin over another one
+            link.sock.close()
+            links[at] = Thief(place, stolen, 100 + step, streams=4)
         elif kind is OpenStream:
             link.open(100 + step, name="x" * chosen.randrange(300))
         elif kind is CloseStream and len(link.resumes) > 2:
@@ -234,7 +240,8 @@ def test_random_valid_messages_of_a_thief_harm_nobody(place: Place, stolen: Path
         elif kind is Have:
             link.tell(Have(chosen.randrange(1 << 20), chosen.randrange(1 << 20)))
     assert said == {*MESSAGES}
-    fleet_goes_on(place, 1_000, link)
-    link.open(1_000)
+    fleet_goes_on(place, 1_000, *links)
+    for link in links:
+        link.open(1_000)
     assert (place.relay.protocol_errors, place.relay.refused_peers) == (0, 0)
     share_of(place, PRINCIPAL)

@@ -13,7 +13,7 @@ from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head
 from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.links.sealing import Identity
 from tmrl_core.networking.protocol.framing import FIRST, LAST, PING_FRAME, Kind, MessageHead
-from tmrl_core.networking.protocol.messages import OpenStream, Resume, Want
+from tmrl_core.networking.protocol.messages import Announce, Control, Credit, OpenStream, Refused, Resume, Want
 from tmrl_core.networking.relay.stream_budget import OF_ONE_BYTES
 from tmrl_core.networking.relay.streams import Share
 from tmrl_core.samples import Buffer, Chunk
@@ -37,16 +37,30 @@ class Thief(Stranger):
         super().__init__(link.sock, link.tokens)
         self.name = name
         self._seal: WorkerSeal | None = None
-        if place.members is not None:
+        mode = place.settings.end_to_end
+        if mode == "authenticate" or mode == "encrypt":
             identity = Identity(folder, "worker")
-            self._seal = WorkerSeal("run", identity.signer, identity.verifier, mode="authenticate")
+            self._seal = WorkerSeal("run", identity.signer, identity.verifier, mode=mode)
         self.resumes: dict[int, Resume] = {}
+        self.limits: dict[int, int] = {}
+        """Bytes that each stream may send, as far as the Server was heard."""
         self.left: dict[int, int] = {}
         """Bytes of credit that each stream has left."""
         self._ids: dict[int, bytes] = {}
         self._numbers: dict[int, int] = {}
-        self.greet(versions=versions_of(place), token="", name=name, peer=bytes([1, number]) * 8)
+        self.greet(versions=versions_of(place), token="", name=name, peer=b"thief%11d" % number)
         self.open(*range(streams))
+
+    def hear(self, kind: type[Control] | None = None) -> Control | None:
+        """The next control message (of that type). The keys of the trainer's card are used from then on."""
+        while (told := super().hear()) is not None:
+            if isinstance(told, Announce) and self._seal is not None:
+                assert self._seal.announced(told.body)
+            elif isinstance(told, Credit):
+                self.limits[told.channel] = told.limit
+            if kind is None or isinstance(told, (kind, Refused)):
+                break
+        return told
 
     def opening(self, channel: int, name: str | None = None, signature: bytes = b"") -> OpenStream:
         """Return the announcement of a new stream."""
@@ -77,8 +91,8 @@ class Thief(Stranger):
         self._numbers[channel] = number + 1
         body = content
         if self._seal is not None:
-            parts = self._seal.seal(self._ids[channel], MessageHead(number, 0, 0, 1), [content])
-            assert parts is not None
+            while (parts := self._seal.seal(self._ids[channel], MessageHead(number, 0, 0, 1), [content])) is None:
+                assert isinstance(self.hear(Announce), Announce)  # encryption needs the trainer's key
             body = b"".join(parts)
         payload = head(number, len(body)) + body
         self.left[channel] -= len(payload) + 12

@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.networking.links.observer import ObserverLink
+from tmrl_core.networking.links.sealing import Mode as EndToEndMode
 from tmrl_core.networking.protocol.framing import (
     FIRST,
     HEADER,
@@ -97,29 +99,42 @@ class Place:
         keys: credentials folder of the Server, and of the members that have none of their own.
         members: credentials folders of worker and trainer, which authenticate each other; None: strangers need no proof
             of what they say. The fixture `place` of `tests/hostile/` has both kinds of members.
+        mode: `network.end_to_end` of such members.
         server: further settings of the Server.
     """
 
-    def __init__(self, keys: Path, stack: ExitStack, members: dict[Role, Path] | None = None, **server: object) -> None:
+    def __init__(
+        self,
+        keys: Path,
+        stack: ExitStack,
+        members: dict[Role, Path] | None = None,
+        mode: EndToEndMode = "authenticate",
+        **server: object,
+    ) -> None:
         self.keys = keys
         self.stack = stack
         network = {"credentials_dir": str(keys), "security": "TLS", "max_message_bytes": MESSAGE_BYTES}
-        self.server = Server(config=from_values({"network": network, "server": {"port": 0, **server}}))
-        stack.callback(self.server.close)
-        self.relay = self.server.relay
+        self.port = self.start_server({"network": network, "server": {"port": 0, **server}})
         self.members = members
         self.settings = LinkSettings(
-            port=self.server.port,
+            port=self.port,
             hostname="localhost",
             credentials_dir=str(keys if members is None else members["worker"]),
             backoff_min_s=0.01,
-            end_to_end="off" if members is None else "authenticate",
+            end_to_end="off" if members is None else mode,
         )
         self.worker = WorkerLink(self.settings, name="good", run="run")
         self.worker.start()
         stack.callback(self.worker.close, drain=False)
         assert self.worker.wait_connected(DEADLINE_S)
         self.rows = 0
+
+    def start_server(self, values: dict[str, Any]) -> int:
+        """Start the Server; return its port."""
+        self.server = Server(config=from_values(values))
+        self.stack.callback(self.server.close)
+        self.relay = self.server.relay
+        return self.server.port
 
     def start_trainer(self, inbox_bytes: int = 64 << 20) -> TrainerLink:
         settings = self.settings
@@ -151,7 +166,7 @@ class Place:
         assert self.trainer.counts.reconnects == 0
 
     def connect(self) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", self.server.port), timeout=DEADLINE_S)
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
         self.stack.callback(sock.close)
         return sock
 
