@@ -171,12 +171,12 @@ class TransportSuite:
     @in_loop
     async def test_heartbeats_keep_an_idle_link_and_silence_ends_one(self) -> None:
         """The driver passes the time to its connection."""
-        async with Session(self, silent_s=0.4, heartbeat_s=0.05) as session:
-            alive, driver = await session.worker(make_worker("alive")[0], silent_s=0.4, heartbeat_s=0.05)
+        async with Session(self, silent_s=1.0, heartbeat_s=0.05) as session:
+            alive, driver = await session.worker(make_worker("alive")[0], silent_s=1.0, heartbeat_s=0.05)
             mute, _ = await session.worker(make_worker("mute")[0], silent_s=60, heartbeat_s=60)
-            await self.until(lambda: len(session.relay.workers) == 2)
-            await self.until(lambda: len(session.relay.workers) == 1)
+            await self.until(lambda: len(session.relay.workers) == 2 or mute.closing)  # a busy machine may miss the two
             await self.until(lambda: mute.closing)
+            await self.until(lambda: len(session.relay.workers) == 1)
             assert not alive.closing
             assert not driver.ended.done()
 
@@ -185,9 +185,9 @@ class TransportSuite:
         """The deadline of a silent peer begins with the link."""
         async with Session(self, silent_s=0.4, heartbeat_s=0.05) as session:
             mute, _ = await session.trainer(make_trainer(), silent_s=60, heartbeat_s=60)
-            await self.until(lambda: session.relay.trainer is not None)
-            await self.until(lambda: session.relay.trainer is None)
+            await self.until(lambda: session.relay.trainer is not None or mute.closing)
             await self.until(lambda: mute.closing)
+            await self.until(lambda: session.relay.trainer is None)
 
     @in_loop
     async def test_a_paused_process_takes_no_peer_for_silent(self) -> None:
