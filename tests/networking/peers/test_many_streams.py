@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections import Counter
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.networking.peers.test_unread_answers import give
 from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.peers import trainer as trainer_module
-from tmrl_core.networking.peers.trainer import MAX_PROVEN
+from tmrl_core.networking.peers.trainer import MAX_PROVEN, MAX_PROVEN_OF_ONE
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset
 from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD, Kind, cut
@@ -103,9 +104,22 @@ def test_one_certificate_does_not_take_the_proofs_of_large_policies_from_another
     monkeypatch.setattr(trainer_module, "PROVEN_POLICY_BYTES", 1_000)
     trainer = Trainer()
     trainer.open("thief", MAX_PROVEN)
-    trainer.open("robot", 2)
+    for number in range(MAX_PROVEN - MAX_PROVEN_OF_ONE - 2):
+        trainer.open(f"robot{number}", 1)
+    trainer.open("late", 3)
     trainer.state.publish(PolicyUpdate((0, 0), {"": Blob("sim", bytes(2_000))}))
     said(trainer.link)
-    proven = [one for stream, one in trainer.link._openers.items() if one._policy is not None]
-    assert len(proven) == MAX_PROVEN
-    assert sum(one.name == "robot" for one in proven) == 2
+    proven = Counter(one.name for one in trainer.link._openers.values() if one._policy is not None)
+    assert proven.total() == MAX_PROVEN
+    assert proven["late"] == 3
+    assert proven["thief"] == MAX_PROVEN_OF_ONE - 1
+
+
+def test_thousands_of_streams_of_one_certificate_receive_few_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer takes no samples while it computes them."""
+    monkeypatch.setattr(trainer_module, "PROVEN_POLICY_BYTES", 1_000)
+    trainer = Trainer()
+    trainer.open("thief", 2 * MAX_PROVEN)
+    trainer.state.publish(PolicyUpdate((0, 0), {"": Blob("sim", bytes(2_000))}))
+    said(trainer.link)
+    assert sum(one._policy is not None for one in trainer.link._openers.values()) == MAX_PROVEN_OF_ONE

@@ -93,7 +93,10 @@ _RETRY_PASS_S = 0.1
 PROVEN_POLICY_BYTES = 1 << 20
 """Size from which workers receive MACs of a policy, which take a tenth of the time of hashing it."""
 MAX_PROVEN = 64
-"""Maximum number of workers that receive MACs of each policy, each of which takes 50 us/MB here."""
+"""Maximum number of streams that receive MACs of each policy, each of which takes 50 to 170 us/MB here."""
+MAX_PROVEN_OF_ONE = 8
+"""Maximum number of them for one certificate. Samples wait while they are computed, and thousands of streams would take
+the MACs that honest workers leave. Other workers of that certificate check the signature."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return."""
 _SEARCHED_STREAMS = 512
@@ -766,8 +769,10 @@ class TrainerConnection(Connection):
         streams_of: Counter[str] = Counter()
         ranked: list[tuple[int, int, bytes | None, OpenedStream]] = []
         for place, (stream, opener) in enumerate(self._openers.items()):
-            ranked.append((streams_of[opener.name], place, stream, opener))
-            streams_of[opener.name] += 1
+            rank = streams_of[opener.name]
+            if rank < MAX_PROVEN_OF_ONE:
+                ranked.append((rank, place, stream, opener))
+                streams_of[opener.name] += 1
         return [(stream, opener) for _, _, stream, opener in heapq.nsmallest(MAX_PROVEN, ranked)]
 
     def _next_frame(self) -> Wire | None:
