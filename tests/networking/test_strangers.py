@@ -18,8 +18,6 @@ import pytest
 import tmrl_core
 from tests.networking.test_hostile import DEADLINE_S, Place, Stranger
 from tests.waiting import until
-from tmrl_core.config import from_values
-from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.protocol.framing import HEADER, PING_FRAME, Kind
 from tmrl_core.networking.protocol.messages import Welcome
@@ -48,10 +46,7 @@ class Room(Place):
     def __init__(self, keys: Path, stack: ExitStack, **changes: object) -> None:
         self.keys = keys
         self.stack = stack
-        network = {"credentials_dir": str(keys)}
-        self.server = Server(config=from_values({"network": network, "server": {"port": 0, **changes}}))
-        stack.callback(self.server.close)
-        self.relay = self.server.relay
+        self.port = self.start_server({"network": {"credentials_dir": str(keys)}, "server": {"port": 0, **changes}})
 
     @property
     def admission(self) -> admission.Admission:
