@@ -51,7 +51,7 @@ def mend(data: bytes) -> bytes:
         note_end = at + _RECORD.size + note_bytes
         payload = note_end + -note_bytes % 8
         end = payload + payload_bytes
-        if magic4 != b"REC2" or end > len(mended):
+        if magic4 != b"REC1" or end > len(mended):
             break
         _RECORD.pack_into(mended, at, magic4, note_bytes, payload_bytes, zlib.crc32(mended[payload:end]), 0)
         fields = bytes(mended[at : at + _RECORD.size - 4])
@@ -137,7 +137,7 @@ class Segments(Target):
         if kind < 0.4:
             depth = "[" * mutator.below(4000)
             text = json.dumps({"format": FORMAT_NAME, "description": 0})[:-2].encode() + depth.encode()
-            return how + mend(_HEAD.pack(b"TMRLREC2", len(text), 0) + text + bytes(-len(text) % 8))
+            return how + mend(_HEAD.pack(b"TMRLREC1", len(text), 0) + text + bytes(-len(text) % 8))
         return how + mend(mutator.mutate(mutator.pick(self._seeds), self._seeds))
 
     def run(self, case: bytes) -> None:

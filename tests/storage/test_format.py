@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tmrl_core.errors import StorageError
 from tmrl_core.storage import MAX_NOTE_BYTES
 from tmrl_core.storage import format as storage_format
-from tmrl_core.storage.format import cut_short, head_bytes, parse_head, record_buffers, scan
+from tmrl_core.storage.format import StorageVersionError, cut_short, head_bytes, parse_head, record_buffers, scan
 
 
 def record(note: bytes, *buffers: Any) -> bytes:
@@ -51,6 +51,16 @@ def test_a_changed_bit_is_noticed_unless_it_is_in_padding(note: bytes, payload: 
     start = storage_format._RECORD.size
     if bit // 8 < start + len(note) or start + len(note) + -(start + len(note)) % 8 <= bit // 8 < len(whole) - 8:
         assert records(bytes(whole)) == []
+
+
+def test_another_version_is_refused_with_both_numbers() -> None:
+    whole = bytearray(head_bytes("kind", None))
+    assert whole[:8] == b"TMRLREC1"
+    whole[7:8] = b"2"
+    with pytest.raises(
+        StorageVersionError, match="here is a file of records of version 2; this release reads version 1"
+    ):
+        parse_head(memoryview(whole), "here")
 
 
 @given(st.binary(max_size=200))

@@ -91,6 +91,18 @@ def test_an_incomplete_last_record_is_removed_at_every_length(tmp_path: Path, ca
         caplog.clear()
 
 
+def test_a_file_of_another_version_is_refused_and_stays(tmp_path: Path) -> None:
+    log = make(tmp_path)
+    log.append(b"one")
+    log.close()
+    file = tmp_path / "000000000001.seg"
+    content = file.read_bytes().replace(b"TMRLREC1", b"TMRLREC9")
+    file.write_bytes(content)
+    with pytest.raises(StorageError, match="version 9; this release reads version 1"):
+        make(tmp_path)
+    assert file.read_bytes() == content
+
+
 def test_a_file_that_was_only_begun_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = make(tmp_path / "whole", first_note=lambda: b"state")
     log.append(b"one")

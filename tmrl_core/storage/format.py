@@ -1,7 +1,7 @@
 """Bytes of a file of records. All numbers are little-endian; everything begins at a multiple of 8 bytes.
 
-    file:    b"TMRLREC2"  u32 length  u32 CRC-32 of the head  head (JSON: format, description)  zeros up to 8
-    record:  b"REC2"  u32 note bytes  u64 payload bytes  u32 CRC-32 of the payload  u32 CRC-32 of header and note
+    file:    b"TMRLREC1"  u32 length  u32 CRC-32 of the head  head (JSON: format, description)  zeros up to 8
+    record:  b"REC1"  u32 note bytes  u64 payload bytes  u32 CRC-32 of the payload  u32 CRC-32 of header and note
              note  zeros up to 8  payload  zeros up to 8
 
 A header and its note are checked without the payload, so that a reader may skip from record to record. Payloads begin
@@ -22,8 +22,10 @@ from tmrl_core.errors import StorageError
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
-MAGIC = b"TMRLREC2"
-RECORD_MAGIC = b"REC2"
+VERSION = 1
+"""Version of these bytes. No other one is read."""
+MAGIC = b"TMRLREC%d" % VERSION
+RECORD_MAGIC = b"REC%d" % VERSION
 ALIGNMENT = 8
 MAX_HEAD_BYTES = 1 << 20
 MAX_NOTE_BYTES = 1 << 26
@@ -31,6 +33,10 @@ MAX_PAYLOAD_BYTES = 1 << 34
 
 _HEAD = struct.Struct("<8sII")
 _RECORD = struct.Struct("<4sIQII")
+
+
+class StorageVersionError(StorageError):
+    """A file of records is of another version than `VERSION`."""
 
 
 def padding(length: int) -> int:
@@ -82,14 +88,18 @@ def parse_head(data: memoryview, where: str) -> tuple[str, Any, int]:
 
     Raises:
         StorageError: the data is not a file of records, or its head is cut short or damaged.
+        StorageVersionError: the file is of another version.
     """
     if len(data) < _HEAD.size:
         raise StorageError(f"{where} is cut short within its head")
     magic, length, crc = _HEAD.unpack_from(data)
     if magic != MAGIC:
-        raise StorageError(
-            f"{where} is not a file of records: its head is missing or damaged, or it is of another version"
-        )
+        if magic[:-1] == MAGIC[:-1] and magic[-1:].isdigit():
+            raise StorageVersionError(
+                f"{where} is a file of records of version {int(magic[-1:])}; this release reads version {VERSION}. Use "
+                "the release that wrote it, or choose another folder."
+            )
+        raise StorageError(f"{where} is not a file of records: its head is missing or damaged")
     end = _HEAD.size + length
     if length > MAX_HEAD_BYTES:
         raise StorageError(f"the head of {where} is damaged: it claims {length} bytes")
@@ -102,7 +112,7 @@ def parse_head(data: memoryview, where: str) -> tuple[str, Any, int]:
         head = json.loads(text)
         return str(head["format"]), head["description"], end + padding(end)
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
-        raise StorageError(f"the head of {where} says nothing that this version reads: {exc}") from exc
+        raise StorageError(f"the head of {where} describes no records: {exc}") from exc
 
 
 def record_buffers(note: Buffer, buffers: Sequence[Buffer]) -> tuple[list[Buffer], int]:

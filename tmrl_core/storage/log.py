@@ -12,7 +12,7 @@ from typing import Any
 
 from tmrl_core.errors import StorageError
 from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader, Sync, storage_error
-from tmrl_core.storage.format import Buffer, Record
+from tmrl_core.storage.format import Buffer, Record, StorageVersionError
 from tmrl_core.storage.own_files import flush_folder
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class RecordLog:
         calls: functions that write files.
 
     Raises:
-        StorageError: the folder or its last file cannot be read, or holds another kind of records.
+        StorageError: the folder or its last file cannot be read, or holds another kind or version of records.
 
     Attributes:
         torn_bytes: number of bytes truncated on opening; 0 if the log was closed in order.
@@ -112,6 +112,8 @@ class RecordLog:
             size = path.stat().st_size
             try:
                 reader = SegmentReader(path)
+            except StorageVersionError:
+                raise  # the file is whole, and the release that wrote it can read it
             except StorageError as exc:
                 self._set_aside(path, size, str(exc))
                 continue

@@ -4,17 +4,15 @@ A part either writes its own state (`Checkpointable`), or is an agent, a memory,
 whose attributes are its state (`saved_attributes`). Its class may declare:
 
     type_id = "sac"                  its name in checkpoints, for good, so that its file may move
-    type_version = 1                 version of its state; raised when a release before could not read it
+    type_version = 1                 version of its state; a state of another version is refused
     transient = frozenset({"x"})     attributes that are no state, added to those of its parents
-    renamed = {"before": "now"}      attributes that had another name in an earlier version
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from inspect import signature
-from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 from tmrl_core.training.value_types import State, Tree
@@ -31,7 +29,7 @@ class Checkpointable(Protocol):
         """Return the state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Load the result of `state_dict`, from this version or an earlier one."""
+        """Load the result of `state_dict`."""
 
 
 class StateOwner:
@@ -62,12 +60,6 @@ def transient_attributes(kind: type) -> frozenset[str]:
     declared = {name for base in kind.__mro__ for name in vars(base).get("transient", ())}
     cached = {name for base in kind.__mro__ for name, item in vars(base).items() if isinstance(item, cached_property)}
     return frozenset(declared | cached)
-
-
-def renamed_attributes(kind: type) -> Mapping[str, str]:
-    """Return the present name of each renamed attribute, by its earlier name."""
-    declared = [vars(base).get("renamed", {}) for base in reversed(kind.__mro__)]
-    return MappingProxyType({before: now for names in declared for before, now in names.items()})
 
 
 def attributes_of(part: object) -> State:

@@ -374,7 +374,7 @@ def test_training_can_continue_with_newer_rows_if_older_ones_are_damaged(
         data = bytearray(file.read_bytes())
         # A payload in the middle of those that are still needed, and one before.
         for part in (3, 5):
-            data[data.index(b"REC2", len(data) * part // 8) + 200] ^= 1
+            data[data.index(b"REC1", len(data) * part // 8) + 200] ^= 1
         file.write_bytes(data)
     else:
         assert len(rows) > 2

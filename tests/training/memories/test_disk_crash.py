@@ -160,7 +160,7 @@ def test_damage_in_an_older_file_removes_the_rows_up_to_it_with_a_warning(
         shutil.copytree(tmp_path / "whole", folder)
         damaged = folder / files[1].name
         data = bytearray(damaged.read_bytes())
-        data[data.index(b"REC2", len(data) // 2) if kind == "flipped" else 0] ^= 1
+        data[data.index(b"REC1", len(data) // 2) if kind == "flipped" else 0] ^= 1
         if kind == "missing":
             damaged.unlink()
         else:

@@ -210,7 +210,7 @@ def test_damage_in_an_older_file_removes_the_transitions_of_its_frames(
         shutil.copytree(tmp_path / "whole", folder)
         damaged = folder / names[len(names) // 2]
         data = bytearray(damaged.read_bytes())
-        data[data.index(b"REC2", len(data) // 2) if kind == "flipped" else 0] ^= 1
+        data[data.index(b"REC1", len(data) // 2) if kind == "flipped" else 0] ^= 1
         if kind == "missing":
             damaged.unlink()
         else:

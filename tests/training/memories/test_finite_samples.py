@@ -1,16 +1,14 @@
-"""Samples that are not finite: refused before they are stored, and not sampled where they were stored before."""
+"""Samples that are not finite: refused before they are stored."""
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
 from tmrl_core.errors import SampleRefusedError
@@ -98,50 +96,3 @@ def test_rows_that_are_not_finite_never_reach_the_store(make_rows: Any, tmp_path
         assert memory.append(buffer(make_rows(2, 0, 20, 5))) == []
         assert len(memory) == 23, "not joined across what was refused"
         memory.close()
-
-
-@pytest.mark.parametrize("priority", [None, {}])
-@pytest.mark.parametrize("preprocessed", [False, True])
-def test_rows_of_an_earlier_version_that_are_not_finite_are_not_sampled(
-    make_rows: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    priority: Any,
-    preprocessed: bool,
-) -> None:
-    settings: dict[str, Any] = {"memory_size": 100, "batch_size": 16, "storage": "disk", "folder": tmp_path}
-    poisoned = make_rows(1, 0, 0, 40)
-    poisoned.reward[10:30] = math.nan
-    with monkeypatch.context() as earlier:
-        earlier.setattr("tmrl_core.training.memories.replay.check_finite_samples", lambda chunk, **_: None)
-        memory = ReplayMemory(seed=0, **settings)
-        memory.append(buffer(poisoned))
-        memory.close()
-    again = ReplayMemory(
-        seed=1,
-        priority=priority,
-        sample_preprocessor=(lambda *transition: transition) if preprocessed else None,
-        **settings,
-    )
-    for _ in range(20):
-        batch = again.sample()
-        assert all(part.isfinite().all() for part in batch[:6] if isinstance(part, torch.Tensor))
-        indices = again.indices_of(batch)
-        assert indices is not None
-        assert not ((indices >= 9) & (indices < 29)).any()
-    assert [record.levelno for record in caplog.records].count(logging.WARNING) == 1
-    again.append(buffer(make_rows(2, 0, 0, 40), make_rows(3, 0, 0, 80)))
-    again.sample()
-    again.close()
-
-
-def test_rows_of_checkpoints_from_ram_are_checked(make_rows: Any) -> None:
-    memory, again = (ReplayMemory(memory_size=100, batch_size=16, seed=seed) for seed in (0, 1))
-    poisoned = make_rows(1, 0, 0, 40)
-    poisoned.observation[20:] = math.nan
-    memory.append(buffer(poisoned))
-    again.load_state_dict(memory.state_dict(), [array[: len(memory)].copy() for array in memory.row_arrays])
-    again.append(buffer(make_rows(1, 0, 40, 5)))
-    for _ in range(20):
-        assert all(part.isfinite().all() for part in again.sample()[:6])

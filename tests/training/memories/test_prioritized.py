@@ -103,17 +103,6 @@ def test_an_absurd_error_is_forgotten_also_after_a_restart() -> None:
     assert (indices >= 90).sum() == pytest.approx(100, abs=2)
 
 
-def test_a_checkpoint_of_an_earlier_version_has_no_period() -> None:
-    priorities = Priorities(4, Prioritization())
-    priorities.add(0, 4)
-    priorities.update(np.arange(4), np.full(4, 7.0))
-    state = priorities.state_dict()
-    del state["period"]
-    restored = Priorities(4, Prioritization())
-    restored.load_state_dict(state)
-    assert restored.highest == priorities.highest > 7.0
-
-
 def test_errors_of_removed_transitions_and_nan_change_nothing() -> None:
     fast = Priorities(4, Prioritization(alpha=1.0))
     fast.add(0, 6)

@@ -99,8 +99,8 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     segment = read_segment(write(tmp_path / "a", 0, 4))
     with pytest.raises(CheckpointError, match="replay rows are"):
         gather_rows([segment], RowFormat(("<f4",), (3,)), 0, 4)
-    SegmentFile.create(tmp_path / "b", "something else", None).close()
-    with pytest.raises(CheckpointError, match="something else"):
+    SegmentFile.create(tmp_path / "b", "replay rows 2", None).close()
+    with pytest.raises(CheckpointError, match="of the kind 'replay rows 2', not 'replay rows 1'"):
         read_segment(tmp_path / "b")
     with pytest.raises(CheckpointError, match="cannot be read"):
         read_segment(tmp_path / "missing")

@@ -271,7 +271,7 @@ class OwnLearner(Learner):
     def _restore(self, tree: Any, arrays: dict[str, np.ndarray]) -> None:
         state = tree["learner"]
         restore_part(self.agent, "agent", state["agent"], arrays, decoded(state["constructed"], arrays))
-        saved = decoded(state.get("memory"), arrays)  # earlier saves have none
+        saved = decoded(state["memory"], arrays)
         if saved is not None and self.context.settings.enable_learning:
             memory = self._memory
             rows = [values[-memory.memory_size :] for values in saved["rows"]]

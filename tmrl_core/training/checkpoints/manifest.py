@@ -16,9 +16,8 @@ from tmrl_core.decodable import decodable
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.checkpoints.checked_files import FileEntry, write_file
 
-FORMAT = 3
-"""Format of new manifests. Types have the names of `tmrl_core.training.checkpoints.type_ids`."""
-READABLE = (2, FORMAT)
+FORMAT = 1
+"""Format of the whole checkpoint. No other one is read."""
 MANIFEST = "manifest.json"
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -84,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest in a checkpoint's folder.
 
     Raises:
-        CheckpointError: the manifest is missing, cut short, damaged, or of a newer format.
+        CheckpointError: the manifest is missing, cut short, damaged, or of another format.
     """
     path = folder / MANIFEST
     try:
@@ -100,14 +99,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path} is cut short or damaged: {exc}") from exc
     if zlib.crc32(json.dumps(body, sort_keys=True).encode()) != crc:
         raise CheckpointError(f"{path} is damaged: its checksum is wrong")
-    if body.get("format") not in READABLE:
+    if (found := body.get("format")) != FORMAT:
         raise CheckpointError(
-            f"{path} has format {body.get('format')!r}; this release reads formats {READABLE[0]} to {FORMAT}. Use the "
-            "release that wrote it, or a newer one."
+            f"{path} has format {found!r}; this release reads format {FORMAT}. Use the release that wrote it."
         )
-    if body["format"] == 2:
-        # Format 2 held one memory at most.
-        body["rows"] = {} if body.get("rows") is None else {"memory": body["rows"]}
     try:
         manifest = msgspec.convert(body, Manifest)
     except msgspec.ValidationError as exc:

@@ -23,14 +23,13 @@ from tmrl_core.errors import CheckpointError
 from tmrl_core.training.checkpointable import (
     Checkpointable,
     attributes_of,
-    renamed_attributes,
+    place_of,
     transient_attributes,
     type_name,
     type_version,
 )
 from tmrl_core.training.checkpoints.capture import GAP, Node, class_name
 from tmrl_core.training.checkpoints.random_state import Generator, set_generator_state, set_global_random_state
-from tmrl_core.training.checkpoints.type_ids import is_named, saved_name
 from tmrl_core.training.constructor_settings import PLAIN, constructor_parameters
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.rows import RowMemory
@@ -56,10 +55,10 @@ def restore(
         CheckpointError: the state does not fit `training`. The message names the first difference, and nothing was
             changed.
     """
-    constructed = _Restore(arrays).decoded(tree.get("constructed"))
+    constructed = _Restore(arrays).decoded(tree["constructed"])
     device = attributes_of(attributes_of(training).get("agent", training)).get("device")
     walk = _Restore(
-        arrays, rows, torch.device(device if isinstance(device, (str, torch.device)) else "cpu"), constructed or {}
+        arrays, rows, torch.device(device if isinstance(device, (str, torch.device)) else "cpu"), constructed
     )
     walk.check(training, tree["training"], "")
     random_state: Any = walk.put(None, tree["random"], "random")
@@ -139,10 +138,9 @@ class _Restore:
         if kind in ("owner", "stateful", "generator") and (misfit := _type_misfit(existing, node, path)):
             yield misfit
         elif kind == "owner":
-            attributes, renamed = vars(existing), renamed_attributes(type(existing))
+            attributes = vars(existing)
             for name, item in node["v"].items():
-                before = attributes.get(renamed.get(name, name))
-                yield from self.misfits(before, item, f"{path}.{name}" if path else name)
+                yield from self.misfits(attributes.get(name), item, f"{path}.{name}" if path else name)
         elif kind == "stateful":
             yield from self._state_misfits(existing, node, path)
         elif kind == "tensor" and isinstance(existing, torch.Tensor) and existing.requires_grad:
@@ -301,12 +299,11 @@ class _Restore:
         self._done.setdefault(path, existing)
         kind, attributes = type(existing), vars(existing)
         arguments, transient = constructor_parameters(kind), transient_attributes(kind)
-        renamed = renamed_attributes(kind)
-        for saved_as, item in node["v"].items():
-            name = renamed.get(saved_as, saved_as)
+        for name, item in node["v"].items():
+            # A user may declare an attribute `transient` although there are checkpoints that hold it.
             if name in transient or (item == GAP and name not in attributes):
-                continue  # an earlier release saved this attribute, which is transient now; or it was skipped
-            place = f"{path}.{saved_as}" if path else saved_as
+                continue
+            place = f"{path}.{name}" if path else name
             before = attributes.get(name)
             if name in arguments and (before is None or isinstance(before, PLAIN)):
                 saved = None if isinstance(item, dict) else item
@@ -331,7 +328,7 @@ class _Restore:
             if then != today:
                 logger.info("%s: %r in the checkpoint, %r from now on", place, then, today)
             return bool(then != today)
-        # Checkpoints of earlier releases lack the constructors' settings.
+        # The constructor's setting is unknown, such as that of a group that an optimizer was given later.
         if isinstance(today, PLAIN) and saved is not None and saved != today:
             logger.warning("%s is %r in the checkpoint and %r now: %r counts", place, saved, today, today)
             return True
@@ -342,21 +339,24 @@ def _type_misfit(existing: object, node: Node, path: str) -> str:
     """Return the difference between a saved type and an object's type; empty if they match.
 
     Raises:
-        CheckpointError: a newer version of the type wrote the state.
+        CheckpointError: the state is of another version of the type.
     """
-    kind, name, path = type(existing), saved_name(node["class"]), path or "the training object"
+    kind, name, path = type(existing), node["class"], path or "the training object"
     if node["t"] == "stateful" and not isinstance(existing, torch.optim.Optimizer):
         # Its class may differ: a part that loads its own state checks the state itself.
         fits = isinstance(existing, Checkpointable)
     else:
-        fits = is_named(kind, node["class"])
+        # A class may declare an id although there are checkpoints with its qualified name.
+        fits = name in (type_name(kind), place_of(kind))
     if not fits:
         return f"{path} was of type {name} and is of type {type_name(kind)}"
-    saved, readable = node.get("version", 1), type_version(kind)
-    if saved > readable:
+    if node["t"] == "generator":
+        return ""
+    saved, readable = node["version"], type_version(kind)
+    if saved != readable:
         raise CheckpointError(
-            f"{path} was saved as version {saved} of {name}; this release reads versions up to {readable}. Use the "
-            "release that wrote it, or a newer one."
+            f"{path} was saved as version {saved!r} of {name}; its class reads version {readable}. Use the "
+            "release that wrote it."
         )
     return ""
 

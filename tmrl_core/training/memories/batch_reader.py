@@ -8,7 +8,6 @@ a time, unless its settings allow more. A thread may prefetch blocks (prefetch.p
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -24,8 +23,6 @@ from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.sampler import Sampler
 from tmrl_core.training.memories.staleness import SampledLag
 from tmrl_core.training.value_types import Batch, State, Tree
-
-logger = logging.getLogger(__name__)
 
 MAX_BLOCK_BYTES = 1 << 20
 CUDA_PREFETCH = 2
@@ -74,8 +71,6 @@ class BatchReader:
 
     Attributes:
         lag: ages of the sampled transitions.
-        unchecked: rows before this index were stored by an earlier process, which may have accepted values that are not
-            finite.
     """
 
     def __init__(
@@ -105,7 +100,6 @@ class BatchReader:
         self.rows = rows
         self.sampler = sampler
         self.lag = SampledLag()
-        self.unchecked = 0
         self._expanded = expanded
         self._device = device or "cpu"
         self._batch_size = batch_size
@@ -114,7 +108,6 @@ class BatchReader:
         self._prefetch: Prefetch[Block] = Prefetch(prefetch)
         self._block: Block | None = None
         self._block_batches = 1
-        self._has_warned = False
 
     @property
     def sampled_ahead(self) -> int:
@@ -224,14 +217,9 @@ class BatchReader:
         rows, size = self.rows, self._batch_size
         layout, count = rows.layout, len(positions) // size
         assert layout is not None
-        unchecked = self.unchecked > 0 and rows.readable - len(rows) < self.unchecked
         if self._preprocessor is not None:
-            if unchecked:
-                self._replace_bad(positions, extras, rows.gather(positions)[0])
             return Block([self._preprocessed(self._preprocessor, positions, extras)], positions, state, extras)
         on_cpu, counters = rows.gather(positions, min(LAG_ROWS, size))
-        if unchecked:
-            self._replace_bad(positions, extras, on_cpu)
         groups = [_to(group, self._device) for group in on_cpu]
         tensors = self._tensors(extras)
         if count == 1:
@@ -257,26 +245,6 @@ class BatchReader:
             return {}
         found = {name: torch.from_numpy(values) for name, values in extras.items()}
         return {name: values if name == INDICES else _to(values, self._device) for name, values in found.items()}
-
-    def _replace_bad(self, positions: Array, extras: dict[str, Array], groups: list[torch.Tensor]) -> None:
-        """Replace rows of a batch that are not finite, in place, by finite rows of the same batch."""
-        totals = [group.sum(1) for group in groups if group.is_floating_point()]
-        if not totals or bool(torch.stack([total.sum() for total in totals]).isfinite().all()):
-            return
-        finite = torch.stack([group.isfinite().all(1) for group in groups if group.is_floating_point()]).all(0).numpy()
-        bad, good = np.flatnonzero(~finite), np.flatnonzero(finite)
-        if not len(bad) or not len(good):
-            return
-        for index in self.rows.indices_of(positions[bad]).tolist():
-            self.sampler.remove(index, index + 1)
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("the memory holds transitions that are not finite, of an earlier version: none is sampled")
-        source = good[np.arange(len(bad)) % len(good)]
-        for values in (positions, *extras.values()):
-            values[bad] = values[source]
-        for group in groups:
-            group[bad] = group[source]
 
     def _one_batch(
         self, layout: RowLayout, on_cpu: list[torch.Tensor], groups: list[torch.Tensor], extras: dict[str, Tree]
@@ -367,7 +335,7 @@ class BatchReader:
             count, position = state["block"]
             self._block = self._sample_block(count, dict(self._generator.bit_generator.state))
             self._block.position = position
-        left = state.get("drawn")
+        left = state["drawn"]
         if left is not None and not self.sampler.repeatable:
             self._block = self._left_over_block(left)
         self._block_batches = max(1, min(int(state["next_block"]), most))

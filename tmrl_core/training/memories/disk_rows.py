@@ -47,7 +47,7 @@ from tmrl_core.training.memories.stream_states import Changes, StreamStates, dec
 
 logger = logging.getLogger(__name__)
 
-FORMAT_NAME = "replay memory"
+FORMAT_NAME = "replay memory 1"
 MIN_SEGMENT_BYTES = 16 << 20
 MAX_SEGMENT_BYTES = 256 << 20
 MAX_STATE_BYTES = 256 << 20

@@ -229,9 +229,7 @@ class RowLayout:
         made = cls(observation, action, extras, None, sample_extras, _sequence_of(description.get("sequence")))
         own = {extra_order(name): spec for name, spec in sample_extras.items()}
         for name, spec in {"observation": observation, "action": action, **own}.items():
-            # States of earlier releases lack the order: the first added sample decides.
-            if name in description.get("orders", {}):
-                made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
+            made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
         return made
 
 

@@ -165,7 +165,7 @@ class Priorities:
         if kept.any():
             self._tree.set(indices[kept] % self.capacity, values[kept])
         self.batches, self.highest = int(state["batches"]), float(state["highest"])
-        recent, updates = state.get("period", (1.0, 0))  # checkpoints of earlier versions have none
+        recent, updates = state["period"]
         self._period = float(recent), int(updates)
 
 

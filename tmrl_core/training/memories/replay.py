@@ -284,7 +284,7 @@ class ReplayMemory(TrainingMemory):
         statistics = self.statistics_state()
         if statistics != self._disk.states.values.get("statistics"):  # lists compare the same NaN object as equal
             values["statistics"] = statistics
-        if before == 0:
+        if "steps" not in self._disk.states.values:
             values["steps"] = [self.n_step, self.gamma]
         self._disk.commit({"marks": dict(offsets or {}), "tails": tails, "values": values})
         self._builder.changed.clear()
@@ -410,10 +410,8 @@ class ReplayMemory(TrainingMemory):
     def _take_over(self, disk: DiskRows) -> None:
         """Load the files that an earlier process has left on the disk."""
         self._builder.check_folder(disk)
-        self._reader.unchecked = disk.readable
         if disk.readable:
-            steps = disk.states.values.get("steps", [1, self.gamma])
-            self._check_steps(steps, f"{disk.folder} holds", ConfigError, StorageError)
+            self._check_steps(disk.states.values.get("steps"), f"{disk.folder} holds", ConfigError, StorageError)
             self.sampler.add(disk, disk.readable - len(disk))
         try:
             self._builder.open(disk)
@@ -487,18 +485,17 @@ class ReplayMemory(TrainingMemory):
             raise ValueError(
                 f"memory.capacity was {state['memory_size']} when this was saved and is {self.memory_size} now"
             )
-        self._check_steps(state.get("steps", [1, self.gamma]), "it holds", ValueError, ValueError)
+        self._check_steps(state["steps"], "it holds", ValueError, ValueError)
         self._reader.stop()
         same = self._load_disk(state, rows) if self._disk is not None else self._load_ram(state, rows)
-        self._reader.unchecked = self._rows.readable
-        self.sampler.load_state_dict(state.get("priorities"), self._rows, same)
-        self._reader.lag.counter = int(state.get("version", 0))
+        self.sampler.load_state_dict(state["priorities"], self._rows, same)
+        self._reader.lag.counter = int(state["version"])
         self.sampler.note_version(self._rows, self._reader.lag.counter)
         self._reader.load_state_dict(state, same)
 
     def _load_ram(self, state: State, rows: Sequence[Array]) -> bool:
         assert self._ram is not None
-        if state.get("storage", "ram") != "ram":
+        if state["storage"] != "ram":
             raise ValueError("it was saved with memory.storage: disk and its transitions lie there; keep that setting")
         written = int(state["written"])
         same = True
@@ -507,7 +504,7 @@ class ReplayMemory(TrainingMemory):
             self._ram.load(written, list(rows))
             same = len(rows[0]) == _rows_saved(state)
         self._ram.readable = written
-        self._ram.oldest = int(state.get("oldest", 0)) if same else written - len(rows[0])
+        self._ram.oldest = int(state["oldest"]) if same else written - len(rows[0])
         self._builder.load_state_dict(state)
         self.restore_statistics(state["statistics"])
         return same
@@ -517,7 +514,7 @@ class ReplayMemory(TrainingMemory):
         disk = self._disk
         assert disk is not None
         written = int(state["written"])
-        if state.get("storage", "ram") == "disk":
+        if state["storage"] == "disk":
             if disk.readable < written:
                 logger.warning(
                     "%s holds %d transitions of all that were ever written, the checkpoint knew of %d: files are "
@@ -577,7 +574,7 @@ def _layout_with_rows(state: State, rows: Sequence[Array]) -> RowLayout:
 
 
 def _rows_saved(state: State) -> int:
-    return min(int(state["written"]) - int(state.get("oldest", 0)), int(state["memory_size"]))
+    return min(int(state["written"]) - int(state["oldest"]), int(state["memory_size"]))
 
 
 def _numpy(values: torch.Tensor | Array) -> Array:

@@ -27,7 +27,7 @@ from tmrl_core.storage.format import Record as StoredRecord
 from tmrl_core.storage.format import scan
 from tmrl_core.training.memories.layout import Array
 
-FORMAT_NAME = "replay rows"
+FORMAT_NAME = "replay rows 1"
 RECORD_BYTES = 1 << 20
 """Approximate size of a checkpoint's records, so that neither a write nor an incomplete record is large."""
 
@@ -222,7 +222,7 @@ def read_segment(path: Path, limit_bytes: int | None = None, *, over_damage: boo
     except StorageError as exc:
         raise CheckpointError(str(exc)) from exc
     if reader.format_name != FORMAT_NAME:
-        raise CheckpointError(f"{path} holds no replay rows but records of the kind {reader.format_name!r}")
+        raise CheckpointError(f"{path} holds records of the kind {reader.format_name!r}, not {FORMAT_NAME!r}")
     row_format = RowFormat.from_description(reader.description, str(path))
     records: list[Record] = []
     good_bytes = reader.head_bytes
