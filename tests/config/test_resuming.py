@@ -8,7 +8,7 @@ from tmrl_core.config.resuming import changes_since, in_force, plain
 
 def test_changes_are_named_with_both_values() -> None:
     stored = plain(from_values({"agent": {"kwargs": {"lr_actor": 1e-3}}, "server": {"port": 1}}))
-    del stored["memory"]["batch_size"]  # as a release before this key had written it
+    del stored["memory"]["batch_size"]  # a stored configuration may lack keys
     today = from_values({"agent": {"kwargs": {"lr_critic": 0.5}}, "trainer": {"limiter": {"samples_per_insert": 4.0}}})
     assert [str(change) for change in changes_since(stored, today)] == [
         "agent.kwargs.lr_actor: 0.001 in the checkpoint, left out now",

@@ -147,24 +147,6 @@ def test_the_table_of_names_maps_both_ways(short: str) -> None:
     assert names.short(names.metric_name(short)) == short
 
 
-def test_a_line_of_an_earlier_version_is_read_with_todays_names() -> None:
-    def line(kind: str, values: str) -> MetricRecord:
-        return decode_line(b'{"time_s":1.0,"elapsed_s":1.0,"step":5,"kind":"%s","values":{%s}}' % (
-            kind.encode(), values.encode()
-        ))  # fmt: skip
-
-    made = line("round", '"return_train":-5.0,"loss_actor":null,"samples_received":20,"q_mean":1.0')
-    assert made.env_steps == 20
-    assert made.values == {
-        "rollout/ep_rew": -5.0, "train/actor_loss": None, "time/total_timesteps": 20, "train/q_mean": 1.0
-    }  # fmt: skip
-    assert line("episode", '"return_evaluation":1.0,"worker":"a"').values == {"eval/ep_rew": 1.0, "worker": "a"}
-    assert line("evaluation", '"return_evaluation":1.0,"episodes":3').values == {
-        "eval/mean_reward": 1.0,
-        "eval/episodes": 3,
-    }
-
-
 def test_the_page_of_metrics_lists_every_name() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     for name, text in names.VOCABULARY.items():

@@ -169,9 +169,6 @@ def test_an_id_is_a_folder_s_own_and_kept_for_resumes(tmp_path: Path) -> None:
     assert run_id_of(second, "run7") != found
     (first / "wandb_id").write_text("no id/\n")
     assert run_id_of(first, "run7") not in (found, "no id/")
-    # A run that was begun before there was such a file.
-    (tmp_path / "old" / "wandb").mkdir(parents=True)
-    assert run_id_of(tmp_path / "old", "run7") == "run7"
 
 
 def test_without_network_the_run_is_kept_on_disk_and_the_key_is_not_stored(

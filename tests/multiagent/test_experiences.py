@@ -300,7 +300,7 @@ def bad_head(change: dict[str, Any]) -> list[Chunk]:
         ({"keys": [["state", "state"]]}, "lists a column twice"),
         ({"empty": {"a": {"state": 1}}, "agents": [["a", 0, 0]]}, "without the empty columns"),
         ({"epsilons": {"a": "much"}}, "not episodes of many agents"),
-        ({"format": 2}, "in format 2"),
+        ({"format": 2}, "an episode in format 2, and this trainer reads format 1"),
     ],
 )
 def test_a_false_head_is_refused(change: dict[str, Any], reason: str) -> None:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from tmrl_core.errors import ConfigError, FolderLockedError, StorageError, StorageFullError
 from tmrl_core.samples import Buffer, EpisodeRecord
-from tmrl_core.sessions import Session, SessionWriter, read_sessions, read_spaces
+from tmrl_core.sessions import Session, SessionWriter, files, read_sessions, read_spaces
 from tmrl_core.sessions.files import SPACES_FILE
 from tmrl_core.storage import SegmentReader
 
@@ -205,6 +205,18 @@ def test_a_wrong_description_is_named(tmp_path: Path, content: str, found: str) 
     (tmp_path / SPACES_FILE).write_text(content)
     with pytest.raises(StorageError, match=found):
         read_spaces(tmp_path)
+
+
+def test_records_of_another_version_are_refused_with_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as later:
+        later.setattr(files, "VERSION", 2)
+        record(tmp_path, session(0))
+    spaces_file = tmp_path / SPACES_FILE
+    spaces_file.write_text(spaces_file.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(StorageError, match=r"'version': 2.*this version of tmrl_core reads 'sessions', version 1"):
+        read_sessions(tmp_path)
 
 
 def test_a_path_without_sessions_is_named(tmp_path: Path) -> None:

@@ -33,9 +33,6 @@ PREFIX = "TMRL_CORE_"
 MAX_TOKEN_CHARACTERS = 4_096
 """Maximum length of a token, limited by the protocol's messages."""
 
-REMOVED_KEYS = (("gateway", "enabled"),)
-"""Keys without effect in the configurations that earlier versions have written into run folders."""
-
 ENVIRONMENT_KEYS: dict[str, tuple[str, str]] = {
     "TMRL_CORE_RUN_NAME": ("run", "name"),
     "TMRL_CORE_RUN_FOLDER": ("run", "folder"),
@@ -152,9 +149,6 @@ def load(
     environ = os.environ if environ is None else environ
     found = find_config_file(environ) if path is None else Path(path).expanduser()
     values = read_document(found) if found is not None else {}
-    for section, key in REMOVED_KEYS:
-        if isinstance(values.get(section), dict):
-            values[section].pop(key, None)
     source = str(found) if found is not None else "built-in defaults"
     # Each layer is checked separately, so that an error names its source.
     convert(values, source)

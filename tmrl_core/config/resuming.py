@@ -77,7 +77,7 @@ def changes_since(stored: Mapping[str, Any], config: Config) -> list[Change]:
     """Return the keys whose values differ.
 
     Args:
-        stored: the configuration of a checkpoint, as primitive values; keys that its release did not know are skipped.
+        stored: the configuration of a checkpoint, as primitive values; keys that it lacks are skipped.
         config: the present configuration.
     """
     then, now = _with_ids(stored), _with_ids(plain(config))

@@ -26,8 +26,8 @@ of the latest training episodes give the means `rollout/success_rate` and `rollo
 same names under `eval/`, and those of one episode `rollout/ep_info/<key>`."""
 
 OF_ROWS: Final[dict[str, str]] = {"success_rate": "rollout/success_rate"}
-"""Map from names in rows, on the console and in records of earlier versions to names in records. Further metrics of a
-row become `train/<name>`, and `loss_<name>` becomes `train/<name>_loss`."""
+"""Map from names in rows and on the console to names in records. Further metrics of a row become `train/<name>`, and
+`loss_<name>` becomes `train/<name>_loss`."""
 
 
 def _name(name: str, meaning: str, *, row: str | None = None) -> str:

@@ -41,7 +41,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
         step: number of updates (gradient steps) so far.
         kind: subject of the record.
         values: values by name; see `names.VOCABULARY`.
-        env_steps: environment steps received so far; None: not stored, in a file of an earlier version.
+        env_steps: environment steps received so far; None: unknown.
     """
 
     time_s: float
@@ -52,7 +52,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
     env_steps: int | None = None
 
     def at(self, axis: Axis) -> float | None:
-        """Return the position on an axis; None: an earlier version did not record it."""
+        """Return the position on an axis; None: unknown."""
         return {"env_steps": self.env_steps, "updates": self.step, "wall_time": self.elapsed_s}[axis]
 
     def number(self, name: str) -> float | None:
@@ -192,13 +192,9 @@ def encode_line(record: MetricRecord) -> bytes:
 
 
 def decode_line(line: bytes) -> MetricRecord:
-    """Return the record in a line, with today's names if an earlier version wrote it.
+    """Return the record in a line.
 
     Raises:
         msgspec.DecodeError: the line is incomplete, or not a record.
     """
-    found = _decoder.decode(line)
-    if found.env_steps is not None:
-        return found
-    values = names.with_metric_names(found.kind, found.values)
-    return msgspec.structs.replace(found, values=values, env_steps=_env_steps(values))
+    return _decoder.decode(line)

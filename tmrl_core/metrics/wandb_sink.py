@@ -56,8 +56,7 @@ def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
             return found
     except (OSError, UnicodeDecodeError):
         pass
-    # Releases without this file used the name, so their runs continue under it.
-    made = run_name if (Path(folder) / "wandb").is_dir() else f"{run_name}-{secrets.token_hex(4)}"
+    made = f"{run_name}-{secrets.token_hex(4)}"
     try:
         write_whole(path, f"{made}\n".encode())
     except OSError as error:

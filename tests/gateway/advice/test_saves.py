@@ -239,6 +239,13 @@ def test_anything_else_is_refused(kept: Saves, make: Any) -> None:
         read_save(path)
 
 
+def test_another_version_is_refused_with_both_numbers(kept: Saves) -> None:
+    path = kept.write(save(1))
+    newer_version(path, entries_of(path))
+    with pytest.raises(CheckpointError, match=r"version 99; this release reads 'tmrl_core\.save', version 1"):
+        read_save(path)
+
+
 def test_a_file_that_is_too_large_is_not_opened(kept: Saves, monkeypatch: pytest.MonkeyPatch) -> None:
     path = kept.write(save(1))
     monkeypatch.setattr(module, "MAX_BYTES", 100)

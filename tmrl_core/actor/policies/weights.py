@@ -13,6 +13,7 @@ import safetensors.numpy
 from tmrl_core.errors import WeightsError
 
 SAFETENSORS_FORMAT = "safetensors"
+"""Tag of weights in this format. Names, shapes and metadata of the arrays are checked on loading."""
 
 
 def encode_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
