@@ -24,7 +24,7 @@ from pathlib import Path
 from _environment import CORE, ROOT, Environment, SetupError, ensure, run_here, tail
 
 DIST = ROOT / "dist"
-SECRETS = re.compile(r"\.(pem|key|bundle|token)$|(^|/)credentials/(?!README\.md$)|(^|/)tests/compatibility/")
+SECRETS = re.compile(r"\.(pem|key|bundle|token)$|(^|/)credentials/(?!README\.md$)")
 LEFT_BEHIND = re.compile(
     r"(^|/)(__pycache__|\.[a-z]+_cache|\.venv|\.git|\.hypothesis|runs|wandb|build|dist)/|\.(pyc|tmod)$"
 )
@@ -66,7 +66,7 @@ def main() -> int:
         print(
             "checked: " + ", ".join(f"{path.name} ({path.stat().st_size >> 10} KiB)" for path in sorted(DIST.iterdir()))
         )
-        print("Not uploaded. Before that: a heading for the version in CHANGELOG.md, and a tag.")
+        print("Not uploaded. Before that: the date of the version in CHANGELOG.md, and a tag.")
     return 1 if errors else 0
 
 

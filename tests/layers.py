@@ -24,7 +24,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cli/test_main.py",
         "tests/cli/test_sessions.py::test_a_recording_goes_to_a_dataset_and_back",  # h5py: uname
         "tests/compat/config/test_config_constants.py::test_importing_reads_no_configuration",
-        "tests/compatibility",
         "tests/config/test_loading.py::test_importing_reads_nothing",
         "tests/config/test_loading.py::test_the_page_of_all_keys_is_up_to_date",
         "tests/config/test_agent_settings.py::test_it_is_found_before_anything_starts_and_without_torch",

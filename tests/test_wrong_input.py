@@ -29,6 +29,12 @@ FILES = {
     "my.toml": "a = 1\n",
     "file": "x",
     "wrong_env.py": "NUMBER = 3\ndef Env():\n    return 3\n",
+    "wrong_texts.py": (
+        "import gymnasium\n"
+        "class Texts(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Text(8)\n"
+        "    action_space = gymnasium.spaces.Box(-1, 1, (1,))\n"
+    ),
     "wrong_syntax.py": "def f(:\n",
     "wrong_import.py": "import nothing_like_this\n",
 }
@@ -53,6 +59,7 @@ def place(tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         (tmp_path / bundle.name).write_bytes(bundle.read_bytes())
         (tmp_path / bundle.name).chmod(0o600)
     (tmp_path / "file").chmod(0o600)
+    (tmp_path / "all").symlink_to(keys / "all")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(logging.root, "handlers", [])
@@ -150,6 +157,34 @@ WRONG: list[tuple[list[str], int, str]] = [
     ),
     (sets("trainer", "run.name=a/b"), 2, "run.name: found the text 'a/b', allowed: a text that matches"),
     (sets("trainer", "agent.kwargs.gamma=1.5"), 2, "agent.kwargs.gamma: found 1.5, allowed: 0 to 1"),
+    (sets("trainer", "memory.storage=tape"), 2, "memory.storage: found the text 'tape', allowed: disk, ram"),
+    (
+        sets("trainer", "checkpoint.keep_last=0"),
+        2,
+        "keep_last: found the number 0, allowed: a whole number of at least",
+    ),
+    (sets("trainer", "metrics.tensorboard=perhaps"), 2, "found the text 'perhaps', allowed: true or false"),
+    (
+        sets("trainer", "trainer.evaluation.episodes=-1"),
+        2,
+        "evaluation.episodes: found the number -1, allowed: a whole",
+    ),
+    (sets("trainer", "trainer.device=tpu"), 2, "trainer.device: found 'tpu', allowed: a device of this machine"),
+    (
+        sets("trainer", "trainer.limiter.samples_per_insert=8", "trainer.limiter.error_buffer=1"),
+        2,
+        "trainer.limiter.error_buffer: 1 is narrower than a batch (memory.batch_size = 256)",
+    ),
+    (
+        sets("trainer", "memory.storage=disk", "memory.cls=tmrl_core.training:GenericTorchMemory"),
+        2,
+        "memory.storage: disk, but tmrl_core.training:GenericTorchMemory keeps its samples in RAM",
+    ),
+    (
+        sets("local", "worker.collection=synchronous", "worker.max_steps_per_update=1", "trainer.start_training=900"),
+        2,
+        "Workers and trainer would wait for each other for ever: ",
+    ),
     # references
     (environment("Pendulum"), 2, "found the text 'Pendulum', allowed: a reference `package.module:Name`"),
     (environment("nowhere:Env"), 2, "'nowhere:Env': module 'nowhere' was not found. Install it, or run where"),
@@ -170,6 +205,18 @@ WRONG: list[tuple[list[str], int, str]] = [
         2,
         "actor.kwargs.hidden_sizes: found 'big', allowed: Sequence[int]",
     ),
+    (
+        sets("worker", "actor.kwargs.hiden_sizes=[8]"),
+        2,
+        "actor.kwargs: got an unexpected keyword argument 'hiden_sizes'. SquashedGaussianMLPActor takes",
+    ),
+    (
+        sets("trainer", "memory.kwargs.sed=1"),
+        2,
+        "memory.kwargs: got an unexpected keyword argument 'sed'. ReplayMemory",
+    ),
+    (sets("trainer", "trainer.loop=builtins:print"), 2, "trainer.loop: 'builtins:print' is not a training loop: "),
+    (environment("wrong_texts:Texts"), 2, "the observation itself is of the space Text(1, 8, charset="),
     (sets("worker", "actor.cls=tmrl_core.actor:Nope"), 2, "'tmrl_core.actor' has no 'Nope'"),
     (sets("trainer", "agent.cls=tmrl_core.training:SACAgent"), 2, "has no 'SACAgent'. Did you mean"),
     (
@@ -211,6 +258,16 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["--credentials", "make"], 2, "COMMAND: invalid choice: 'make' (choose from"),
     (["--credentials", "bundle"], 2, "the following arguments are required: ROLE"),
     (["--credentials", "bundle", "robot"], 2, "ROLE: invalid choice: 'robot' (choose from"),
+    (
+        ["--credentials", "bundle", "worker", "--set", "network.credentials_dir=all"],
+        1,
+        "a worker's bundle needs a name: `python -m tmrl_core --credentials bundle worker --name NAME`",
+    ),
+    (
+        ["--credentials", "revoke", "nobody", "--set", "network.credentials_dir=all"],
+        1,
+        "no certificate was issued to 'nobody' from all, but to ",
+    ),
     (["--credentials", "create", "--days", "-3"], 2, "--days: found '-3', allowed: a number of days, more than 0"),
     (["--credentials", "create", "--host", "http://x"], 1, "'http://x' is neither a host name nor an IP address"),
     (

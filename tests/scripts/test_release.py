@@ -32,7 +32,6 @@ def release(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         "credentials/robot7.json",
         "examples/server.key",
         "hpc.trainer.bundle",
-        "tests/compatibility/data/credentials.tar.xz",
         "tmrl_core/__pycache__/errors.cpython-311.pyc",
         ".mypy_cache/3.11/x.json",
         "runs/pendulum_sac/config.yaml",

@@ -1,10 +1,13 @@
-"""Messages of samples as earlier code encoded them: the same bytes are written, and they are read as the same values.
+"""Recorded messages of samples: the same bytes are written, and they are read as the same values.
+
+They prove that a change of the code leaves the format unchanged: workers, trainers, spools and recordings hold such
+bytes. Other bytes are another format, whose commit raises the version of what contains them.
 
 `codec_bytes.json` holds for each message its bytes in base64, `none` without compression and `zstd` with it. Those
 without are compared exactly. Those with zstd are only decoded, since their bytes depend on the library's version.
 
-`RECORD_COMPATIBILITY=1 pytest tests/compatibility/test_codec_bytes.py` adds messages that are not recorded yet. It
-never changes one that is: spools and old workers hold such bytes.
+`RECORD_CODEC=1 pytest tests/samples/test_codec_bytes.py` adds messages that are not recorded yet, and never changes one
+that is: a commit that changes the format removes the recorded ones and says why.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import pytest
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message, encode_message
 
 RECORDED = Path(__file__).with_name("codec_bytes.json")
-RECORDING = os.environ.get("RECORD_COMPATIBILITY") == "1"
+RECORDING = os.environ.get("RECORD_CODEC") == "1"
 LIMIT = 1 << 20
 DTYPES = [np.dtype(order + code) for code in "?bhiqBHIQefdFD" for order in "<>"]
 RECORDS = [

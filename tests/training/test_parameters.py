@@ -1,5 +1,7 @@
 """Parameters after 200 updates, and the batches that led to them, compared with recorded ones.
 
+They prove that a change of the code leaves the results of a fixed seed identical.
+
 Every agent is trained with every kind of memory, through public interfaces, on synthetic samples that are exact on any
 machine: two workers' streams that take turns, episodes that are cut between messages, that terminate, are truncated or
 given up, and messages that are lost.
@@ -10,9 +12,9 @@ given up, and messages that are lost.
 - numbers that sum up the parameters and the last round's losses: equal within `TOLERANCE` on every platform;
 - the digest of all parameters, for each platform where it was recorded: exact there, not compared elsewhere.
 
-`RECORD_COMPATIBILITY=1 pytest tests/compatibility/test_parameters.py` records. Where batches and numbers agree with the
-recorded ones, it only adds this platform's digests. Otherwise it replaces a case and drops its digests of other
-platforms: only a deliberate change of an algorithm justifies that, and its commit says so.
+`RECORD_PARAMETERS=1 pytest tests/training/test_parameters.py` records, in one process. Where batches and numbers agree
+with the recorded ones, it only adds this platform's digests. Otherwise it replaces a case and drops its digests of
+other platforms: only a deliberate change of an algorithm justifies that, and its commit says why.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from tmrl_core.training import (
 Scheduler = Callable[[Any, int], None]
 
 RECORDED = Path(__file__).with_name("parameters.json")
-RECORDING = os.environ.get("RECORD_COMPATIBILITY") == "1"
+RECORDING = os.environ.get("RECORD_PARAMETERS") == "1"
 UPDATES, BATCH, HASHED_BATCHES = 200, 16, 20
 TOLERANCE = 1e-4
 """Relative and absolute. Moving the first weight by 1e-7 at the start changes no number by more than 1e-6, relative
@@ -161,8 +163,8 @@ class Worker:
 class Feed(LocalInterface):  # type: ignore[misc]
     """Brings samples after each published policy, or in lockstep those that it is asked for."""
 
-    def __init__(self, actions: str, stacked: bool, lockstep: bool) -> None:
-        super().__init__(on_publish=None if lockstep else self._feed)
+    def __init__(self, actions: str, stacked: bool, lockstep: bool, counter: int = 0) -> None:
+        super().__init__(on_publish=None if lockstep else self._feed, counter=counter)
         streams = {name: Worker(number, actions, stacked, lockstep) for number, name in enumerate(NAMES, 1)}
         self._workers = streams
         self._messages = 0
@@ -333,11 +335,9 @@ def run(case: str, folder: Path, seed: int = 3, scheduler: Scheduler | None = No
 
 def this_platform() -> str:
     """All that decides about the last digits."""
-    processor = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        processor = names[0] if names else processor
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    processor = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
     capability = torch.backends.cpu.get_cpu_capability()
     return f"torch {torch.__version__}, {capability}, {platform.system()} {platform.machine()}, {processor}"
 
