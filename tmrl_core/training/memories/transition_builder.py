@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.disk_rows import DiskRows
@@ -178,13 +177,13 @@ class TransitionBuilder:
         self.load_tails([[stream, episode, step, tree] for stream, (episode, step, tree) in disk.states.tails.items()])
 
     def load_tails(self, tails: Sequence[Sequence[Tree]]) -> None:
-        """Load tails; drop those with NaN or infinity."""
+        """Load tails."""
         found = {
             stream: Tail.from_plain(episode, step, tree, self.single_rows, self.downcast_float64)
             for stream, episode, step, tree in tails
         }
         self.tails.clear()
-        self.tails.update({stream: tail for stream, tail in found.items() if is_finite(tail.plain())})
+        self.tails.update(found)
 
     def state_dict(self) -> State:
         """Return the entries of a checkpoint."""
