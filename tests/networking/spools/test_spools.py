@@ -508,6 +508,18 @@ def test_files_of_another_kind_are_set_aside(tmp_path: Path) -> None:
     kept.spool.close()
 
 
+def test_a_file_of_another_version_is_set_aside_with_both_versions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tmrl_core.storage import SegmentFile
+
+    SegmentFile.create(tmp_path / "x.seg", "tmrl_core spool 2", {}).close()
+    kept = disk(tmp_path)
+    assert "'tmrl_core spool 2', not 'tmrl_core spool 1'" in caplog.text
+    assert [path.name for path in tmp_path.glob("x.seg*")] == ["x.seg.damaged"]
+    kept.spool.close()
+
+
 def test_the_error_names_the_server_that_uses_the_folder(tmp_path: Path) -> None:
     first = disk(tmp_path)
     with pytest.raises(FolderLockedError, match=rf"the Server's spool.*process {os.getpid()}"):

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tests.training.disk_memory import STREAM, make, segments, steps
-from tmrl_core.errors import StorageFullError
+from tmrl_core.errors import StorageError, StorageFullError
 from tmrl_core.samples import Chunk, EpisodeRecord, Segment
+from tmrl_core.storage import RecordLog
 from tmrl_core.training import ReplayMemory
 
 pytestmark = pytest.mark.usefixtures("small_files")
@@ -106,6 +107,14 @@ def test_a_memory_without_transitions_keeps_offsets_and_values(tmp_path: Path, m
     assert steps(memory) == [(1, 0, 1), (1, 0, 2)]
     memory.close()
     assert len(make(tmp_path)) == 2
+
+
+def test_a_memory_of_another_version_is_refused_with_both_versions(tmp_path: Path) -> None:
+    log = RecordLog(tmp_path, "replay memory 2")
+    log.append(b"note")
+    log.close()
+    with pytest.raises(StorageError, match="of the kind 'replay memory 2', not 'replay memory 1'"):
+        make(tmp_path)
 
 
 # --- commits ----------------------------------------------------------------------------------------------------------
