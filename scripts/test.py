@@ -1,6 +1,6 @@
 """Everything that CI runs: format, lint, types, documentation, tests and one small quickstart.
 
-    python scripts/test.py            about a quarter of an hour on two cores
+    python scripts/test.py            at most eight minutes on two cores
     python scripts/test.py --fast     format, lint and the units: no processes, no sockets; under two minutes
     python scripts/test.py --full     the long forms too: more seeds, more cycles, learning runs
     python scripts/test.py --shuffle  the files of tests in a random order; its number repeats it: --shuffle 7
@@ -39,9 +39,10 @@ def main() -> int:
     except SetupError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
-    environment = dict(os.environ)
-    # Most tests wait for processes and sockets: two files at a time take little more than half the time.
-    tests = [str(python), "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+    # Compiled modules are kept: without them, each of some hundred processes compiles the package anew.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    # Tests that wait for processes and sockets leave a core to others: three workers keep two cores busy.
+    tests = [str(python), "-m", "pytest", "-n", "3", "--dist", "worksteal"]
     if arguments.fast:
         tests += ["-m", "unit"]
     elif arguments.full:
@@ -49,13 +50,15 @@ def main() -> int:
         tests += ["-m", "full or not full"]
     if arguments.shuffle is not None:
         print(f"order of test files: --shuffle {arguments.shuffle}")
-        tests += ["--shuffle", str(arguments.shuffle), "--no-loadscope-reorder"]
+        tests += ["--shuffle", str(arguments.shuffle)]
     quickstart = [sys.executable, str(ROOT / "scripts" / "quickstart.py"), "--small"]
     site = [sys.executable, str(ROOT / "scripts" / "docs.py")]
-    phases = [*static_phases(python), Phase("docs", site), Phase("tests", tests), Phase("quickstart", quickstart)]
+    together = [*static_phases(python), Phase("docs", site)]
+    phases = [Phase("tests", tests), Phase("quickstart", quickstart)]
     if arguments.fast:
-        phases = [phase for phase in phases if phase.name in ("format", "lint", "pins", "tests")]
-    return run_phases(phases, environment)
+        together = [phase for phase in together if phase.name not in ("types", "docs")]
+        phases = phases[:1]
+    return run_phases(phases, environment, together=together)
 
 
 if __name__ == "__main__":

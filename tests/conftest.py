@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -88,15 +89,22 @@ def _spawn_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _own_home(monkeypatch: pytest.MonkeyPatch, _homes: Path) -> None:
     """A data folder of the test's own, and no variable that changes what the package reads."""
     for name in list(os.environ):
         if name.startswith(("TMRL_CORE_", "WANDB_")):
             monkeypatch.delenv(name)
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("TMRL_CORE_HOME", str(home))
+    # Not made here: few tests write to it, and `mktemp` looks through all folders that are there already.
+    monkeypatch.setenv("TMRL_CORE_HOME", str(_homes / str(next(_numbers))))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    return home
+
+
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("homes")
+
+
+_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)

@@ -81,3 +81,16 @@ def test_asking_a_script_for_help_starts_nothing(name: str) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("usage: ")
+
+
+def test_phases_that_run_together_show_their_output_one_after_another() -> None:
+    ended = run(
+        "from _phases import Phase, run_phases\n"
+        "def say(text, status):\n"
+        "    return Phase(text, [sys.executable, '-c', f'print({text!r} * 2); raise SystemExit({status})'])\n"
+        "sys.exit(run_phases([say('last', 0)], together=[say('one', 0), say('two', 5), say('three', 0)]))"
+    )
+    assert ended.returncode == 1
+    lines = [line for line in ended.stdout.partition("--- summary")[0].splitlines() if line]
+    assert lines == [line for name in ("one", "two", "three", "last") for line in (f"--- {name}", name * 2)]
+    assert "not ok (5)" in ended.stdout.partition("--- summary")[2]
