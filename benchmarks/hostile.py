@@ -94,7 +94,7 @@ class Link:
         self.number = number
         self.seal = seal_of(bundle)
         if greets:
-            self.tell(Hello((2,), "worker", "", "run", "robot", os.urandom(16)))
+            self.tell(Hello((1,), "worker", "", "run", "robot", os.urandom(16)))
         if not deaf:
             threading.Thread(target=self._read, daemon=True).start()
 
@@ -211,7 +211,7 @@ def probe(link: Link, over: Callable[[], bool]) -> None:
     """Row 8: a new link for each check of the connection."""
     from tmrl_core.networking.protocol.messages import Probe
 
-    link.tell(Probe((2,), "worker", "", "run"))
+    link.tell(Probe((1,), "worker", "", "run"))
     link.sock.close()
 
 

@@ -470,9 +470,9 @@ def test_a_certificate_that_the_server_refuses(keys: Path, robot: Path, tmp_path
 
 def test_another_version_of_the_protocol(server: Server, robot: Path) -> None:
     config = configured(server.port, robot)
-    step = only_failed(look(config, versions=(8, 9)), "protocol version", "protocol version 1, 2, the peer 8, 9")
+    step = only_failed(look(config, versions=(8, 9)), "protocol version", "protocol version 1, the peer 8, 9")
     assert "same version" in step.todo + step.found
-    assert "1; the Server speaks 1, 2, this machine 1, 9" in look(config, versions=(1, 9))["protocol version"].found
+    assert "1; the Server speaks 1, this machine 1, 9" in look(config, versions=(1, 9))["protocol version"].found
 
 
 def test_a_clock_that_is_wrong(server: Server, robot: Path) -> None:

@@ -734,7 +734,7 @@ def false_hints(world: World) -> None:
     elif how == 1:
         world.trainer.tell(Incarnation(world.state.holding + (1 << world.random.randrange(21, 60))))
     elif how == 2:
-        world.link(stream.worker).tell(Welcome(2, 1 << 60, 1, 1 << 20, 1 << 20, 3.0, 0, True))
+        world.link(stream.worker).tell(Welcome(1, 1 << 60, 1, 1 << 20, 1 << 20, 3.0, 0, True))
     else:
         world.trainer.tell(StreamOpened(1 << 21, stream.id, "", stream.record))
         world.link(None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.fleet import steal
-from tests.hostile.thief import MB, Thief, fleet_goes_on, large, overspend, share_of, versions_of
+from tests.hostile.thief import MB, Thief, fleet_goes_on, large, overspend, share_of
 from tests.networking.test_hostile import DEADLINE_S, Place
 from tests.waiting import until
 from tmrl_core.errors import NetworkError
@@ -125,6 +125,6 @@ def test_it_can_act_as_a_worker_only(place: Place, stolen: Path) -> None:
     roles: list[tuple[Role, str]] = [("trainer", "it cannot act as trainer"), ("observer", "only the trainer's")]
     for role, words in roles:
         other = place.stranger(stolen)
-        other.tell(Hello(versions_of(place), role, "", "run", "site", b"y" * 16))
+        other.tell(Hello((1,), role, "", "run", "site", b"y" * 16))
         other.refused("role", words)
     fleet_goes_on(place, 1_000)

@@ -11,7 +11,6 @@ import pytest
 from tests.hostile.fleet import Fleet
 from tests.networking.test_hostile import DEADLINE_S
 from tests.waiting import until
-from tmrl_core.errors import RefusedError
 from tmrl_core.networking.end_to_end.arriving_policy import ArrivingPolicy
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.peers.trainer import PROVEN_POLICY_BYTES
@@ -333,19 +332,6 @@ def test_a_trainer_that_is_revoked_while_it_runs_is_ignored(
     assert not worker.wait_policy(0.5)
     assert worker.counts.queued_samples == 10
     assert server.relay.trainer is not None
-
-
-def test_an_older_server_is_named_with_the_setting(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
-    server = fleet.server()
-    server.relay.versions = (1,)
-    link = WorkerLink(fleet.settings("robot"), name="robot", run="run")
-    link.start()
-    fleet.stack.callback(link.close, drain=False)
-    with pytest.raises(RefusedError, match=r"update the Server first, or set network\.end_to_end: off"):
-        link.wait_connected(DEADLINE_S)
-    older = fleet.worker(settings={"end_to_end": "off"})
-    trainer = fleet.trainer(settings={"end_to_end": "off"})
-    fleet.goes_on(older, trainer)
 
 
 @pytest.mark.parametrize("off", ["robot", "hpc"])

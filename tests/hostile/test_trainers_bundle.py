@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.fleet import steal
-from tests.hostile.thief import fleet_goes_on, versions_of
+from tests.hostile.thief import fleet_goes_on
 from tests.networking.test_hostile import Place, Stranger
 from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
 from tmrl_core.networking.protocol.messages import (
@@ -38,7 +38,7 @@ def thief(place: Place, stolen: Path, role: Role) -> Stranger:
     sock = context.wrap_socket(place.connect(), server_hostname="localhost")
     place.stack.callback(sock.close)
     link = Stranger(sock, {})
-    link.tell(Hello(versions_of(place), role, "", "run", "hpc2", b"thief" + bytes(11)))
+    link.tell(Hello((1,), role, "", "run", "hpc2", b"thief" + bytes(11), announces=place.members is not None))
     return link
 
 

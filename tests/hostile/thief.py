@@ -48,7 +48,7 @@ class Thief(Stranger):
         """Bytes of credit that each stream has left."""
         self._ids: dict[int, bytes] = {}
         self._numbers: dict[int, int] = {}
-        self.greet(versions=versions_of(place), token="", name=name, peer=b"thief%11d" % number)
+        self.greet(token="", name=name, peer=b"thief%11d" % number)
         self.open(*range(streams))
 
     def hear(self, kind: type[Control] | None = None) -> Control | None:
@@ -98,11 +98,6 @@ class Thief(Stranger):
         self.left[channel] -= len(payload) + 12
         assert self.left[channel] >= 0
         self.frame(Kind.DATA, FIRST | LAST, payload, epoch=self.resumes[channel].epoch, channel=channel)
-
-
-def versions_of(place: Place) -> tuple[int, ...]:
-    """Return the versions of the protocol that a thief speaks."""
-    return (1,) if place.members is None else (2,)
 
 
 def share_of(place: Place, principal: str) -> Share:

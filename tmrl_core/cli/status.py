@@ -162,8 +162,8 @@ def _workers(status: ServerStatus) -> list[_Worker]:
 
 def _troubles(status: ServerStatus, stream: StreamStatus, peer: PeerStatus | None) -> list[tuple[int, str]]:
     behind = _behind(status, peer) or 0
-    forged = (peer is not None and peer.forged) or 0
-    outdated = (peer is not None and peer.outdated) or 0
+    forged = peer.forged if peer is not None else 0
+    outdated = peer.outdated if peer is not None else 0
     late, steps = stream.late_steps or 0, stream.steps or 0
     return [
         (rank, text)
@@ -203,8 +203,8 @@ def _troubles_of_all(status: ServerStatus) -> list[tuple[int, str]]:
         (status.discarded_messages, "message", " sent again"),
         (status.refused_peers, "peer", " refused"),
         (status.protocol_errors, "protocol error", ""),
-        (sum(peer.forged or 0 for peer in status.peers), "forged message", " ignored by members"),
-        (sum(peer.outdated or 0 for peer in status.peers), "outdated message", " ignored by members"),
+        (sum(peer.forged for peer in status.peers), "forged message", " ignored by members"),
+        (sum(peer.outdated for peer in status.peers), "outdated message", " ignored by members"),
     ]
     return [(number, count(number, noun) + rest) for number, noun, rest in counts]
 
@@ -381,7 +381,7 @@ def _policy_of(peer: PeerStatus) -> str:
 
 def _certificate_of(peer: PeerStatus, width: int | None = None) -> str:
     """Return the name in a peer's certificate, with its weight if it is not that of one worker."""
-    weight = f" (weight {peer.weight:,})" if peer.weight else ""
+    weight = f" (weight {peer.weight:,})" if peer.weight != 1 else ""
     return (plain(peer.certificate)[:width] + weight) or "-"
 
 

@@ -20,8 +20,7 @@ _MOST_OUTSTANDING = 32
 
 REFUSED_TODO = {
     "protocol": "Install the same version of tmrl_core on both sides: `pip install -U tmrl_core`.",
-    "misuse": "The Server does not know this check: it is older than this version, or no Server of tmrl_core. Install "
-    "the same version on both sides.",
+    "misuse": "Install the same version of tmrl_core on both sides.",
     "full": "Try again in a minute.",
 }
 

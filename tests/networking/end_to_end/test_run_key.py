@@ -8,7 +8,7 @@ from tmrl_core.networking.end_to_end.run_key import RunKey, key_id_of
 
 
 def test_the_same_secret_gives_the_same_keys() -> None:
-    """Recorded: a file of an earlier release must give the keys that workers and spooled messages know."""
+    """Recorded: a stored secret must give the keys that workers and spooled messages know."""
     key = RunKey(bytes(range(32)))
     assert key.public.hex() == "3a810d8784c8b5f1163d4b0aed77a321610072510d2ad304d52dd69a3a565024"
     assert key.signing_public.hex() == "03ee099cff35dd6ecbe55832277bad08fb1e65c8fdb6d70450c50a815f7a376948"

@@ -80,7 +80,7 @@ def test_forged_messages_of_one_certificate_hide_none_of_another(caplog: pytest.
     ends.trainer._on_forged = log.forged
     link = TrainerLink(LinkSettings(), name="node", run="run", seal=ends.trainer)._make_connection()
     link.connected(Identity("Server"), 0.0)
-    give(link, Welcome(2, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+    give(link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
     thief = WorkerSeal("run", signer(name="thief"), verifier(), mode="authenticate")
     for channel, seal in enumerate([*[thief] * 40, ends.worker], 1):
         stream = seal.new_stream()

@@ -74,7 +74,7 @@ class Server:
         )
         self.link = TrainerConnection(self.state, silent_s=10, heartbeat_s=3)
         self.link.connected(Identity("Server"), 0.0)
-        give(self.link, Welcome(2, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+        give(self.link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
         self.channel = 0
 
     def open_and_close(self, worker: WorkerSeal, stream_id: bytes) -> None:

@@ -29,7 +29,7 @@ class Trainer:
         self.state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20, seal=self.ends.trainer)
         self.link = TrainerConnection(self.state, silent_s=1_000, heartbeat_s=1_000)
         self.link.connected(Identity("Server"), 0.0)
-        give(self.link, Welcome(2, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+        give(self.link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
         self.streams: dict[bytes, WorkerSeal] = {}
 
     def open(self, name: str, streams: int) -> None:

@@ -65,7 +65,7 @@ def link(held: Held, ends: Ends, remarks: list[tuple[str, str]]) -> TrainerConne
 def open_link(state: TrainerState, suggested: int = 1) -> TrainerConnection:
     made = TrainerConnection(state, silent_s=1_000, heartbeat_s=1_000)
     made.connected(Identity("Server"), 0.0)
-    give(made, Welcome(2, suggested, 1 << 20, 1 << 20, 1 << 20, 3.0))
+    give(made, Welcome(1, suggested, 1 << 20, 1 << 20, 1 << 20, 3.0))
     return made
 
 

@@ -33,7 +33,7 @@ def new_link(remarks: list[str], seal: TrainerSeal | None) -> TrainerConnection:
     state.on_remark = lambda text, name: remarks.append(text)
     made = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     made.connected(Identity("Server"), 0.0)
-    give(made, Welcome(2, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
+    give(made, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
     said(made)
     return made
 

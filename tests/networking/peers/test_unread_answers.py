@@ -50,8 +50,7 @@ def test_its_link_is_closed(
     monkeypatch.setattr(type(connection), "MAX_UNREAD_BYTES", 20_000)
     connection.connected(Identity("Server"), 0.0)
     connection.to_send(0.0)
-    version = 2 if isinstance(connection, TrainerConnection) else 1
-    give(connection, Welcome(version, 1, 1 << 20, 1 << 20, 1 << 20, 3.0, spool_bytes=1))
+    give(connection, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0, spool_bytes=1))
     for number in range(5_000):
         give(connection, flood(number))
         if connection.closing:

@@ -401,7 +401,7 @@ def test_no_bytes_raise(pieces: list[bytes]) -> None:
 # -- which message is legal when ---------------------------------------------------------------------------------------
 
 HELLO_WORKER = Hello((1,), "worker", "", "run", "w", b"w" * 16)
-HELLO_TRAINER = Hello((1, 2), "trainer", "", "run", "t", b"t" * 16)
+HELLO_TRAINER = Hello((1,), "trainer", "", "run", "t", b"t" * 16, announces=True)
 HELLO_OBSERVER = Hello((1,), "observer", "", "run", "o", b"o" * 16)
 PROBE = Probe((1,), "worker", "", "run")
 MESSAGES: dict[type, Control] = {

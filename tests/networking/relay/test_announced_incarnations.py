@@ -1,10 +1,20 @@
-"""Incarnations that trainers of protocol 2 announce: the relay keeps those of two trainers apart. Sans-I/O."""
+"""Incarnations that trainers choose and announce: the relay keeps those of two trainers apart. Sans-I/O."""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.networking.relay.test_one_principal import End
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.messages import MOST_RAISED, Announce, Hello, Incarnation
+from tmrl_core.networking.protocol.framing import POLICY_HEAD, Kind, cut
+from tmrl_core.networking.protocol.messages import (
+    MOST_RAISED,
+    Announce,
+    Hello,
+    Incarnation,
+    Refused,
+    decode_control,
+)
 from tmrl_core.networking.relay import Relay
 
 
@@ -15,7 +25,7 @@ class Chooser(End):
         self.link = relay.connection()
         self.link.connected(Identity("there", "trainer", "node"), 0.0)
         peer = name.ljust(16, b".")
-        self.tell(Hello((2,), "trainer", "", "run", "node", peer, incarnation, holding=incarnation))
+        self.tell(Hello((1,), "trainer", "", "run", "node", peer, incarnation, holding=incarnation, announces=True))
         self.announce(incarnation)
 
     def announce(self, incarnation: int) -> None:
@@ -70,7 +80,7 @@ class Claimant(End):
     def __init__(self, relay: Relay, name: str, incarnation: int) -> None:
         self.link = relay.connection()
         self.link.connected(Identity("there", "worker", name), 0.0)
-        self.tell(Hello((2,), "worker", "", "run", name, name.encode().ljust(16, b"."), incarnation))
+        self.tell(Hello((1,), "worker", "", "run", name, name.encode().ljust(16, b"."), incarnation))
 
 
 def test_an_implausible_claim_does_not_hide_a_plausible_one() -> None:
@@ -96,3 +106,34 @@ def test_a_trainer_that_keeps_its_incarnation_is_told_of_a_higher_one_once() -> 
     assert trainer.suggested()[-1] == 9 + MOST_RAISED
     trainer.announce(8)
     assert (relay.trainer_incarnation, trainer.suggested()) == (8, [])
+
+
+def test_only_a_trainer_that_chooses_its_incarnation_announces_one() -> None:
+    """It says so in its first message. Another one would pass by the comparison with the earlier trainer."""
+    relay = Relay()
+    Chooser(relay, b"first", 9)
+    assert relay.trainer is not None
+    relay.trainer.lost(None, 0.0)
+    other = End(relay, "trainer", "node")
+    other.tell(Announce(9, b"card"))
+    assert isinstance(other.heard()[-1], Refused)
+    assert relay.protocol_errors == 1
+    assert relay._announced is None
+
+
+@pytest.mark.parametrize("chooses", [True, False])
+def test_the_card_and_the_policy_of_a_run_are_kept_for_a_trainer_that_authenticates_too(chooses: bool) -> None:
+    """Workers that authenticate use no others, and workers that do not could not use these."""
+    relay = Relay()
+    first = Chooser(relay, b"first", 2)
+    first.write(b"".join(map(bytes, cut(Kind.WEIGHTS, POLICY_HEAD.pack(2, 1, 5), (b"proof",), epoch=0, channel=0))))
+    assert relay.policies.latest is not None
+    first.link.lost(None, 0.0)
+    trainer = Chooser(relay, b"second", 3) if chooses else End(relay, "trainer", "node")
+    assert relay.trainer is trainer.link
+    worker = End(relay, "worker", "robot")
+    frames = worker.read()
+    heard = [decode_control(frame.payload) for frame in frames if frame.kind == Kind.CONTROL]
+    assert any(isinstance(message, Announce) for message in heard) == chooses
+    assert any(frame.kind == Kind.WEIGHTS for frame in frames) == chooses
+    assert relay.card_of("run") == (b"card" if chooses else b"")

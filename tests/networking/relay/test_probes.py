@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tmrl_core.networking.peers import (
+    ClientState,
+    ObserverConnection,
+    ObserverState,
+    TrainerConnection,
+    TrainerState,
+    WorkerConnection,
+    WorkerState,
+)
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import HEADER, FrameReader, Kind, control_frame
 from tmrl_core.networking.protocol.messages import (
@@ -124,16 +132,18 @@ def test_a_broken_hello_of_our_version_is_misuse() -> None:
     assert said.code == "misuse"
 
 
-def clients() -> list[tuple[Connection, WorkerState | TrainerState]]:
+def clients() -> list[tuple[Connection, ClientState]]:
     worker = WorkerState(run="run", name="w", peer=b"w" * 16)
     trainer = TrainerState(run="run", name="t", peer=b"t" * 16, inbox_bytes=1 << 20)
+    observer = ObserverState(run="run", name="o", peer=b"o" * 16)
     return [
         (WorkerConnection(worker, silent_s=10, heartbeat_s=3), worker),
         (TrainerConnection(trainer, silent_s=10, heartbeat_s=3), trainer),
+        (ObserverConnection(observer, silent_s=10, heartbeat_s=3), observer),
     ]
 
 
-def test_clients_offer_all_versions_and_learn_the_chosen_one() -> None:
+def test_clients_offer_all_versions_and_accept_the_chosen_one() -> None:
     for connection, state in clients():
         state.versions = (1, 2)
         connection.connected(Identity("server"), 0.0)
@@ -141,7 +151,7 @@ def test_clients_offer_all_versions_and_learn_the_chosen_one() -> None:
         assert isinstance(hello, Hello)
         assert hello.versions == (1, 2)
         feed(connection, control_frame(Welcome(2, 1, 1, 1, 1, 3.0)))
-        assert (connection.state, state.protocol_version) == ("open", 2)
+        assert connection.state == "open"
 
 
 def test_clients_refuse_a_version_that_they_did_not_offer() -> None:
@@ -149,7 +159,7 @@ def test_clients_refuse_a_version_that_they_did_not_offer() -> None:
         connection.connected(Identity("server"), 0.0)
         feed(connection, control_frame(Welcome(9, 1, 1, 1, 1, 3.0)))
         assert connection.closing
-        assert "protocol version 9, this side speaks [1, 2]" in str(connection.reason)
+        assert "protocol version 9, this side speaks [1]" in str(connection.reason)
 
 
 # -- who only asks -----------------------------------------------------------------------------------------------------
@@ -169,7 +179,7 @@ def test_a_probe_reports_the_state_and_occupies_no_place() -> None:
         (told,) = heard(linked(relay, Probe((1,), role, "", "mine")))
         assert isinstance(told, Diagnosis)
         assert words in told.no_place
-        assert told == Diagnosis(1, (1, 2), 1234.5, told.no_place, True, "mine", LINK_BYTES)
+        assert told == Diagnosis(1, (1,), 1234.5, told.no_place, True, "mine", LINK_BYTES)
     assert relay.trainer is trainer
     assert list(relay.workers.values()) == [worker]
     assert list(relay.streams) == [b"s" * 16]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 
 from tmrl_core.errors import RefusedError
@@ -15,7 +14,6 @@ from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerCo
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate, Progress, decode_body
-from tmrl_core.networking.protocol.status import encode_status
 from tmrl_core.networking.relay import Relay, RelaySettings
 from tmrl_core.networking.relay.status import snapshot
 
@@ -631,24 +629,6 @@ def test_the_lateness_of_a_worker_reaches_the_status_and_a_trainer_that_connects
     worker.pipe.cut()
     network.settle()
     assert trainer.state.lateness == {}
-
-
-def test_lateness_is_for_peers_that_know_it(network: Network) -> None:
-    worker, trainer = Worker(network, "a"), Trainer(network)
-    worker.state.lateness = lambda: (100, 3, 1_200)
-    trainer.state.versions = (1,)
-    trainer.connect()
-    worker.connect()
-    old = Worker(network, "b")
-    old.state.lateness = worker.state.lateness
-    old.state.versions = (1,)
-    old.connect()
-    network.settle()
-    assert network.relay.protocol_errors == 0
-    assert trainer.state.lateness == {}
-    status = snapshot(network.relay, network.now)
-    assert {stream.worker: stream.steps for stream in status.streams} == {"a": 100, "b": msgspec.UNSET}
-    assert encode_status(status).count(b"late_steps") == 1
 
 
 def test_ended_streams_are_not_announced(network: Network) -> None:

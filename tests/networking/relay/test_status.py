@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 
 from tests.networking.relay.test_one_principal import Place
-from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
+from tmrl_core.errors import RefusedError, RemoteProtocolError
 from tmrl_core.networking.peers import (
     ObserverConnection,
     ObserverState,
@@ -18,7 +17,6 @@ from tmrl_core.networking.peers import (
     WorkerConnection,
     WorkerState,
 )
-from tmrl_core.networking.peers.observer import explain_refusal
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, Kind, control_frame
@@ -39,7 +37,7 @@ from tmrl_core.networking.protocol.messages import (
     Want,
     Welcome,
 )
-from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status, encode_status, rates
+from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, encode_status, rates
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool
 from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, snapshot
 from tmrl_core.networking.spools.memory import SpooledMessage, StreamInfo
@@ -158,7 +156,7 @@ def test_the_status_lists_spooled_streams() -> None:
     wires = Wires(spool=spool)
     assert wires.look().spooled == ()
     spool.append(
-        StreamInfo(b"s" * 16, "run", "robot7", b""), number=0, floor=0, position=0, samples=12, body=[b"x" * 100]
+        StreamInfo(b"s" * 16, "run", "robot7", b"", ""), number=0, floor=0, position=0, samples=12, body=[b"x" * 100]
     )
     seen = wires.look()
     (kept,) = seen.spooled
@@ -166,7 +164,9 @@ def test_the_status_lists_spooled_streams() -> None:
     assert (kept.messages, kept.samples, kept.bytes, kept.ended) == (1, 12, 100, False)
     assert (seen.budgets["spool"].used_bytes, seen.budgets["spool"].limit_bytes) == (spool.used_bytes, 1 << 20)
     more = b"y" * 50
-    spool.append(StreamInfo(b"s" * 16, "run", "robot7", b""), number=1, floor=0, position=12, samples=3, body=[more])
+    spool.append(
+        StreamInfo(b"s" * 16, "run", "robot7", b"", ""), number=1, floor=0, position=12, samples=3, body=[more]
+    )
     spool.drop(b"s" * 16, 1)
     assert [(one.messages, one.samples, one.bytes) for one in snapshot(wires.relay, 0.0).spooled] == [(1, 3, 50)]
     assert "spool" not in Wires().look().budgets
@@ -182,7 +182,7 @@ class Unread(list[SpooledMessage]):
 def test_the_work_of_the_status_does_not_grow_with_the_spooled_messages() -> None:
     spool = MemorySpool(1 << 20)
     for number in range(3):
-        info = StreamInfo(b"s" * 16, "run", "robot7", b"")
+        info = StreamInfo(b"s" * 16, "run", "robot7", b"", "")
         spool.append(info, number=number, floor=0, position=number, samples=1, body=[b"body"])
     kept = spool.streams[b"s" * 16]
     kept.messages = Unread(kept.messages)
@@ -404,17 +404,3 @@ def test_an_observer_rejects_an_invalid_status(pages: list[StatusPage]) -> None:
         observer.to_send(0.0)
     assert isinstance(observer.reason, RemoteProtocolError)
     assert state.status is None
-
-
-def test_fields_of_a_newer_server_are_left_out(wires: Wires) -> None:
-    values = msgspec.to_builtins(wires.look()) | {"phase_of_the_moon": "full"}
-    assert decode_status(msgspec.msgpack.encode(values)).workers == 0
-
-
-def test_the_error_names_an_older_server_without_observers() -> None:
-    # What a Server says whose messages know the roles worker and trainer only.
-    said = RefusedError("misuse", "a control message could not be decoded: Invalid enum value 'observer' - at `$[2]`")
-    explained = explain_refusal(said)
-    assert "older" in str(explained)
-    assert "--status" in str(explained)
-    assert explain_refusal(NetworkError("gone")).args == ("gone",)

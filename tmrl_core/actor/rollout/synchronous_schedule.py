@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 TURNLESS_S = 10.0
-"""Seconds with a policy and no turn after which the trainer counts as one that takes no turns."""
+"""Seconds with a policy and no turn after which a worker assumes that its trainer has no seed, and gives no turns."""
 
 
 class SynchronousSchedule:

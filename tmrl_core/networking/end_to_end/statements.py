@@ -174,7 +174,7 @@ class Signature(NamedTuple):
 
 def broadcast_statement(subject: str, run: str, version: Version, hashed: bytes) -> bytes:
     """Return what the trailer of a policy, directive or report covers."""
-    return statement(subject, run, b"", *version, hashed)  # the empty field was once a stream
+    return statement(subject, run, *version, hashed)
 
 
 def encode_trailer(signature: Signature) -> bytes:

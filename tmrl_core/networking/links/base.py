@@ -279,7 +279,6 @@ class Link:
             finally:
                 self._connection = None
             self._notify()
-            reason = self._with_advice(reason)
             final = self._is_final(reason)
             if final is not None and not self._welcomes:
                 self._failure = final
@@ -316,16 +315,6 @@ class Link:
         if isinstance(reason, RefusedError) and reason.code not in RETRYABLE and reason.code != "superseded":
             return reason
         return reason if isinstance(reason, HandshakeError) else None
-
-    def _with_advice(self, reason: Exception | None) -> Exception | None:
-        """Name the setting if an older Server refuses this link because of end-to-end authentication."""
-        if self._identity is None or not isinstance(reason, RefusedError) or reason.code != "protocol":
-            return reason
-        return RefusedError(
-            reason.code,
-            f"{reason.reason}. End-to-end authentication needs protocol version 2: update the Server first, or set "
-            "network.end_to_end: off on all machines of the run",
-        )
 
     async def _close_driver(self, driver: Driver) -> None:
         driver.connection.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.peers.observer import ObserverConnection, ObserverState, explain_refusal
+from tmrl_core.networking.peers.observer import ObserverConnection, ObserverState
 from tmrl_core.networking.protocol.status import ServerStatus
 from tmrl_core.networking.transports.base import Driver, new_event_loop
 from tmrl_core.networking.transports.selection import LinkSettings, client_transport
@@ -62,7 +62,7 @@ class ObserverLink:
         connection.request_status()
         while self._state.answers == answers:
             if connection.closing:
-                raise explain_refusal(connection.reason or NetworkError(f"{where} has closed the connection"))
+                raise connection.reason or NetworkError(f"{where} has closed the connection")
             if ending():
                 return None
             if time.monotonic() >= deadline:

@@ -31,8 +31,6 @@ class ClientState:
         self.token = token
         self.versions = SUPPORTED_VERSIONS
         """Versions of the protocol to offer."""
-        self.protocol_version = 0
-        """The version that the Server chose last."""
         self.incarnation = 0
         """Highest incarnation of a trainer that this process knows."""
         self.connections = 0
@@ -54,8 +52,8 @@ class ClientState:
             incarnation=self.incarnation,
         )
 
-    def agreed(self, version: int) -> None:
-        """Record the version of the protocol that the Server chose.
+    def check_version(self, version: int) -> None:
+        """Check the version of the protocol that the Server chose.
 
         Raises:
             RemoteProtocolError: the version was not offered.
@@ -65,4 +63,3 @@ class ClientState:
                 f"the Server answers in protocol version {version}, this side speaks {list(self.versions)}: "
                 "install the same version of tmrl_core on both sides"
             )
-        self.protocol_version = version

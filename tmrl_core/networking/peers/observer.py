@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
+from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.peers.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import Frame
@@ -56,6 +56,7 @@ class ObserverConnection(Connection):
     def _on_control(self, message: Control) -> None:
         match message:
             case Welcome():
+                self.observer.check_version(message.version)
                 self.state = "open"
                 self.observer.connections += 1
                 if self._asking:
@@ -86,14 +87,3 @@ class ObserverConnection(Connection):
 
     def _on_frame(self, frame: Frame) -> None:
         raise RemoteProtocolError("an observer takes neither samples nor policies")
-
-
-def explain_refusal(reason: NetworkError) -> NetworkError:
-    """Explain a Server's refusal of an observer; a Server without that role reports a decoding error."""
-    if isinstance(reason, RefusedError) and reason.code == "misuse" and "observer" in reason.reason:
-        return RefusedError(
-            "protocol",
-            "this Server is older than this client and does not know `--status`: install the same version of "
-            f"tmrl_core on both sides (it said: {reason.reason})",
-        )
-    return reason

@@ -150,7 +150,6 @@ class TrainerState(ClientState):
         self._raises: Counter[str] = Counter()
         """Number of raises of the incarnation by the records of each worker, by the identity in its certificate."""
         if seal is not None:
-            self.versions = (2,)
             self._take_incarnation(incarnation + 1)
         self.counter = counter
         self.inbox_bytes = inbox_bytes
@@ -396,13 +395,14 @@ class TrainerConnection(Connection):
 
     def _on_connected(self) -> None:
         state = self.trainer
-        self.send(msgspec.structs.replace(state.hello(), holding=state.holding))
+        announces = state.seal is not None
+        self.send(msgspec.structs.replace(state.hello(), holding=state.holding, announces=announces))
 
     def _on_control(self, message: Control) -> None:
         state = self.trainer
         match message:
             case Welcome():
-                state.agreed(message.version)
+                state.check_version(message.version)
                 self.state = "open"
                 state.connections += 1
                 if message.anew and state.seal is None:
@@ -535,7 +535,7 @@ class TrainerConnection(Connection):
             cause = f"{cause}, and the Server stores them"
             if not message.signature.startswith(AUTHENTICATED):
                 advice = "to take them, run the trainer once with network.end_to_end: off"
-        elif self.trainer.protocol_version >= 2:
+        else:
             self.send(Halt(message.channel, f"this worker {cause}: {advice}"))
         self.trainer.on_remark(f"worker {name} {cause}, so they stay there: {advice}", "")
 

@@ -164,7 +164,6 @@ class WorkerState(ClientState):
         super().__init__(run=run, name=name, peer=peer, token=token)
         self.seal = seal
         if seal is not None:
-            self.versions = (2,)
             self.incarnation = seal.incarnation
         self.contested = False
         """True: the trainer has the incarnation of another one, whose card was accepted, so that it is ignored."""
@@ -307,7 +306,7 @@ class WorkerConnection(Connection):
         state = self.worker
         match message:
             case Welcome():
-                state.agreed(message.version)
+                state.check_version(message.version)
                 self.state = "open"
                 self.window_bytes = message.window_bytes
                 self.spool_bytes = message.spool_bytes
@@ -474,7 +473,7 @@ class WorkerConnection(Connection):
         if state.seal is not None and (ignored := (state.seal.forged, state.seal.outdated)) != self._told_ignored:
             self._told_ignored = ignored
             self._slots["forged"] = Forged(*ignored)
-        if state.lateness is not None and state.protocol_version >= 2 and self._now >= self._lateness_due:
+        if state.lateness is not None and self._now >= self._lateness_due:
             self._lateness_due = self._now + self.heartbeat_s
             lateness = state.lateness()
             if lateness != self._told_lateness:

@@ -14,11 +14,10 @@ import msgspec
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import RemoteProtocolError
 
-PROTOCOL_VERSION = 2
-"""Newest supported version of the protocol. Version 2 adds `Announce`, `Forged`, `Revoked`, `Ack.tag` and a
-trainer's `Halt`."""
-SUPPORTED_VERSIONS: tuple[int, ...] = (1, 2)
-"""All supported versions of the protocol."""
+PROTOCOL_VERSION = 1
+"""Version of the protocol. Raise it with each change of what is sent, and record `tests/networking/protocol` anew."""
+SUPPORTED_VERSIONS: tuple[int, ...] = (PROTOCOL_VERSION,)
+"""All versions that this side can speak. The newest one that both sides support is used."""
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Count or position. Its range leaves space for one more in the fields of all formats."""
@@ -39,7 +38,7 @@ MAX_BODY_BYTES = 60_000
 AUTHENTICATED = b"\xc1"
 """Beginning of an authenticated stream's signature: a byte that MessagePack, as in other signatures, never uses."""
 FIRST_START_S = 1_767_225_600
-"""2026-01-01, before authenticated streams existed. Their ids begin with a later time, or this one."""
+"""2026-01-01. Ids of authenticated streams begin with a later time, or this one; earlier times mark random ids."""
 PROOF_ENDS = b"\xc1tmrl e2"
 """End of a policy, directive or report with a proof of its origin."""
 MAX_CARD_BYTES = 16_384
@@ -113,7 +112,7 @@ class Directive(msgspec.Struct, frozen=True):
         pause: stop collecting at the next end of an episode.
         finish: the run has ended.
         collect: encoded `Collect`, in lockstep collection.
-        refusal: reason why the trainer uses no samples of this worker. Without one the field is not sent.
+        refusal: reason why the trainer uses no samples of this worker; empty: it uses them.
     """
 
     revision: int = 0
@@ -121,7 +120,7 @@ class Directive(msgspec.Struct, frozen=True):
     pause: bool = False
     finish: bool = False
     collect: bytes | None = None
-    refusal: str | msgspec.UnsetType = msgspec.UNSET
+    refusal: str = ""
 
 
 @decodable
@@ -189,7 +188,7 @@ class _Control(msgspec.Struct, frozen=True, array_like=True, tag_field="type", f
 
 
 class Hello(_Control, frozen=True, tag="hello"):
-    """First message of a client.
+    """First message of a client. Each version of the protocol can read its `versions`: see `versions_of`.
 
     Args:
         versions: supported protocol versions.
@@ -202,6 +201,7 @@ class Hello(_Control, frozen=True, tag="hello"):
         holding: for a trainer, its own incarnation: the one that this process was assigned earlier, or that it has
             chosen; 0: none yet.
         have: for a worker, its newest policy, which need not be sent again.
+        announces: for a trainer, True: it authenticates, so it chooses its incarnation and announces it with its card.
     """
 
     versions: tuple[Number, ...]
@@ -213,6 +213,7 @@ class Hello(_Control, frozen=True, tag="hello"):
     incarnation: Number = 0
     holding: Number = 0
     have: Version = (0, 0)
+    announces: bool = False
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # leave out the token
@@ -222,7 +223,7 @@ class Probe(_Control, frozen=True, tag="probe"):
     """First message of a client that only checks whether a `Hello` of that role would be admitted.
 
     It is authenticated like that `Hello` and occupies no place. It is a separate message and not a flag of `Hello`,
-    because a Server that does not know the flag would admit the peer.
+    because it has no peer id, no label and no incarnation that the Server could take for those of a peer.
 
     Args:
         versions, role, token, run: see `Hello`.
@@ -248,7 +249,7 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
         trainer: True: a trainer is linked.
         trainer_run: run of that trainer.
         allowance_bytes: bytes that this link may use for measurements, in each direction.
-        card: run card of the latest trainer of the probe's run, in protocol 2; empty: there is none.
+        card: run card of the latest trainer of the probe's run; empty: there is none.
     """
 
     version: Number
@@ -280,8 +281,8 @@ class Welcome(_Control, frozen=True, tag="welcome"):
         max_message_bytes: maximum size of a message of samples.
         max_policy_bytes: maximum size of a policy update.
         heartbeat_s: seconds of silence after which either side sends a heartbeat.
-        spool_bytes: capacity of the spool for workers that end without a trainer; 0: no spool, also from a Server that
-            does not support it. Workers send `HandOver` only to a Server with a spool.
+        spool_bytes: capacity of the spool for workers that end without a trainer; 0: no spool. Workers send `HandOver`
+            only to a Server with a spool.
         anew: True: the peer reported an implausible incarnation, so this Server counts from its own. The peer discards
             its incarnations and versions.
     """
@@ -352,8 +353,8 @@ class Resume(_Control, frozen=True, tag="resume"):
 class Halt(_Control, frozen=True, tag="halt"):
     """Relay -> worker: no trainer takes this stream; keep all messages until the next `Resume`.
 
-    `reason` is set if the user should see it (the trainer serves another run). Trainer -> relay -> worker, in protocol
-    2: this trainer cannot take the stream, for the reason given, and never resumes it.
+    `reason` is set if the user should see it (the trainer serves another run). Trainer -> relay -> worker: this trainer
+    cannot take the stream, for the reason given, and never resumes it.
     """
 
     channel: Channel
@@ -369,21 +370,13 @@ class Ack(_Control, frozen=True, tag="ack"):
 
     Args:
         refused: (number, reason) of each message refused since the last `Ack`.
-        tag: proof for the worker that the trainer made this acknowledgement; empty: none. In protocol 2 only.
+        tag: proof for the worker that the trainer made this acknowledgement; empty: none.
     """
 
     channel: Channel
     next: Number
     refused: tuple[Refusal, ...] = ()
     tag: Annotated[bytes, msgspec.Meta(max_length=MAX_TAG_BYTES)] = b""
-
-
-class _UntaggedAck(_Control, frozen=True, tag="ack"):
-    """Form of an `Ack` without a tag on the wire, which protocol 1 has defined."""
-
-    channel: Channel
-    next: Number
-    refused: tuple[Refusal, ...]
 
 
 class HandOver(_Control, frozen=True, tag="hand_over"):
@@ -439,7 +432,7 @@ class Have(_Control, frozen=True, tag="have"):
 
 
 class Announce(_Control, frozen=True, tag="announce"):
-    """Trainer -> relay -> all workers of its run: the run card, and the incarnation that it proves. In protocol 2 only.
+    """Trainer -> relay -> all workers of its run: the run card, and the incarnation that it proves.
 
     A last value, which the relay keeps for the run, also after the trainer has left. A trainer that announces its
     incarnation is not assigned one.
@@ -452,7 +445,7 @@ class Announce(_Control, frozen=True, tag="announce"):
 class Forged(_Control, frozen=True, tag="forged"):
     """Worker or trainer -> relay: numbers of messages from the other end that it has ignored, for the status.
 
-    A last value. In protocol 2 only.
+    A last value.
 
     Args:
         count: messages without a valid proof of their origin.
@@ -466,7 +459,7 @@ class Forged(_Control, frozen=True, tag="forged"):
 class Lateness(_Control, frozen=True, tag="lateness"):
     """Worker -> relay -> trainer: lateness of this worker's steps, for metrics and the status.
 
-    A last value. In protocol 2 only.
+    A last value.
 
     Args:
         steps: number of steps.
@@ -483,7 +476,7 @@ class Lateness(_Control, frozen=True, tag="lateness"):
 class Revoked(_Control, frozen=True, tag="revoked"):
     """Relay -> worker or trainer: the list of revoked certificates with the CA's signature, as PEM.
 
-    A last value. In protocol 2 only.
+    A last value.
     """
 
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
@@ -613,10 +606,6 @@ _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 
 def encode_control(message: Control) -> bytes:
     """Encode a control message as MessagePack."""
-    if type(message) is Ack and not message.tag:
-        return _encoder.encode(_UntaggedAck(message.channel, message.next, message.refused))
-    if type(message) is Diagnosis and not message.card:
-        return _encoder.encode(("diagnosis", *msgspec.structs.astuple(message)[:-1]))  # without the new field
     return _encoder.encode(message)
 
 

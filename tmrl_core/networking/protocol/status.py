@@ -30,11 +30,10 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
         unread_bytes: control messages that wait because the peer does not read.
         policy: for a worker, (incarnation, counter) of the newest policy that it has received; it may not use it yet.
         certificate: name in its certificate, which it cannot choose; empty: no certificate.
-        forged: number of messages without a valid proof of their origin that it has ignored; left out if there are
-            none, as by earlier releases.
+        forged: number of messages without a valid proof of their origin that it has ignored.
         outdated: number of policies, directives, reports and announcements of a trainer that it has ignored because
-            they were older than accepted ones; left out if there are none, as by earlier releases.
-        weight: of its certificate in the division between credentials; left out if it is 1.
+            they were older than accepted ones.
+        weight: of its certificate in the division between credentials.
     """
 
     role: str
@@ -48,9 +47,9 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     unread_bytes: int
     policy: tuple[int, int] = (0, 0)
     certificate: str = ""
-    forged: int | msgspec.UnsetType = msgspec.UNSET
-    outdated: int | msgspec.UnsetType = msgspec.UNSET
-    weight: int | msgspec.UnsetType = msgspec.UNSET
+    forged: int = 0
+    outdated: int = 0
+    weight: int = 1
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +70,7 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
         position: samples of the stream up to the end of the last forwarded message, dropped ones included.
         waits: wait reason of the worker; empty: it collects.
         steps, late_steps: numbers of steps and of late steps, as the worker reports them; left out if its environment
-            has no rate, as by earlier releases.
+            has no rate.
         lateness_p999_s: 99.9th percentile of the lateness of recent steps.
     """
 
@@ -218,7 +217,7 @@ def encode_status(status: ServerStatus) -> bytes:
 
 
 def decode_status(data: bytes) -> ServerStatus:
-    """Return the snapshot in `data`, without fields that this version does not know.
+    """Return the snapshot in `data`.
 
     Raises:
         RemoteProtocolError: the bytes are not a snapshot.

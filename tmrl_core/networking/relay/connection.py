@@ -106,6 +106,8 @@ class RelayConnection(Connection):
         """Owner of its streams and its id, once it is admitted: the holder of a certificate's name, or of a token."""
         self.version = 0
         """Negotiated version of the protocol."""
+        self.announces = False
+        """True: a trainer that chooses its incarnation; see `Hello`."""
         self.run = ""
         self.name = ""
         """Label for display, unique among linked workers."""
@@ -182,7 +184,7 @@ class RelayConnection(Connection):
         self.principal = f"certificate {identity.role} {identity.name}" if identity.role else f"token {role}"
 
     def suggest(self, incarnation: int) -> None:
-        """Tell a trainer an incarnation. One of protocol 2 announces the one that it has then."""
+        """Tell a trainer an incarnation. One that chooses its own announces the one that it has then."""
         self.unanswered += 1
         self.send(Incarnation(incarnation))
 
@@ -383,7 +385,7 @@ class RelayConnection(Connection):
             return self.relay.flow.next_frame()
         if self.state == "probe":
             return self.echoes.next_frame()
-        if self.state != "worker" or self._sent is not None or not self.relay.understands_trainer(self):
+        if self.state != "worker" or self._sent is not None:
             return None
         policy = self._policy
         if policy is None or policy.abandoned:
@@ -450,7 +452,7 @@ class RelayConnection(Connection):
 
     def tell_revocations(self) -> None:
         """Send the list of revoked certificates if the peer has not received it."""
-        body = self.relay.signed_revocations() if self.version >= 2 else b""
+        body = self.relay.signed_revocations()
         if body and body is not self._told_revocations:
             self._told_revocations = body
             self.put("revoked", Revoked(body))

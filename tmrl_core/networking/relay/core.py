@@ -273,16 +273,14 @@ class Relay:
         connection.claimed = hello.incarnation
         self._welcome(connection, self.incarnation)
         card = self._cards.get(connection.run)
-        if card is not None and connection.version >= 2:
+        if card is not None:
             connection.send(card)
         if hello.incarnation > self.incarnation:
             self.incarnation = hello.incarnation
             if self.trainer is not None:
                 self.incarnation += 1
                 self.trainer.suggest(self.incarnation)
-        if not self.understands_trainer(connection):
-            pass
-        elif self.trainer is not None and self.trainer.run == connection.run:
+        if self.trainer is not None and self.trainer.run == connection.run:
             if self._report is not None:
                 connection.put("report", self._report)
             if self._direct_all is not None:
@@ -316,12 +314,13 @@ class Relay:
         # Trainers that choose their incarnation may choose the same one.
         free = self._held_by[1] == hello.peer or self._held_by[0] != known
         self.incarnation = known if hello.holding and hello.holding == known and free else known + 1
-        if 1 in hello.versions:
+        connection.announces = hello.announces
+        if not hello.announces:
             self._held_by = (self.incarnation, hello.peer)
         self._raises.clear()
         self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
-        if 1 in hello.versions and self._cards.pop(hello.run, None) is not None:
+        if not hello.announces and self._cards.pop(hello.run, None) is not None:
             self.policies.latest = None  # this trainer does not authenticate, and workers that do not cannot use it
         self.limit_old_policies()
         self.trainer = connection
@@ -424,7 +423,7 @@ class Relay:
         owners = {live.share.principal} if live is not None else set()
         if kept is not None:
             owners.add(kept.info.principal)
-        return owners - {""}  # files of earlier versions do not name the owner
+        return owners
 
     def close_stream(self, connection: RelayConnection, channel: int) -> None:
         """Close a stream that has ended in order."""
@@ -556,7 +555,7 @@ class Relay:
 
     def _send_lateness(self, stream: RelayStream) -> None:
         trainer, message, channel = self.trainer, stream.lateness, stream.trainer_channel
-        if trainer is not None and trainer.version >= 2 and message is not None and channel:
+        if trainer is not None and message is not None and channel:
             trainer.put(("lateness", channel), msgspec.structs.replace(message, channel=channel))
 
     # --- messages of the trainer ---
@@ -568,8 +567,7 @@ class Relay:
             return
         self.spool_handoff.acknowledged(stream, message)
         if stream.worker is not None:
-            tag = message.tag if stream.worker.version >= 2 else b""
-            stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused, tag))
+            stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused, message.tag))
         else:
             self.forget_if_done(stream)
 
@@ -580,10 +578,10 @@ class Relay:
 
     def announce(self, connection: RelayConnection, message: Announce) -> None:
         """Send the card of the linked trainer, which has chosen its incarnation, to every worker of its run."""
-        if connection.version < 2 or message.incarnation >= _BELIEVED["trainer"]:
-            raise RemoteProtocolError(
-                f"incarnation {message.incarnation} was announced in protocol {connection.version}"
-            )
+        if not connection.announces:
+            raise RemoteProtocolError("a trainer that does not choose its incarnation has announced one")
+        if message.incarnation >= _BELIEVED["trainer"]:
+            raise RemoteProtocolError(f"no trainer has had the incarnation {message.incarnation}")
         held, peer = self._held_by
         connection.unanswered = max(0, connection.unanswered - 1)
         if peer != connection.peer and message.incarnation <= held:
@@ -640,16 +638,12 @@ class Relay:
                 worker.put("direct-all", message)
             return
         stream = self._by_trainer_channel.get(message.channel)
-        if stream is not None and stream.worker is not None and self.understands_trainer(stream.worker):
+        if stream is not None and stream.worker is not None:
             stream.worker.put(("direct", stream.channel), Direct(stream.channel, message.revision, message.body))
 
     def _workers_of_run(self) -> list[RelayConnection]:
         run = self.trainer.run if self.trainer is not None else None
-        return [worker for worker in self.workers.values() if worker.run == run and self.understands_trainer(worker)]
-
-    def understands_trainer(self, worker: RelayConnection) -> bool:
-        """Return True if a worker's protocol includes the authentication that the trainer of its run uses."""
-        return worker.version >= 2 or worker.run not in self._cards
+        return [worker for worker in self.workers.values() if worker.run == run]
 
     def notify_policy(self) -> None:
         """Wake the links of the trainer's workers after frames of a policy have arrived or the policy was abandoned."""

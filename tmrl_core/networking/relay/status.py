@@ -179,9 +179,9 @@ def _peer(connection: RelayConnection, now: float) -> PeerStatus:
         unread_bytes=connection.unread_bytes,
         policy=connection.have,
         certificate=(connection.identity.name or "")[:_LABEL_CHARACTERS],
-        forged=connection.forged or msgspec.UNSET,
-        outdated=connection.outdated or msgspec.UNSET,
-        weight=connection.identity.weight if connection.identity.weight != 1 else msgspec.UNSET,
+        forged=connection.forged,
+        outdated=connection.outdated,
+        weight=connection.identity.weight,
     )
 
 

@@ -356,9 +356,6 @@ def install(
         files = [folder / f"{stem}.key", folder / f"{stem}.pem"]
         write_file(files[0], content.key, private=True)
         write_file(files[1], content.certificate)
-        if content.token:
-            files.append(folder / f"{content.role}.token")
-            write_file(files[-1], content.token + "\n", private=True)
         if content.token_hashes:
             files.append(folder / TOKENS_FILE)
             write_file(files[-1], msgspec.json.encode(content.token_hashes).decode() + "\n", private=True)
@@ -422,10 +419,7 @@ def _check_same_secrets(content: Bundle, folder: Path) -> None:
         differs |= here.password != brings.password.strip()
     if (folder / "ca.key").exists():  # in other folders, a newer bundle replaces the credentials
         hashes = folder_hashes(folder)
-        brought = dict(content.token_hashes)
-        if content.token:
-            brought[content.role] = token_hash(content.token)
-        differs |= any(hashes.get(role) != digest for role, digest in brought.items())
+        differs |= any(hashes.get(role) != digest for role, digest in content.token_hashes.items())
     if differs:
         raise CredentialsError(
             f"the bundle would replace tokens, or tlspyo's certificate or password, in {folder} with others, though "
@@ -462,8 +456,6 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
     if folder.is_file():
         content = read_bundle(folder)
         records = [_certificate_info(content.ca, str(folder)), _certificate_info(content.certificate, str(folder))]
-        if content.token:
-            records.append(_token_info(content.role, token_hash(content.token), str(folder)))
         records += [_token_info(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
         return records
     keys = [

@@ -99,15 +99,12 @@ def forget_lists(folder: Path) -> None:
 
 
 def add_revoked(folder: Path, certificates: Iterable[Listed]) -> list[Listed]:
-    """Add certificates to the list of revoked ones. Return the new entries. The caller holds the folder's lock.
-
-    The list has no weights, so that a Server of an earlier version can read it.
-    """
+    """Add certificates to the list of revoked ones. Return the new entries. The caller holds the folder's lock."""
     now = datetime.now(timezone.utc)
     file = folder / REVOKED_FILE
     before = read_list(file)
     known = {one.serial for one in before}
-    new = [msgspec.structs.replace(one, at=now, weight=1) for one in certificates if one.serial not in known]
+    new = [msgspec.structs.replace(one, at=now) for one in certificates if one.serial not in known]
     if new or not file.exists():
         write_list(file, [*before, *new])
     return new

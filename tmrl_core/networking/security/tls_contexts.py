@@ -84,7 +84,6 @@ class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     ca: str
     certificate: str
     key: str
-    token: str = ""
     token_hashes: dict[str, str] = {}
     tlspyo: TlspyoPart | None = None
     revoked: tuple[Listed, ...] = ()
@@ -264,11 +263,7 @@ def token_for(directory: str | os.PathLike[str], role: ContextRole) -> str | Non
     folder = Path(directory).expanduser()
     if folder.is_file():
         content = read_bundle(folder)
-        if role == "observer":
-            if content.role == "server":
-                return observer_token(content.key)
-            return content.token or None if content.role == "trainer" else None
-        return content.token or None if content.role == role else None
+        return observer_token(content.key) if role == "observer" and content.role == "server" else None
     if role == "observer":
         key = folder / "server.key"
         if key.exists():

@@ -113,14 +113,12 @@ class DiskSpool(Spool):
             self._lock.close()
             raise
 
-    # --- files of an earlier Server ---
+    # --- files that the folder already has ---
 
     def _find(self, path: Path) -> None:
         try:
             if path.is_symlink():
                 raise StorageError(f"{path} is a symbolic link")
-            with suppress(OSError):
-                path.chmod(0o600)  # earlier versions left the mode to the umask
             reader = SegmentReader(path)
             info = _stream_info(reader.format_name, reader.description, path)
         except StorageError as exc:
@@ -332,7 +330,7 @@ def _description(info: StreamInfo) -> dict[str, str]:
         "run": info.run,
         "name": info.name,
         "signature": base64.b64encode(info.signature).decode(),
-        "principal": info.principal,  # earlier versions neither write nor read it
+        "principal": info.principal,
     }
 
 
@@ -345,7 +343,7 @@ def _stream_info(format_name: str, description: Any, path: Path) -> StreamInfo:
             str(description["run"]),
             str(description["name"]),
             base64.b64decode(description["signature"]),
-            str(description.get("principal", "")),
+            str(description["principal"]),
         )
         # The same limits apply as when a worker opens a stream, so that the stream can be announced to a trainer.
         if len(info.stream) != 16 or path.stem != info.stream.hex():

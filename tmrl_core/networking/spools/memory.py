@@ -44,8 +44,8 @@ class StreamInfo(NamedTuple):
     run: str
     name: str
     signature: bytes
-    principal: str = ""
-    """Owner of the stream, which the trainer does not receive; empty in files of versions that did not store it."""
+    principal: str
+    """Owner of the stream, which the trainer does not receive."""
 
 
 @dataclass(slots=True, eq=False)

@@ -456,7 +456,7 @@ class RemoteInterface(TrainingInterface):
             self._revision,
             self._evaluations.get(stream),
             collect=self._shares.get(stream),
-            refusal=self._unfit.get(stream, msgspec.UNSET),
+            refusal=self._unfit.get(stream, ""),
         )
         self.link.direct(directive, stream)
 
