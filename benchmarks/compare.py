@@ -10,9 +10,9 @@ The Python and its packages are the same. Each side is prepared once in a proces
 turn, A B A B, so that a machine that becomes slower does so for both. Where a commit has changed the amount of work in
 a measurement, ratios say nothing: give the work another name then.
 
-All figures are costs (seconds, bytes); a ratio is OLD / NEW and above 1 where NEW is better. For rates that is the
-ratio NEW / OLD. The ratio is the median over pairs of neighbouring measurements; the spread is that of all pairs but
-the lowest and the highest quarter.
+All figures are costs (seconds, bytes, lines); a ratio is OLD / NEW and above 1 where NEW is better. For rates that is
+the ratio NEW / OLD. The ratio is the median over pairs of neighbouring measurements; the spread is that of all pairs
+but the lowest and the highest quarter.
 
 The exit status is 1 when the whole spread of a ratio is below 0.95, or when a figure that both sides have could not be
 measured. A figure, or a row of one, that only one side has is printed as such and changes nothing about the exit
@@ -185,12 +185,19 @@ def start() -> Iterator[Measure]:
     yield lambda: {f"start of the {role} until ready": (seconds, "s") for role, seconds in measure().items()}
 
 
+@contextlib.contextmanager
+def lines() -> Iterator[Measure]:
+    from lines import ROOT, modules, total
+
+    yield lambda: {"code of the package": (total(modules(ROOT).values()).code / 1000, "thousand lines")}
+
+
 FIGURES = {
     figure.__name__: figure
-    for figure in (worker_loop, relay, codec, memory_sampling, sac_updates, peak_memory, imports, start)
+    for figure in (worker_loop, relay, codec, memory_sampling, sac_updates, peak_memory, imports, start, lines)
 }
-FEWER = {"peak_memory": 3, "start": 3}
-"""Repetitions at most of figures that take long and vary little."""
+FEWER = {"peak_memory": 3, "start": 3, "lines": 1}
+"""Repetitions at most of figures that take long and vary little, or not at all."""
 
 
 def serve(figure: str, folder: str) -> None:
