@@ -10,9 +10,9 @@ The Python and its packages are the same. Each side is prepared once in a proces
 turn, A B A B, so that a machine that becomes slower does so for both. Where a commit has changed the amount of work in
 a measurement, ratios say nothing: give the work another name then.
 
-All figures are costs (seconds, bytes, lines); a ratio is OLD / NEW and above 1 where NEW is better. For rates that is
-the ratio NEW / OLD. The ratio is the median over pairs of neighbouring measurements; the spread is that of all pairs
-but the lowest and the highest quarter.
+All figures are costs (seconds, bytes, calls, lines); a ratio is OLD / NEW and above 1 where NEW is better. For rates
+that is the ratio NEW / OLD. The ratio is the median over pairs of neighbouring measurements; the spread is that of all
+pairs but the lowest and the highest quarter.
 
 The exit status is 1 when the whole spread of a ratio is below 0.95, or when a figure that both sides have could not be
 measured. A figure, or a row of one, that only one side has is printed as such and changes nothing about the exit
@@ -186,6 +186,16 @@ def start() -> Iterator[Measure]:
 
 
 @contextlib.contextmanager
+def own_calls() -> Iterator[Measure]:
+    from own_calls import STEPS, Loop
+
+    calls = Loop("sac").calls(STEPS).total() / STEPS
+    loop, updates = Loop("stub"), 20_000
+    name = "training loop around a stub agent, an update"
+    yield lambda: {"own calls, an update": (calls, "calls"), **both(name, loop.cost(updates), updates, "us")}
+
+
+@contextlib.contextmanager
 def lines() -> Iterator[Measure]:
     from lines import ROOT, modules, total
 
@@ -194,8 +204,10 @@ def lines() -> Iterator[Measure]:
 
 FIGURES = {
     figure.__name__: figure
-    for figure in (worker_loop, relay, codec, memory_sampling, sac_updates, peak_memory, imports, start, lines)
-}
+    for figure in (
+        worker_loop, relay, codec, memory_sampling, sac_updates, own_calls, peak_memory, imports, start, lines,
+    )
+}  # fmt: skip
 FEWER = {"peak_memory": 3, "start": 3, "lines": 1}
 """Repetitions at most of figures that take long and vary little, or not at all."""
 
