@@ -4,14 +4,20 @@
     python benchmarks/compare.py v0.1.0 . --only worker_loop relay
 
 A side is a commit, or the folder of a checkout as it is ("." for the current one, changes included). Commits are
-checked out into a temporary folder. The measuring code is this checkout's for both sides, and so are the Python and its
-packages; only `tmrl_core` is each side's own. Each side is prepared once in a process of its own; then the two measure
-in turn, A B A B, so that a machine that becomes slower does so for both.
+checked out into a temporary folder. Each side runs its own `benchmarks/compare.py --serve` with its own measuring code
+and its own `tmrl_core`, so that both can be measured after code has moved; a figure has the same name on both sides.
+The Python and its packages are the same. Each side is prepared once in a process of its own; then the two measure in
+turn, A B A B, so that a machine that becomes slower does so for both. Where a commit has changed the amount of work in
+a measurement, ratios say nothing: give the work another name then.
 
-All figures are costs (seconds, bytes); a ratio is OLD / NEW and above 1 where NEW is better. For rates that is the
-ratio NEW / OLD. The ratio is the median over pairs of neighbouring measurements; the spread is that of all pairs but
-the lowest and the highest quarter. The exit status is 1 when the whole spread of a ratio is below 0.95, or when a
-figure could not be measured. Linux only.
+All figures are costs (seconds, bytes, calls, lines); a ratio is OLD / NEW and above 1 where NEW is better. For rates
+that is the ratio NEW / OLD. The ratio is the median over pairs of neighbouring measurements; the spread is that of all
+pairs but the lowest and the highest quarter.
+
+The exit status is 1 when the whole spread of a ratio is below 0.95, or when a figure that both sides have could not be
+measured. A figure, or a row of one, that only one side has is printed as such and changes nothing about the exit
+status: there is nothing to compare it with. It is 2 when a name after `--only` is a figure of neither side, or when a
+side is no checkout with a `benchmarks/compare.py` that serves. Linux only.
 """
 
 from __future__ import annotations
@@ -27,11 +33,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from processes import Cost, timed
 
 LEAST = 0.95
 MAIN = Path(__file__).resolve()
+HERE = Path("benchmarks") / MAIN.name
+"""In a side's folder."""
 Costs = dict[str, tuple[float, str]]
 """By its name, a cost and its unit."""
 Measure = Callable[[], Costs]
@@ -176,12 +185,31 @@ def start() -> Iterator[Measure]:
     yield lambda: {f"start of the {role} until ready": (seconds, "s") for role, seconds in measure().items()}
 
 
+@contextlib.contextmanager
+def own_calls() -> Iterator[Measure]:
+    from own_calls import STEPS, Loop
+
+    calls = Loop("sac").calls(STEPS).total() / STEPS
+    loop, updates = Loop("stub"), 20_000
+    name = "training loop around a stub agent, an update"
+    yield lambda: {"own calls, an update": (calls, "calls"), **both(name, loop.cost(updates), updates, "us")}
+
+
+@contextlib.contextmanager
+def lines() -> Iterator[Measure]:
+    from lines import ROOT, modules, total
+
+    yield lambda: {"code of the package": (total(modules(ROOT).values()).code / 1000, "thousand lines")}
+
+
 FIGURES = {
     figure.__name__: figure
-    for figure in (worker_loop, relay, codec, memory_sampling, sac_updates, peak_memory, imports, start)
-}
-FEWER = {"peak_memory": 3, "start": 3}
-"""Repetitions at most of figures that take long and vary little."""
+    for figure in (
+        worker_loop, relay, codec, memory_sampling, sac_updates, own_calls, peak_memory, imports, start, lines,
+    )
+}  # fmt: skip
+FEWER = {"peak_memory": 3, "start": 3, "lines": 1}
+"""Repetitions at most of figures that take long and vary little, or not at all."""
 
 
 def serve(figure: str, folder: str) -> None:
@@ -200,17 +228,59 @@ def serve(figure: str, folder: str) -> None:
 # --- both sides ---
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a side's processes: one thread each, and the side's own package first."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    # Both keep compiled modules: one checkout may have them already.
+    return {**os.environ, **threads, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
+
+
+# A side is asked by a process that finds the same modules as its measuring ones. It imports the module, because commits
+# before this one have no command that says the names.
+ASK = """
+import json, sys
+sys.path[0] = sys.argv[1]
+import compare, tmrl_core
+print(json.dumps([list(compare.FIGURES), [compare.__file__, tmrl_core.__file__]]))
+"""
+
+
+def figures_of(folder: Path) -> list[str]:
+    """Return the names of a side's figures.
+
+    Raises:
+        SystemExit: the side cannot say them, or its processes would import modules of another folder; status 2.
+    """
+    if not (folder / HERE).is_file():
+        refuse(f"{folder} has no {HERE}")
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK, str((folder / HERE).parent)],
+        cwd=folder, env=environment(folder), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if asked.returncode:
+        refuse(f"{folder / HERE} does not say its figures:\n{asked.stderr.strip()}")
+    names, files = json.loads(asked.stdout.splitlines()[-1])
+    for file in files:
+        if not Path(file).is_relative_to(folder):
+            refuse(f"the side in {folder} would import {file}")
+    return list(names)
+
+
+def refuse(reason: str) -> NoReturn:
+    print(reason, file=sys.stderr)
+    raise SystemExit(2)
+
+
 class Side:
     """One side's process for one figure; its words go to a file."""
 
     def __init__(self, folder: Path, figure: str, log: Path) -> None:
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._log = log
         with log.open("w") as words:
             self._process = subprocess.Popen(
-                [sys.executable, str(MAIN), "--serve", figure, str(folder), "."],
-                # Both keep compiled modules: one checkout may have them already.
-                env={**os.environ, **threads, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""},
+                [sys.executable, str(folder / HERE), "--serve", figure, str(folder), "."],
+                cwd=folder,
+                env=environment(folder),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=words,
@@ -262,9 +332,18 @@ def compared(figure: str, folders: list[Path], repetitions: int, logs: Path) -> 
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
+def of_one_side(name: str, *, is_old: bool) -> str:
+    """Make the row of a figure, or of one of its costs, that only one side has."""
+    return f"| {name} | | | | | only {'OLD' if is_old else 'NEW'} has it |"
+
+
 def rows(olds: list[Costs], news: list[Costs]) -> Iterator[tuple[str, bool]]:
-    """Make a row of the table for each figure, with True where it is good enough."""
-    for name, (_, unit) in olds[0].items():
+    """Make a row of the table for each cost, with True where it is good enough or has nothing to compare with."""
+    both_have = olds[0].keys() & news[0].keys()
+    for name, (_, unit) in (olds[0] | news[0]).items():
+        if name not in both_have:
+            yield of_one_side(name, is_old=name in olds[0]), True
+            continue
         pairs = [(old[name][0], new[name][0]) for old, new in zip(olds, news, strict=True)]
         ordered = sorted(old / new for old, new in pairs)
         cut = len(ordered) // 4
@@ -298,9 +377,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", metavar="OLD", help="a commit, or the folder of a checkout")
     parser.add_argument("new", metavar="NEW", help="likewise")
-    parser.add_argument(
-        "--only", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="NAME", help=f"of {', '.join(FIGURES)}"
-    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"figures of either side; here: {', '.join(FIGURES)}")
     parser.add_argument("--repetitions", type=int, default=5, help="pairs; peak_memory and start at most 3")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -315,9 +392,17 @@ def main() -> int:
             stack.enter_context(checked_out(side, Path(temporary) / name))
             for name, side in (("old", options.old), ("new", options.new))
         ]
+        old, new = (figures_of(folder) for folder in folders)
+        every = list(dict.fromkeys(old + new))
+        for figure in options.only or ():
+            if figure not in every:
+                refuse(f"--only {figure} is no figure of either side; they have {', '.join(every)}")
         print(f"OLD {options.old}, NEW {options.new}; above 1 is better\n", flush=True)
         print("| what | OLD | NEW | ratio | spread | |\n| --- | --- | --- | --- | --- | --- |", flush=True)
-        for figure in options.only:
+        for figure in options.only or every:
+            if figure not in old or figure not in new:
+                print(of_one_side(figure, is_old=figure in old), flush=True)
+                continue
             repetitions = min(options.repetitions, FEWER.get(figure, options.repetitions))
             try:
                 for row, good in rows(*compared(figure, folders, repetitions, Path(temporary))):

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from moved import acknowledge
 from processes import Cost, Process
 from wire_bytes import versions
 from worker_loop import LENGTH, Loop
@@ -119,7 +118,7 @@ def sink(folder: str, port: int, mode: str, pipe: Pipe) -> None:
             assert link.wait(60), "the samples stopped coming"
             received = link.receive()
             samples += sum(one.samples for one in received)
-            acknowledge(link, received)
+            link.acknowledge(received)
         pipe.send(None)
         pipe.recv()  # the source has all acknowledgements
         pipe.send(time.process_time())

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from moved import acknowledge
 from wire_bytes import versions
 
 REACH_MB = {"worker": 120.0, "server": 60.0}
@@ -73,7 +72,7 @@ def sink(keys: str, port: int, stop: threading.Event, ready: threading.Event) ->
         for one in received:
             chunk = decode_message(one.payload, max_bytes=64 << 20).chunk
             rows += chunk.rows if chunk is not None else 0
-        acknowledge(link, received)
+        link.acknowledge(received)
         elapsed = time.monotonic() - begin
         link.report(Progress(samples=rows, updates=int(elapsed * SAMPLES_PER_S / 2), start_training=1))
         if elapsed > published:

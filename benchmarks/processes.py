@@ -7,10 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from moved import accept_former_paths
-
-accept_former_paths()
-
 ANSWER_S = 300.0
 """A process that does not answer for so long has failed."""
 

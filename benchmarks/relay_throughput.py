@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from moved import acknowledge
 from processes import Cost, Process
 from wire_bytes import versions
 
@@ -197,7 +196,7 @@ def our_sink(keys: str, port: int, payload: int, total: int, pipe: Pipe) -> None
             for stamp in observation[:, 0]:
                 assert stamp == rows % STAMPS
                 rows += 1
-        acknowledge(link, received)
+        link.acknowledge(received)
     wall_s = time.perf_counter() - start
     link.close()
     pipe.send((wall_s, time.process_time() - used))

@@ -21,7 +21,6 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-from moved import acknowledge
 from processes import Cost, Process, timed
 from wire_bytes import versions
 
@@ -77,7 +76,7 @@ def sink_process(keys: str, port: int, end_to_end: str, pipe: Pipe) -> None:
             assert isinstance(chunk.observation, np.ndarray)
             assert np.allclose(np.hypot(chunk.observation[:, 0], chunk.observation[:, 1]), 1.0, atol=1e-4)
             rows += chunk.rows
-        acknowledge(link, received)
+        link.acknowledge(received)
     pipe.recv()
     counts = link.counts
     pipe.send((rows, counts.gap_samples, counts.duplicate_messages))
@@ -141,7 +140,7 @@ class Loop:
     Args:
         keys: folder with credentials for all of them.
         episodes: of `LENGTH` steps, in each measurement.
-        end_to_end: `network.end_to_end`; empty: left out, as older packages require.
+        end_to_end: `network.end_to_end`; empty: its default.
     """
 
     def __init__(self, keys: str, episodes: int, end_to_end: str = "") -> None:

@@ -20,6 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/actor/policies/numpy/test_lookup.py::test_without_torch_the_error_names_the_unknown_keyword_and_the_extra",
         "tests/actor/rollout/test_recurrent_pipeline.py::test_a_worker_without_torch_sends_the_states_that_sequences_begin_with",
         "tests/actor/rollout/test_safe_action.py::test_motors_stop_when_a_program_ends",
+        "tests/benchmarks/test_compare_sides.py",
         "tests/benchmarks/test_gateway.py::test_a_short_run_gives_all_figures",
         "tests/cli/test_main.py",
         "tests/cli/test_sessions.py::test_a_recording_goes_to_a_dataset_and_back",  # h5py: uname

@@ -1,4 +1,4 @@
-"""The comparison of two commits: which ratios it takes for a loss."""
+"""The comparison of two commits: the ratios that are losses, and costs of one side only."""
 
 import sys
 from pathlib import Path
@@ -39,3 +39,13 @@ def test_a_loss_is_a_ratio_with_its_complete_spread_below_the_limit(
 def test_a_row_gives_both_costs_and_the_ratio_above_one_where_the_new_side_is_better() -> None:
     ((row, _),) = rows(measured(10, 12, 14), measured(5, 6, 7))
     assert row == "| a step | 12 us | 6 us | 2.00 | 2.00 to 2.00 |  |"
+
+
+def test_a_cost_of_one_side_is_a_row_of_its_own_and_no_loss() -> None:
+    old, new = {"a": (1.0, "us"), "b": (1.0, "us")}, {"b": (1.0, "us"), "c": (1.0, "us")}
+    found = list(rows([old, old], [new, new]))
+    assert [(row.split("|")[1].strip(), row.split("|")[6].strip(), good) for row, good in found] == [
+        ("a", "only OLD has it", True),
+        ("b", "", True),
+        ("c", "only NEW has it", True),
+    ]
