@@ -79,7 +79,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/scripts",
         "tests/storage/test_lock.py",
         "tests/test_chaos.py",
-        "tests/test_decodable.py::test_structures_that_functions_decode_are_described_when_their_module_is_imported",
         "tests/test_fuzz.py",
         "tests/test_guides.py",
         "tests/test_imports.py",
@@ -180,7 +179,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    sys.addaudithook(lambda event, _: _check(_KIND_OF_EVENT[event], event) if event in _KIND_OF_EVENT else None)
+    kinds = _KIND_OF_EVENT  # when the interpreter ends, the module's own name is gone before the hook
+    sys.addaudithook(lambda event, _: _check(kinds[event], event) if event in kinds else None)
     if sys.platform != "win32":  # multiprocessing starts processes without an event there
         spawn = multiprocessing.util.spawnv_passfds
 
