@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -143,7 +143,6 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=150)
 @given(trees, trees, st.integers(1, 5), st.sampled_from(COMPRESSIONS), st.data())
 def test_any_nested_samples_come_back_exactly(
     observations: st.SearchStrategy[Any],
@@ -485,7 +484,6 @@ VALID = [
 ]
 
 
-@settings(max_examples=400)
 @given(st.sampled_from(VALID), st.data())
 def test_changed_bytes_give_a_consistent_chunk_or_codec_error(valid: bytes, data: st.DataObject) -> None:
     message = bytearray(valid)
