@@ -16,8 +16,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Starts processes. May open sockets too.
     "process": (
         "tests/actor/policies/numpy/test_lookup.py::test_policy_names_give_numpy_backends_without_torch",
-        "tests/actor/policies/numpy/test_lookup.py::test_the_numpy_backend_needs_no_torch",
-        "tests/actor/policies/numpy/test_lookup.py::test_without_torch_the_error_names_the_unknown_keyword_and_the_extra",
         "tests/actor/rollout/test_recurrent_pipeline.py::test_a_worker_without_torch_sends_the_states_that_sequences_begin_with",
         "tests/actor/rollout/test_safe_action.py::test_motors_stop_when_a_program_ends",
         "tests/benchmarks/test_gateway.py::test_a_short_run_gives_all_figures",
