@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -20,6 +21,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    # Compiled code is kept for other processes and the next run, also where the environment turns that off. Otherwise,
+    # each process of pytest compiles all tests, for seconds, and each process of a test the package, for half a second.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # Read when torch is first imported: on busy processors, two threads make a small network's updates 20 times slower.
     os.environ["OMP_NUM_THREADS"] = "1"
     if hasattr(signal, "SIGHUP"):
