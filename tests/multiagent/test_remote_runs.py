@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Start, records, starting
+from tests.multiagent.test_worker_runs import run_here
 from tests.roles.test_lockstep_runs import port_of
 from tests.waiting import until
 from tmrl_core.actor.policies.bundle import PolicyBundle
-from tmrl_core.cli.main import main
 
 SMALL = """
 run: {name: small, seed: 5}
@@ -72,9 +72,7 @@ def test_a_worker_that_stops_within_a_round_is_replaced_after_its_grace(start: S
     finish(trainer)
 
 
-def test_a_killed_trainer_resumes_as_if_nothing_had_happened(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_trainer_resumes_as_if_nothing_had_happened(start: Start, tmp_path: Path) -> None:
     """One worker and one seed: the policies at the end equal those of a run that was not killed, bit for bit."""
     server = start("--server")
     at = port_of(server)
@@ -88,7 +86,6 @@ def test_a_killed_trainer_resumes_as_if_nothing_had_happened(
     # It goes on from the checkpoint of an epoch's end: what came after it is collected again.
     assert sorted(set(rounds(tmp_path))) == list(range(1, 21))
     killed = PolicyBundle.read(tmp_path / "runs" / "small" / "policy.tmod")
-    monkeypatch.chdir(tmp_path)
-    undisturbed = ["--set", "run.name=undisturbed", "--set", "worker.name=anna"]
-    assert main(["--local", "--single-process", "--workers", "1", "-c", "small.yaml", *undisturbed]) == 0
+    undisturbed = ("--set", "run.name=undisturbed", "--set", "worker.name=anna")
+    assert run_here(tmp_path, SMALL, "--local", "--single-process", "--workers", "1", *undisturbed) == 0
     assert killed == PolicyBundle.read(tmp_path / "runs" / "undisturbed" / "policy.tmod")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.command_line import ROOT, Start, records, starting
 from tests.roles.test_lockstep_runs import port_of
 from tests.waiting import until
 from tmrl_core.cli.main import main
+from tmrl_core.local.supervision import THREAD_VARIABLES
 
 SCENARIO = "tests.multiagent.remote_scenario"
 SMALL = f"""
@@ -80,30 +83,34 @@ def test_a_worker_killed_in_an_episode_does_not_stop_the_others(start: Start, tm
     assert out.count("12 steps") == 2
 
 
-def run_here(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run a command line in this process, and return its exit status."""
-    (folder / "small.yaml").write_text(SMALL, encoding="utf-8")
-    monkeypatch.chdir(folder)
-    return main([*arguments, "-c", "small.yaml"])
+def run_here(folder: Path, config: str, *arguments: str) -> int:
+    """Run a command line in this process, which is as before at the end, and return its exit status."""
+    (folder / "small.yaml").write_text(config, encoding="utf-8")
+    interval = sys.getswitchinterval()
+    with pytest.MonkeyPatch.context() as changed:
+        changed.chdir(folder)
+        for name in THREAD_VARIABLES:
+            changed.setenv(name, "1")
+        try:
+            return main([*arguments, "-c", "small.yaml"])
+        finally:
+            sys.setswitchinterval(interval)
+            gc.unfreeze()
 
 
-def test_all_roles_run_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_here(tmp_path, monkeypatch, "--local", "--single-process", "--workers", "2") == 0
+def test_all_roles_run_in_one_process(tmp_path: Path) -> None:
+    assert run_here(tmp_path, SMALL, "--local", "--single-process", "--workers", "2") == 0
     assert len(records(tmp_path, "round")) == 15
     assert (tmp_path / "runs" / "small" / "policy.tmod").exists()
 
 
-def test_an_absent_environment_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_here(tmp_path, monkeypatch, "--worker", "--set", "environment.cls=not_installed:Ports") == 2
+def test_an_absent_environment_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(tmp_path, SMALL, "--worker", "--set", "environment.cls=not_installed:Ports") == 2
     said = capsys.readouterr().err
     assert "environment.cls: 'not_installed:Ports': module 'not_installed' was not found" in said
 
 
-def test_roles_that_have_one_agent_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_roles_that_have_one_agent_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (
         ("--expert",),
         ("--gateway",),
@@ -111,7 +118,7 @@ def test_roles_that_have_one_agent_are_refused(
         ("--local", "--gateway"),
         ("--test", "--render"),
     ):
-        assert run_here(tmp_path, monkeypatch, *arguments) == 2
+        assert run_here(tmp_path, SMALL, *arguments) == 2
         assert f"{arguments[-1]} does not go with the section multiagent" in capsys.readouterr().err
-    assert run_here(tmp_path, monkeypatch, "--worker", "--record", "kept") == 2
+    assert run_here(tmp_path, SMALL, "--worker", "--record", "kept") == 2
     assert "worker.record: found 'kept', and it has no effect" in capsys.readouterr().err
