@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    # Compiled code is kept for other processes and the next run, also where the environment turns that off. Otherwise,
+    # each process of pytest compiles all tests, for seconds, and each process of a test the package, for half a second.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     # Read when torch is first imported: on busy processors, two threads make a small network's updates 20 times slower.
     os.environ["OMP_NUM_THREADS"] = "1"
     if hasattr(signal, "SIGHUP"):
@@ -28,7 +33,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # No test is timed: on busy processors, any example may take long.
     hypothesis.settings.register_profile(
-        "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        "untimed",
+        max_examples=200 if os.environ.get("FULL_TESTS") == "1" else 25,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("untimed")
     layers.install()

@@ -16,8 +16,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Starts processes. May open sockets too.
     "process": (
         "tests/actor/policies/numpy/test_lookup.py::test_policy_names_give_numpy_backends_without_torch",
-        "tests/actor/policies/numpy/test_lookup.py::test_the_numpy_backend_needs_no_torch",
-        "tests/actor/policies/numpy/test_lookup.py::test_without_torch_the_error_names_the_unknown_keyword_and_the_extra",
         "tests/actor/rollout/test_recurrent_pipeline.py::test_a_worker_without_torch_sends_the_states_that_sequences_begin_with",
         "tests/actor/rollout/test_safe_action.py::test_motors_stop_when_a_program_ends",
         "tests/benchmarks/test_compare_sides.py",
@@ -79,7 +77,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/scripts",
         "tests/storage/test_lock.py",
         "tests/test_chaos.py",
-        "tests/test_decodable.py::test_structures_that_functions_decode_are_described_when_their_module_is_imported",
         "tests/test_fuzz.py",
         "tests/test_guides.py",
         "tests/test_imports.py",
@@ -180,7 +177,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    sys.addaudithook(lambda event, _: _check(_KIND_OF_EVENT[event], event) if event in _KIND_OF_EVENT else None)
+    kinds = _KIND_OF_EVENT  # when the interpreter ends, the module's own name is gone before the hook
+    sys.addaudithook(lambda event, _: _check(kinds[event], event) if event in kinds else None)
     if sys.platform != "win32":  # multiprocessing starts processes without an event there
         spawn = multiprocessing.util.spawnv_passfds
 

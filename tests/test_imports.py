@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import tmrl_core
-
-PACKAGE = Path(tmrl_core.__file__).parent
+from tests import source
+from tests.test_decodable import decoded_types
 
 # From the bottom to the top. A module imports from its own package and from packages of lower ranks; the longest prefix
 # decides. Only packages have ranks, and the modules beside them at the top.
@@ -64,6 +65,8 @@ LAYERS: list[tuple[str, ...]] = [
 PROTOCOL = ("networking.protocol", "networking.relay", "networking.peers")
 PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
 DOES_IO = {"asyncio", "selectors", "select", "socket", "ssl", "multiprocessing", "subprocess"}
+LOCKED = {("tmrl_core.config.loading", "Config")}
+"""Types that one thread converts at a time."""
 TORCH_PACKAGES = (  # loaded where they are needed
     "actor.policies.torch",
     "compat.custom",
@@ -74,11 +77,11 @@ TORCH_PACKAGES = (  # loaded where they are needed
 
 def module_name(file: Path) -> str:
     """The module's name without the package's."""
-    parts = list(file.relative_to(PACKAGE).with_suffix("").parts)
+    parts = list(file.relative_to(source.PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {module_name(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+FILES = {module_name(file): file for file in source.FILES}
 
 
 def at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -96,10 +99,11 @@ def at_import(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from at_import(handler.body)
 
 
+@functools.cache
 def imported(module: str) -> set[str]:
     """Full names of the modules (or of names in them) that a module imports when it is imported."""
     names: set[str] = set()
-    for statement in at_import(ast.parse(FILES[module].read_text(encoding="utf-8")).body):
+    for statement in at_import(source.tree(FILES[module]).body):
         if isinstance(statement, ast.Import):
             names |= {alias.name for alias in statement.names}
         elif isinstance(statement, ast.ImportFrom):
@@ -108,6 +112,7 @@ def imported(module: str) -> set[str]:
     return names
 
 
+@functools.cache
 def own_imports(module: str) -> set[str]:
     """The modules of the package that a module imports when it is imported."""
     found = set()
@@ -128,11 +133,14 @@ def layer(module: str) -> int:
     raise AssertionError(f"tmrl_core.{module} is in no layer: say in LAYERS where it belongs")
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if name])
-def test_imports_point_one_way(module: str) -> None:
-    for other in own_imports(module):
-        if other:  # the package itself holds the version and lazy names
-            assert layer(other) <= layer(module), f"tmrl_core.{module} imports tmrl_core.{other}, which is above it"
+def test_imports_point_one_way() -> None:
+    upwards = [
+        f"tmrl_core.{module} imports tmrl_core.{other}, which is above it"
+        for module in FILES
+        for other in own_imports(module)
+        if module and other and layer(other) > layer(module)  # the package itself holds the version and lazy names
+    ]
+    assert not upwards
 
 
 def test_imports_have_no_cycle() -> None:
@@ -149,18 +157,20 @@ def test_imports_have_no_cycle() -> None:
         visit(module, ())
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if name.startswith(PROTOCOL)])
-def test_protocol_modules_do_no_io(module: str) -> None:
-    tops = {name.split(".")[0] for name in imported(module)}
-    assert not tops & DOES_IO
-    assert tops <= PROTOCOL_PACKAGES | set(sys.stdlib_module_names)
+def test_protocol_modules_do_no_io() -> None:
+    modules = [name for name in FILES if name.startswith(PROTOCOL)]
+    assert modules
+    for module in modules:
+        tops = {name.split(".")[0] for name in imported(module)}
+        assert not tops & DOES_IO, module
+        assert tops <= PROTOCOL_PACKAGES | set(sys.stdlib_module_names), module
 
 
-@pytest.mark.parametrize("module", list(FILES))
-def test_only_training_imports_torch(module: str) -> None:
-    if module.split(".")[0] != "training" and not module.startswith(TORCH_PACKAGES):
-        assert "torch" not in {name.split(".")[0] for name in imported(module)}
-        assert not [name for name in own_imports(module) if name.startswith(TORCH_PACKAGES)]
+def test_only_training_imports_torch() -> None:
+    for module in FILES:
+        if module.split(".")[0] != "training" and not module.startswith(TORCH_PACKAGES):
+            assert "torch" not in {name.split(".")[0] for name in imported(module)}, module
+            assert not [name for name in own_imports(module) if name.startswith(TORCH_PACKAGES)], module
 
 
 def run(code: str, *arguments: str) -> Any:
@@ -225,7 +235,7 @@ with Server(config=from_values(values), port=0) as server:
 
 
 WATCHED = """
-import json, logging, os, random, sys, threading, warnings
+import gc, json, logging, os, random, sys, threading, warnings
 import importlib
 for name in json.loads(sys.argv[2]):
     try:
@@ -251,10 +261,15 @@ for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
 watching = False
 after = state()
+described = lambda kind: any(type(part).__name__ == "StructInfo" for part in gc.get_referents(kind))
 print(json.dumps({
     "events": events,
     "changed": [key for key in before if before[key] != after[key]],
     "modules": sorted(set(sys.modules) - modules),
+    "undescribed": [
+        f"{module}.{name}" for module, name in json.loads(sys.argv[3])
+        if not described(getattr(sys.modules[module], name))
+    ],
 }))
 """
 CODE = (".py", ".pyc", ".so", ".pyd")
@@ -276,22 +291,31 @@ def suspicious(events: list[tuple[str, list[str]]]) -> list[str]:
     return found
 
 
+def watch(names: list[str], before: Sequence[str] = (), structures: Sequence[tuple[str, str]] = ()) -> Any:
+    """Return the effects of importing modules, after others, and those of the structures that it leaves undescribed."""
+    return run(WATCHED, json.dumps(names), json.dumps(before), json.dumps(structures))
+
+
 def test_importing_the_package_does_nothing() -> None:
-    result = run(WATCHED, json.dumps(["tmrl_core"]), "[]")
+    result = watch(["tmrl_core"])
     assert suspicious(result["events"]) == []
     assert result["changed"] == []
     assert set(result["modules"]) == {"tmrl_core", "tmrl_core.lazy_names", "__future__"}
 
 
-def test_importing_any_module_does_nothing() -> None:
+def test_importing_any_module_does_nothing_but_describe_what_functions_decode() -> None:
+    """Structures are complete before a second thread can decode them."""
     own = [f"tmrl_core.{name}" for name in FILES if name and name != "__main__"]
     others = sorted({name for module in FILES for name in imported(module) if not name.startswith("tmrl_core")})
     # Names in modules are tried as modules too; what others do on import is theirs, so they come first.
     modules = sorted({*others, *(name.rpartition(".")[0] for name in others if "." in name)})
-    result = run(WATCHED, json.dumps(own), json.dumps(["typing", *modules]))
+    decoded = {(f"tmrl_core.{name}", kind) for name, file in FILES.items() for kind in decoded_types(source.tree(file))}
+    assert ("tmrl_core.training.checkpoints.manifest", "Manifest") in decoded
+    result = watch(own, ["typing", *modules], sorted(decoded - LOCKED))
     assert suspicious(result["events"]) == []
     assert result["changed"] == []
     assert set(own) <= set(result["modules"])
+    assert not result["undescribed"], "decorate them with tmrl_core.decodable"
 
 
 def test_the_check_notices_side_effects_of_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +324,7 @@ def test_the_check_notices_side_effects_of_imports(tmp_path: Path, monkeypatch: 
         f"open({str(tmp_path / 'log')!r}, 'w').close()\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    result = run(WATCHED, json.dumps(["noisy"]), "[]")
+    result = watch(["noisy"])
     assert {"environment", "random"} <= set(result["changed"])
     seen = " ".join(suspicious(result["events"]))
     assert "open" in seen
@@ -308,15 +332,7 @@ def test_the_check_notices_side_effects_of_imports(tmp_path: Path, monkeypatch: 
 
 
 def test_every_exported_name_is_there() -> None:
-    code = """
-import importlib, json, sys
-missing = []
-for module in ["tmrl_core", "tmrl_core.networking", "tmrl_core.actor", "tmrl_core.training", "tmrl_core.envs",
-               "tmrl_core.samples", "tmrl_core.metrics", "tmrl_core.config", "tmrl_core.sessions"]:
-    loaded = importlib.import_module(module)
-    missing += [f"{module}.{name}" for name in loaded.__all__ if not hasattr(loaded, name)]
-    if not hasattr(loaded, "no_such_name"):
-        missing.append("AttributeError")
-print(json.dumps(missing))
-"""
-    assert run(code) == ["AttributeError"] * 9
+    for name in ("", "networking", "actor", "training", "envs", "samples", "metrics", "config", "sessions"):
+        module = importlib.import_module(f"tmrl_core.{name}".rstrip("."))
+        assert [each for each in module.__all__ if not hasattr(module, each)] == []
+        assert not hasattr(module, "no_such_name")

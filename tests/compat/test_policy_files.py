@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.actor.policies.weights import decode_arrays
@@ -100,7 +100,6 @@ def test_weights_of_other_models_are_refused(change: dict[str, Any]) -> None:
         policy_weights(changed)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255), st.booleans())
 def test_damaged_files_give_tensors_or_an_error(position: int, byte: int, cut: bool) -> None:
     data = WHOLE[:position] if cut else WHOLE[:position] + bytes([byte]) + WHOLE[position + 1 :]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tmrl_core.config.documents import format_yaml, parse_json, parse_yaml, read_document
@@ -107,7 +107,6 @@ def test_broken_json_is_named_with_its_place(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_any_text_gives_values_or_a_config_error(text: str) -> None:
     for parse in (parse_yaml, parse_json):

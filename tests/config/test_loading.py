@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -401,20 +402,24 @@ def test_the_resolved_configuration_loads_again(tmp_path: Path) -> None:
 # --- files that come with the project ---------------------------------------------------------------------------------
 
 
+@functools.cache
+def schema_check() -> jsonschema.Draft202012Validator:
+    schema = msgspec.json.schema(Config)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.name)
 def test_each_ready_file_loads_and_fits_the_schema(path: Path) -> None:
     config = load(path)
     assert configuration.ratios_conflict(config, workers=2, episode_steps=200) is None
-    schema = msgspec.json.schema(Config)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(read_document(path), schema)
+    schema_check().validate(read_document(path))
 
 
 def test_the_schema_and_loading_refuse_the_same_values() -> None:
-    schema = msgspec.json.schema(Config)
     for values in ({"server": {"prot": 1}}, {"server": {"port": "x"}}, {"worker": {"collection": "x"}}):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(values, schema)
+            schema_check().validate(values)
 
 
 def test_the_ready_files_exist() -> None:

@@ -6,8 +6,6 @@ import itertools
 import random
 from fractions import Fraction
 
-import pytest
-
 from tmrl_core.config import Config, from_values, ratios_conflict, ratios_warning
 from tmrl_core.rate_limit import exact
 
@@ -155,46 +153,43 @@ def test_whole_episodes_of_unknown_length_are_refused_by_their_rates() -> None:
     assert ratios_conflict(synchronous(**{**keys, "max_steps_per_update": 100.0}, steps=1_000_000)) is None
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9, 1.0, 2.0])
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 1.5, 2.0, 10.0])
-@pytest.mark.parametrize("start", [0, 3, 1000])
-def test_the_rate_limit_against_the_simulation(rate: float, ratio: float, start: int) -> None:
-    config = from_values(
-        {
-            "worker": {"max_env_steps_per_update": rate},
-            "trainer": {
-                "epochs": 1,
-                "rounds": 1,
-                "steps": 100,
-                "start_training": start,
-                "max_training_steps_per_env_step": ratio,
-            },
+def test_the_rate_limit_against_the_simulation() -> None:
+    for given in itertools.product([0.1, 0.5, 0.9, 1.0, 2.0], [0.5, 1.0, 1.5, 2.0, 10.0], [0, 3, 1000]):
+        rate, ratio, start = given
+        config = from_values(
+            {
+                "worker": {"max_env_steps_per_update": rate},
+                "trainer": {
+                    "epochs": 1,
+                    "rounds": 1,
+                    "steps": 100,
+                    "start_training": start,
+                    "max_training_steps_per_env_step": ratio,
+                },
+            }
+        )
+        assert (ratios_conflict(config, episode_steps=0) is None) == finishes(config, 1), given
+        if ratios_conflict(config, workers=2, episode_steps=5) is not None:
+            assert not finishes(config, 2, random.Random(3), longest=5), given
+
+
+def test_the_band_against_the_simulation() -> None:
+    for given in itertools.product([0.5, 1.0, 2.0, 4.0], [2.0, 4.0, 8.0], [8.0, 40.0], [0, 30]):
+        rate, per_insert, error, start = given
+        trainer = {
+            "epochs": 1,
+            "rounds": 1,
+            "steps": 100,
+            "start_training": start,
+            "update_model_interval": 2,
+            "limiter": {"samples_per_insert": per_insert, "error_buffer": error},
         }
-    )
-    assert (ratios_conflict(config, episode_steps=0) is None) == finishes(config, 1)
-    if ratios_conflict(config, workers=2, episode_steps=5) is not None:
-        assert not finishes(config, 2, random.Random(3), longest=5)
-
-
-@pytest.mark.parametrize("rate", [0.5, 1.0, 2.0, 4.0])
-@pytest.mark.parametrize("per_insert", [2.0, 4.0, 8.0])
-@pytest.mark.parametrize("error", [8.0, 40.0])
-@pytest.mark.parametrize("start", [0, 30])
-def test_the_band_against_the_simulation(rate: float, per_insert: float, error: float, start: int) -> None:
-    trainer = {
-        "epochs": 1,
-        "rounds": 1,
-        "steps": 100,
-        "start_training": start,
-        "update_model_interval": 2,
-        "limiter": {"samples_per_insert": per_insert, "error_buffer": error},
-    }
-    memory = {"batch_size": 8, "capacity": 1000}
-    limited = from_values({"worker": {"max_env_steps_per_update": rate}, "trainer": trainer, "memory": memory})
-    assert (ratios_conflict(limited, episode_steps=0) is None) == finishes(limited, 1)
-    worker = {"collection": "synchronous", "max_steps_per_update": rate, "initial_steps": 30, "end_episodes": False}
-    stepwise = from_values({"worker": worker, "trainer": trainer, "memory": memory})
-    assert (ratios_conflict(stepwise) is None) == finishes(stepwise, 1)
+        memory = {"batch_size": 8, "capacity": 1000}
+        limited = from_values({"worker": {"max_env_steps_per_update": rate}, "trainer": trainer, "memory": memory})
+        assert (ratios_conflict(limited, episode_steps=0) is None) == finishes(limited, 1), given
+        worker = {"collection": "synchronous", "max_steps_per_update": rate, "initial_steps": 30, "end_episodes": False}
+        stepwise = from_values({"worker": worker, "trainer": trainer, "memory": memory})
+        assert (ratios_conflict(stepwise) is None) == finishes(stepwise, 1), given
 
 
 def test_messages_about_the_band_name_its_key() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import io
 import json
 import signal
 import socket
@@ -20,6 +22,7 @@ import psutil
 import pytest
 
 from tests.command_line import Start, announced, starting
+from tmrl_core.cli.main import main
 from tmrl_core.config import Config
 from tmrl_core.config.sections import (
     ActorSection,
@@ -94,6 +97,13 @@ class Client:
     def episodes(self, number: int) -> None:
         for _ in range(number):
             self.episode()
+
+    def play_until(self, true: Callable[[], object]) -> None:
+        """Play episodes with pauses: those that start or learn meanwhile need the processor."""
+        pause = threading.Event()
+        while not true():
+            self.episode()
+            pause.wait(0.05)
 
     def close(self) -> None:
         self.connection.close()
@@ -191,14 +201,48 @@ def test_an_episode_that_is_open_at_the_gateways_end_is_kept_as_truncated(run: R
     assert [bool(training.memory.get_transition(index)[5]) for index in range(3)] == [False, False, True]
 
 
+def test_a_gateway_that_is_made_again_goes_on_with_the_same_weights(tmp_path: Path) -> None:
+    few = {"start_training": 20, "max_training_steps_per_env_step": 0.5, "update_model_interval": 5}
+    run = Run(make_config(tmp_path, **few))
+    kept = tmp_path / "tests" / "gateway" / "default" / "policy.tmod"
+
+    def play_until(true: Callable[[], object]) -> None:
+        client = Client(run.gateway.port, run.key)
+        client.play_until(true)
+        client.close()
+
+    try:
+        play_until(kept.exists)
+        first = kept.read_bytes()
+        play_until(lambda: kept.read_bytes() != first)
+        run.trainer.close()  # it publishes nothing from here on
+        run.thread.join(20)
+        run.gateway.close()
+        kept.unlink()
+        run.gateway = Gateway(run.config)
+        wait_until(kept.exists)
+        learned = kept.read_bytes()
+        assert learned != first
+        run.gateway.close()
+        kept.unlink()
+        run.gateway = Gateway(run.config)
+        wait_until(kept.exists)
+        assert kept.read_bytes() == learned
+        run.trainer = Trainer(config=run.config)
+        run.thread = threading.Thread(target=run.trainer.run)
+        run.thread.start()
+        play_until(lambda: kept.read_bytes() != learned)
+    finally:
+        run.close()
+
+
 def test_the_trainers_evaluations_and_end_reach_the_clients(tmp_path: Path) -> None:
     evaluation = EvaluationSection(episodes=2, every_updates=20)
     few: dict[str, Any] = {"epochs": 1, "rounds": 2, "steps": 20, "start_training": 30, "update_model_interval": 10}
     run = Run(make_config(tmp_path, evaluation=evaluation, **few))
     client = Client(run.gateway.port, run.key)
     try:
-        while run.thread.is_alive():
-            client.episode()
+        client.play_until(lambda: not run.thread.is_alive())
         records = list(read_records(tmp_path / "tests" / "metrics.jsonl"))
         evaluations = [record.values for record in records if record.kind == "evaluation"]
         assert evaluations
@@ -215,8 +259,7 @@ def test_the_trainers_evaluations_and_end_reach_the_clients(tmp_path: Path) -> N
         run.thread.start()
         wait_until(lambda: run.training is not None)
         before = run.training.total_samples
-        while run.training.total_samples < before + 100:
-            client.episode()
+        client.play_until(lambda: run.training.total_samples >= before + 100)
     finally:
         client.close()
         run.close()
@@ -333,16 +376,17 @@ def test_impossible_agents_are_refused(tmp_path: Path, agents: dict[str, Any], r
 
 PROCESSES = """
 run: {name: small}
+network: {credentials_dir: keys}
 environment:
   cls: tmrl_core.envs:ShepherdEnv
   kwargs: {observation_space: [[4], null, null], action_space: 2}
 actor: {cls: "tmrl_core.actor:QValueMLPActor", kwargs: {hidden_sizes: [8, 8]}}
 agent: {cls: "tmrl_core.training:DQNAgent"}
-memory: {batch_size: 16}
+memory: {batch_size: 8}
 trainer:
   epochs: 1000
-  start_training: 50
-  max_training_steps_per_env_step: 0.2
+  start_training: 20
+  max_training_steps_per_env_step: 0.5
   update_model_interval: 5
   update_buffer_interval: 5
   device: cpu
@@ -357,56 +401,29 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield call
 
 
-def new_key(start: Start, agent: str = "default", *more: str) -> str:
-    shown, _ = start("--credentials", "key", agent, *more).communicate(timeout=100)
+def command(*arguments: str) -> str:
+    """Run a command of the command line in this process, and return its output."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert main(arguments) == 0
+    return shown.getvalue()
+
+
+def new_key(folder: Path, agent: str = "default", *more: str) -> str:
+    shown = command("--credentials", "key", agent, "--set", f"network.credentials_dir={folder}", *more)
     return next(line.strip() for line in shown.splitlines() if line.startswith("    "))
 
 
-def test_a_gateway_that_is_killed_goes_on_with_the_same_weights_after_a_restart(start: Start, tmp_path: Path) -> None:
-    key = new_key(start)
-    port = announced(start("--server", "--announce"))
-    at_server = ("--set", f"server.port={port}")
-    trainer = start("--trainer", *at_server)
-    gateway = start("--gateway", "--announce", *at_server)
-    run = tmp_path / "runs" / "small"
-    kept = run / "gateway" / "default" / "policy.tmod"
-    client = Client(announced(gateway), key)
-    first: bytes | None = None
-    while first is None or kept.read_bytes() == first:
-        client.episode()
-        first = kept.read_bytes() if first is None and kept.exists() else first
-    client.close()
-    trainer.send_signal(signal.SIGTERM)  # it publishes nothing from here on, and writes a checkpoint
-    assert trainer.wait(60) == 0
-    learned = kept.read_bytes()
-    gateway.kill()
-    gateway.wait(20)
-    kept.unlink()
-    gateway = start("--gateway", "--announce", *at_server)
-    client = Client(announced(gateway), key)
-    wait_until(kept.exists)
-    assert kept.read_bytes() == learned
-    start("--trainer", *at_server)
-    while kept.read_bytes() == learned:
-        client.episode()
-    client.close()
-    gateway.send_signal(signal.SIGTERM)
-    assert gateway.wait(30) == 0
-
-
-def test_a_gateway_on_another_machine_has_credentials_of_its_own(start: Start, tmp_path: Path) -> None:
-    def run(*arguments: str) -> None:
-        made = start(*arguments)
-        said, _ = made.communicate(timeout=100)
-        assert made.returncode == 0, said
-
+def test_a_gateway_on_another_machine_has_credentials_of_its_own(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     own, other = (("--set", f"network.credentials_dir={tmp_path / name}") for name in ("server", "gateway"))
-    run("--credentials", "create", *own)
-    run("--credentials", "bundle", "worker", "--name", "site", *own)
-    run("--credentials", "bundle", "server", "--out", "server.bundle", *own)
+    command("--credentials", "create", *own)
+    command("--credentials", "bundle", "worker", "--name", "site", *own)
+    command("--credentials", "bundle", "server", "--out", "server.bundle", *own)
     for bundle in ("site.worker.bundle", "server.bundle"):
-        run("--credentials", "install", bundle, *other)
-    key = new_key(start, "default", *other)
+        command("--credentials", "install", bundle, *other)
+    key = new_key(tmp_path / "gateway")
     server = start("--server", "--announce", *own)
     at_server = ("--set", f"server.port={announced(server)}", "--set", "server.host=localhost")
     gateway = start("--gateway", "--announce", "--set", "gateway.host=0.0.0.0", *at_server, *other)
@@ -423,7 +440,7 @@ def test_a_gateway_on_another_machine_has_credentials_of_its_own(start: Start, t
 
 
 def test_all_roles_of_one_machine_with_a_gateway_that_is_restarted_after_a_crash(start: Start, tmp_path: Path) -> None:
-    key = new_key(start)
+    key = new_key(tmp_path / "keys")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -448,8 +465,7 @@ def test_all_roles_of_one_machine_with_a_gateway_that_is_restarted_after_a_crash
         return made[0]
 
     first = logged_in()
-    while not (tmp_path / "runs" / "small" / "gateway" / "default" / "policy.tmod").exists():
-        first.episode()
+    first.play_until((tmp_path / "runs" / "small" / "gateway" / "default" / "policy.tmod").exists)
     children = psutil.Process(roles.pid).children()
     (gateway,) = (child for child in children if "--gateway" in child.cmdline())
     gateway.kill()

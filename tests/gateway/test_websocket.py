@@ -186,10 +186,10 @@ def encoded(fields: Any) -> bytes:
         return b""
 
 
-def test_ten_thousand_logins(tmp_path: Path) -> None:
+def test_many_logins(tmp_path: Path) -> None:
     with serve(tmp_path, max_sessions_per_key=50) as gateway, opened(gateway) as socket:
-        statuses = Counter(ask(socket, {"apikey": gateway.apikey}).get("status") for _ in range(5_000))
-        wrong = Counter(ask(socket, {"apikey": "wrong"}).get("status") for _ in range(5_000))
-        assert statuses == {None: 50, 429: 4_950}
+        statuses = Counter(ask(socket, {"apikey": gateway.apikey}).get("status") for _ in range(500))
+        wrong = Counter(ask(socket, {"apikey": "wrong"}).get("status") for _ in range(500))
+        assert statuses == {None: 50, 429: 450}
         assert wrong.keys() == {401, 429}
         assert len(gateway.sessions) == len(gateway.agent.players) == 50

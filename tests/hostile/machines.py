@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import signal
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from tests.command_line import Start, announced, starting
 from tests.hostile.fleet import Fleet
+from tmrl_core.cli.main import main
 from tmrl_core.networking.security.revocations import REVOKED_FILE, SIGNED_FILE
 
 FORGED = "without a valid proof"
@@ -42,19 +45,19 @@ class Machines:
         return self._start(*arguments, *self._at, *self._mode, *self.on(machine))
 
     def command(self, machine: str, *arguments: str) -> str:
-        """Run a command to its end, and return its output."""
-        made = self._start(*arguments, *self.on(machine))
-        said, _ = made.communicate(timeout=100)
-        assert made.returncode == 0, said
-        return said
+        """Run a command in this process, and return its output."""
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            assert main([*arguments, *self.on(machine)]) == 0, said.getvalue()
+        return said.getvalue()
 
     def renew(self, *bundles: str) -> None:
         """Renew the certificates of these machines, given as NAME.ROLE, and install them."""
-        (self.folder / "new").mkdir(exist_ok=True)
+        new = self.folder / "new"
+        new.mkdir(exist_ok=True)
         names = [bundle.partition(".")[0] for bundle in bundles]
-        self.command("authority", "--credentials", "renew", *names, "--out", "new")
+        self.command("authority", "--credentials", "renew", *names, "--out", str(new))
         for bundle, machine in zip(bundles, names, strict=True):
-            self.command(machine, "--credentials", "install", f"new/{bundle}.bundle")
+            self.command(machine, "--credentials", "install", str(new / f"{bundle}.bundle"))
 
     def revoke(self, name: str) -> None:
         """Revoke a machine's certificates, and copy the lists to the Server, which sends one of them to the trainer."""

@@ -118,7 +118,7 @@ def test_agents_learn_the_shortest_way_without_any_forbidden_action(name: str) -
         trained.set_seed(1)
         acting.set_seed(2)
         learner = Learner(trained, Actor(env, acting))
-        learner.train(40)
+        learner.train(10)
         (performance,) = learner.test(1)
     finally:
         torch.set_num_threads(before)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -188,7 +188,6 @@ def played_episodes(draw: st.DrawFn) -> PlayedEpisode:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     played=st.lists(played_episodes(), min_size=1, max_size=2), piece=st.sampled_from([64, 300, LIMIT]), how=st.data()
 )
@@ -324,7 +323,6 @@ def test_ordinary_samples_are_refused() -> None:
     assert "not episodes of many agents" in read([chunk])[1][0]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_rows_give_episodes_or_reasons(data: st.DataObject) -> None:
     """Rows of several episodes in any order, cut anywhere, with any flags, steps and entries of the head."""

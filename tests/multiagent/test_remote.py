@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ import torch
 
 from tests.multiagent.remote_scenario import AGENTS, Manager, Stocks, assembly, manager
 from tests.multiagent.test_experiences import same
+from tests.waiting import until
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError, LinkClosedError
 from tmrl_core.metrics import MetricRecord, read_records
@@ -64,12 +66,17 @@ class Place:
         self.server = Server(config=self.config(port=0))
         stack.callback(self.server.close)
 
-    def config(self, port: int | None = None, many: Mapping[str, Any] = MANY, **trainer: Any) -> Config:
+    def config(
+        self, port: int | None = None, many: Mapping[str, Any] = MANY, environment: str = "Stocks", **trainer: Any
+    ) -> Config:
         lockstep = {"steps_per_round": None, "episodes_per_round": 1, "grace_s": 20.0, **trainer.pop("lockstep", {})}
         return from_values(
             {
                 "run": {"name": "ports", "folder": str(self._folder), "seed": trainer.pop("seed", None)},
-                "environment": {"cls": f"{SCENARIO}:Stocks", "kwargs": {}},
+                "environment": {
+                    "cls": f"{__name__ if environment == 'Hangs' else SCENARIO}:{environment}",
+                    "kwargs": {},
+                },
                 "multiagent": many,
                 "network": self._network,
                 "server": {"port": self.server.port if port is None else port},
@@ -232,6 +239,65 @@ def test_a_worker_whose_experiences_do_not_fit_harms_no_other(place: Place, capl
             assert set(learner.run_episode().performance) == {"anna"}
         assert set(learner.run_episode().performance) == {"anna"}
     assert "its pool holds" in caplog.text
+
+
+class Hangs(Stocks):
+    """The first environment that finds `hang` set stops in an episode until `go` is set."""
+
+    hang = threading.Event()
+    go = threading.Event()
+    stopped = threading.Event()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool]:
+        if self.hang.is_set():
+            self.hang.clear()
+            self.stopped.set()
+            assert self.go.wait(60)
+        return super().step(action)
+
+
+def test_a_worker_that_stops_within_a_round_is_replaced_after_its_grace_until_it_goes_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("hang", "go", "stopped"):
+        monkeypatch.setattr(Hangs, name, threading.Event())
+    for name in ("anna", "berta"):
+        place.worker(name, environment="Hangs")
+    agents = manager("training")
+    config = place.config(lockstep={"min_workers": 2, "grace_s": 0.3})
+    with remote_actor(config, agents, episodes_per_round=4) as actor:
+        learner = Learner(agents, actor, seed=episode_seeds(1))
+
+        def players() -> set[str]:
+            played = learner.run_episode().performance
+            assert sum(len(each) for each in played.values()) == 4
+            return set(played)
+
+        assert players() == {"anna", "berta"}
+        Hangs.hang.set()
+        (replacement,) = players()
+        assert Hangs.stopped.is_set()
+        assert players() == {replacement}
+        Hangs.go.set()
+        deadline = time.monotonic() + 30
+        while players() != {"anna", "berta"}:
+            assert time.monotonic() < deadline
+
+
+def test_workers_of_other_policies_are_refused_with_the_reason_and_others_train(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    renamed = {**MANY, "agents": {"north": "a", "south": "c"}, "policies": dict.fromkeys("ac", MANY["policies"]["a"])}
+    misfit = place.worker("renamed", many=renamed)
+    until(lambda: "no trainer of run 'ports' is connected" in caplog.text)
+    trained(place, place.config(epochs=1, rounds=3, lockstep={"min_workers": 1}))
+    assert len(place.records("round")) == 3
+    difference = "another policy, policies: a, c at the worker, a, b at the"
+    assert f"samples of worker renamed are refused: {difference}" in caplog.text
+    misfit.close()
+    assert caplog.text.count(f"the trainer uses no samples of this worker: {difference}") == 1
+    assert "worker renamed ends: 0 samples acknowledged" in caplog.text
 
 
 def test_a_roll_out_needs_models_and_a_link(place: Place) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Start, records, starting
+from tests.multiagent.test_worker_runs import run_here
 from tests.roles.test_lockstep_runs import port_of
 from tests.waiting import until
 from tmrl_core.actor.policies.bundle import PolicyBundle
@@ -28,7 +29,7 @@ multiagent:
 worker: {collection: lockstep, drain_timeout_s: 3}
 server: {port: 0}
 trainer:
-  epochs: 6
+  epochs: 4
   rounds: 5
   device: cpu
   threads: 1
@@ -52,6 +53,7 @@ def finish(trainer: subprocess.Popen[str]) -> None:
     assert trainer.returncode == 0, out
 
 
+@pytest.mark.full  # in one process: test_remote.py
 def test_a_worker_that_stops_within_a_round_is_replaced_after_its_grace(start: Start, tmp_path: Path) -> None:
     server = start("--server")
     at = port_of(server)
@@ -72,25 +74,18 @@ def test_a_worker_that_stops_within_a_round_is_replaced_after_its_grace(start: S
 
 def test_a_killed_trainer_resumes_as_if_nothing_had_happened(start: Start, tmp_path: Path) -> None:
     """One worker and one seed: the policies at the end equal those of a run that was not killed, bit for bit."""
-
-    def policies(run: str, kill: bool) -> PolicyBundle:
-        server = start("--server", "--set", f"run.name={run}")
-        at = port_of(server)
-        settings = ["--set", at, "--set", f"run.name={run}"]
-        worker = start("--worker", *settings, "--set", "worker.name=anna")
-        trainer = start("--trainer", *settings)
-        if kill:
-            until(lambda: len(rounds(tmp_path)) >= 12, server, worker, trainer, limit_s=60)
-            trainer.kill()
-            trainer.wait()
-            trainer = start("--trainer", *settings)
-        finish(trainer)
-        assert worker.wait(20) == 0
-        server.kill()
-        return PolicyBundle.read(tmp_path / "runs" / run / "policy.tmod")
-
-    killed = policies("small", kill=True)
-    numbers = rounds(tmp_path)
+    server = start("--server")
+    at = port_of(server)
+    worker = start("--worker", "--set", at, "--set", "worker.name=anna")
+    trainer = start("--trainer", "--set", at)
+    until(lambda: len(rounds(tmp_path)) >= 7, server, worker, trainer, limit_s=60)
+    trainer.kill()
+    trainer.wait()
+    finish(start("--trainer", "--set", at))
+    assert worker.wait(20) == 0
     # It goes on from the checkpoint of an epoch's end: what came after it is collected again.
-    assert sorted(set(numbers)) == list(range(1, 31))
-    assert killed == policies("undisturbed", kill=False)
+    assert sorted(set(rounds(tmp_path))) == list(range(1, 21))
+    killed = PolicyBundle.read(tmp_path / "runs" / "small" / "policy.tmod")
+    undisturbed = ("--set", "run.name=undisturbed", "--set", "worker.name=anna")
+    assert run_here(tmp_path, SMALL, "--local", "--single-process", "--workers", "1", *undisturbed) == 0
+    assert killed == PolicyBundle.read(tmp_path / "runs" / "undisturbed" / "policy.tmod")

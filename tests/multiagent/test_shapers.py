@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.errors import ConfigError, EpisodeError
@@ -127,7 +127,6 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     return trajectory
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     trajectory=trajectories(),
     gamma=st.one_of(st.sampled_from([0.0, 1.0, 0, 1]), st.floats(0, 1)),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.errors import ConfigError, SampleRefusedError
@@ -135,7 +135,6 @@ def test_no_rows_change_nothing() -> None:
 # --- capacity ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     capacity=st.integers(1, 12),
     puts=st.lists(st.integers(0, 30), max_size=8),

@@ -1,10 +1,12 @@
-"""Workers of many agents as processes over TLS: one is killed, others do not fit, and none of them has torch."""
+"""Roles of many agents from the command line: a worker without torch is killed, and roles run or are refused."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import pytest
 from tests.command_line import ROOT, Start, records, starting
 from tests.roles.test_lockstep_runs import port_of
 from tests.waiting import until
+from tmrl_core.cli.main import main
+from tmrl_core.local.supervision import THREAD_VARIABLES
 
 SCENARIO = "tests.multiagent.remote_scenario"
 SMALL = f"""
@@ -79,34 +83,34 @@ def test_a_worker_killed_in_an_episode_does_not_stop_the_others(start: Start, tm
     assert out.count("12 steps") == 2
 
 
-def test_all_roles_run_in_one_process(start: Start, tmp_path: Path) -> None:
-    out = ended(start("--local", "--single-process", "--workers", "2"))
-    assert len(records(tmp_path, "round")) == 15, out
+def run_here(folder: Path, config: str, *arguments: str) -> int:
+    """Run a command line in this process, which is as before at the end, and return its exit status."""
+    (folder / "small.yaml").write_text(config, encoding="utf-8")
+    interval = sys.getswitchinterval()
+    with pytest.MonkeyPatch.context() as changed:
+        changed.chdir(folder)
+        for name in THREAD_VARIABLES:
+            changed.setenv(name, "1")
+        try:
+            return main([*arguments, "-c", "small.yaml"])
+        finally:
+            sys.setswitchinterval(interval)
+            gc.unfreeze()
+
+
+def test_all_roles_run_in_one_process(tmp_path: Path) -> None:
+    assert run_here(tmp_path, SMALL, "--local", "--single-process", "--workers", "2") == 0
+    assert len(records(tmp_path, "round")) == 15
     assert (tmp_path / "runs" / "small" / "policy.tmod").exists()
 
 
-def test_workers_that_do_not_fit_are_refused_with_the_reason_and_others_train(start: Start, tmp_path: Path) -> None:
-    at = port_of(start("--server"))
-    absent = start("--worker", "--set", at, "--set", "environment.cls=not_installed:Ports")
-    out, _ = absent.communicate(timeout=LIMIT_S)
-    assert absent.returncode == 2
-    assert "environment.cls: 'not_installed:Ports': module 'not_installed' was not found" in out
-    policy = f"{{algorithm: '{SCENARIO}:Weights', memory: all}}"
-    plan = ("multiagent.agents={north: a, south: c}", f"multiagent.policies={{a: {policy}, c: {policy}}}")
-    renamed = start("--worker", *(word for change in (at, "worker.name=renamed", *plan) for word in ("--set", change)))
-    assert renamed.stdout is not None
-    assert any("no trainer of run 'small' is connected" in line for line in renamed.stdout)  # it has joined
-    worker = start("--worker", "--set", at)
-    out = ended(start("--trainer", "--set", at, "--set", "trainer.lockstep.min_workers=1"))
-    assert "samples of worker renamed are refused: another policy, policies: a, c at the worker, a, b at the" in out
-    assert len(records(tmp_path, "round")) == 15
-    ended(worker)
-    out = ended(renamed)
-    assert out.count("the trainer uses no samples of this worker: another policy, policies: a, c at the") == 1
-    assert "0 samples acknowledged" in out
+def test_an_absent_environment_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(tmp_path, SMALL, "--worker", "--set", "environment.cls=not_installed:Ports") == 2
+    said = capsys.readouterr().err
+    assert "environment.cls: 'not_installed:Ports': module 'not_installed' was not found" in said
 
 
-def test_roles_that_have_one_agent_are_refused(start: Start) -> None:
+def test_roles_that_have_one_agent_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (
         ("--expert",),
         ("--gateway",),
@@ -114,9 +118,7 @@ def test_roles_that_have_one_agent_are_refused(start: Start) -> None:
         ("--local", "--gateway"),
         ("--test", "--render"),
     ):
-        process = start(*arguments)
-        out, _ = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 2
-        assert f"{arguments[-1]} does not go with the section multiagent" in out
-    process = start("--worker", "--record", "kept")
-    assert "worker.record: found 'kept', and it has no effect" in process.communicate(timeout=LIMIT_S)[0]
+        assert run_here(tmp_path, SMALL, *arguments) == 2
+        assert f"{arguments[-1]} does not go with the section multiagent" in capsys.readouterr().err
+    assert run_here(tmp_path, SMALL, "--worker", "--record", "kept") == 2
+    assert "worker.record: found 'kept', and it has no effect" in capsys.readouterr().err

@@ -205,7 +205,7 @@ def test_small_bytes_do_not_become_a_heap_of_values() -> None:
     [
         np.full(1 << 18, -1, np.int64),
         [b"\x90" * (1 << 20), "\x7f" * (1 << 20)],
-        [{"k" * 20: [index, float(index), 2**40 + index, -5000, (None, True)]} for index in range(40_000)],
+        [{"k" * 20: [index, float(index), 2**40 + index, -5000, (None, True)]} for index in range(24_000)],
         ["x" * length for length in range(1500)],
         [np.zeros(length, np.int8) for length in range(1500)],
     ],

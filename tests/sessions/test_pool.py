@@ -264,18 +264,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED)
 @pytest.mark.parametrize("method", ["load_sessions", "append_sessions", "get_session_updates"])
-def test_wrong_sessions_are_named_and_change_nothing(method: str, arguments: dict[str, Any], message: str) -> None:
+def test_wrong_sessions_are_named_and_change_nothing(method: str) -> None:
     pool = SessionPool()
     pool.load_sessions(*sessions(2, 3, seed=5))
     before = content(pool)
-    given = {"observation_sequences": OBS, "action_sequences": ACT, "reward_seq": REW, **arguments}
-    if method == "get_session_updates" and "prev_memories" in given:
-        given["prev_memory"] = given.pop("prev_memories")
-    with pytest.raises(SampleRefusedError, match=message):
-        getattr(pool, method)(**given)
-    assert_same(content(pool), before)
+    for arguments, message in REFUSED:
+        given = {"observation_sequences": OBS, "action_sequences": ACT, "reward_seq": REW, **arguments}
+        if method == "get_session_updates" and "prev_memories" in given:
+            given["prev_memory"] = given.pop("prev_memories")
+        with pytest.raises(SampleRefusedError, match=message):
+            getattr(pool, method)(**given)
+        assert_same(content(pool), before)
 
 
 def test_memories_of_a_pool_that_declares_none_are_refused() -> None:

@@ -226,4 +226,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
+TestPool.settings = settings(stateful_step_count=25, derandomize=True)

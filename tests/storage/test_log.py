@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.errors import StorageError, StorageFullError
@@ -200,7 +200,6 @@ def test_a_nearly_full_disk_is_not_filled_with_empty_files(tmp_path: Path) -> No
     log.close()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_folder_of_any_bytes_opens_or_is_the_documented_error(tmp_path_factory: Any, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("fuzzed")

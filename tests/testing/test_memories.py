@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,22 @@ KINDS: dict[str, dict[str, Any]] = {
     "prefetched": {"prefetch": 2},
     "disk": {"storage": "disk"},
 }
+QUICK = ("uniform", "prioritized", "disk")
+"""Those of memories that inherit what the others need from the replay memory."""
+
+
+def each(kinds: Iterable[str]) -> list[Any]:
+    return [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.full) for kind in kinds]
+
+
+def settings_of(kind: str, folder: Path) -> dict[str, Any]:
+    return {**KINDS[kind], "folder": folder / "memory"} if kind == "disk" else KINDS[kind]
 
 
 class TestReplayMemory(MemorySuite):
     @pytest.fixture(autouse=True, params=KINDS)
     def choose(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-        self.settings = KINDS[request.param]
-        if request.param == "disk":
-            self.settings = {**self.settings, "folder": tmp_path / "memory"}
+        self.settings = settings_of(request.param, tmp_path)
 
     def make_memory(self) -> ReplayMemory:
         return ReplayMemory(memory_size=100, batch_size=4, seed=0, nb_steps=3, **self.settings)
@@ -40,6 +49,10 @@ class TestReplayMemory(MemorySuite):
 
 class TestFrameStackMemory(TestReplayMemory):
     observation_space = gym.spaces.Box(0, 255, (4, 3, 3), np.uint8)
+
+    @pytest.fixture(autouse=True, params=each(KINDS))
+    def choose(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+        self.settings = settings_of(request.param, tmp_path)
 
     def make_chunk(self, **kwargs: Any) -> Chunk:
         """Stack each frame on those before it."""
@@ -53,11 +66,9 @@ class TestFrameStackMemory(TestReplayMemory):
 
 
 class TestSequenceMemory(TestReplayMemory):
-    @pytest.fixture(autouse=True, params=[kind for kind in KINDS if kind != "n_step"])
+    @pytest.fixture(autouse=True, params=each(kind for kind in KINDS if kind != "n_step"))
     def choose(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-        self.settings = KINDS[request.param]
-        if request.param == "disk":
-            self.settings = {**self.settings, "folder": tmp_path / "memory"}
+        self.settings = settings_of(request.param, tmp_path)
 
     def make_memory(self) -> SequenceMemory:
         return SequenceMemory(memory_size=100, batch_size=4, seed=0, nb_steps=3, length=4, **self.settings)

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.compat.config.conversion import NO_COUNTERPART, SECRETS, converted
@@ -164,7 +164,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from([*FILE, "ENV", "VIRTUAL_GAMEPAD", "X"]), JSON))
 def test_any_values_give_a_configuration_or_an_error(value: dict[str, Any]) -> None:
     try:

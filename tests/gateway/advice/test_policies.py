@@ -22,7 +22,7 @@ OBSERVATIONS = spaces.Box(-1, 1, (2,))
 BOX = spaces.Box(np.array([-1.0, 10.0], np.float32), np.array([3.0, 20.0], np.float32))
 
 
-def drawn(actor: Any, advice: list[Any], count: int = 4000) -> np.ndarray:
+def drawn(actor: Any, advice: list[Any], count: int = 2000) -> np.ndarray:
     policy, rng = advised_policy(actor, 1.0), np.random.default_rng(0)
     advisors = [lambda obs, one=one: one for one in advice]
     return np.array([policy.act(OBS, advisors, rng) for _ in range(count)], dtype=np.float64)
@@ -38,7 +38,7 @@ def test_q_values_act_epsilon_greedily_and_advise_by_their_softmax() -> None:
     actor = make(QValueMLPActor, space, epsilon=0.3)
     q_N = actor(torch.from_numpy(OBS)[None])[0].detach().numpy().astype(np.float64)
     best = int(q_N.argmax())
-    shares = np.bincount(drawn(actor, []).astype(int) - 5, minlength=3) / 4000
+    shares = np.bincount(drawn(actor, []).astype(int) - 5, minlength=3) / 2000
     expected = np.full(3, 0.1)
     expected[best] = 0.8
     assert np.allclose(shares, expected, atol=0.03)
@@ -76,7 +76,7 @@ def test_an_action_mask_limits_actions_and_advice(kind: Any) -> None:
 def test_a_squashed_gaussian_acts_by_itself_as_without_advice() -> None:
     actor = make(SquashedGaussianMLPActor, BOX, random=0.0)
     found = drawn(actor, [])
-    direct = np.array([actor.act_(OBS) for _ in range(4000)])
+    direct = np.array([actor.act_(OBS) for _ in range(2000)])
     assert np.allclose(found.mean(axis=0), direct.mean(axis=0), atol=0.15)
     assert np.allclose(found.std(axis=0), direct.std(axis=0), rtol=0.1)
     assert all(BOX.contains(action.astype(np.float32)) for action in found[:100])

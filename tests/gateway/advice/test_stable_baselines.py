@@ -66,7 +66,7 @@ def test_dqn_of_stable_baselines3_trains_unmodified() -> None:
     assert np.mean(returns[-20:]) > 4.2  # 2.5 by chance
 
 
-@pytest.mark.parametrize("algorithm", SPACES)
+@pytest.mark.parametrize("algorithm", ["DQN", "SAC", "TD3", pytest.param("DDPG", marks=pytest.mark.full)])
 def test_every_algorithm_acts_learns_advises_and_saves(make_agent: MakeAgent, algorithm: str) -> None:
     agent = sb3(make_agent, algorithm)
     learners = made(agent)
@@ -74,8 +74,8 @@ def test_every_algorithm_acts_learns_advises_and_saves(make_agent: MakeAgent, al
     async def run() -> None:
         await agent.start()
         first, second = (Client(agent.open(f"s{number}"), number) for number in range(2))
-        await first.play(30)
-        await second.play(30)
+        await first.play(26)
+        await second.play(4)
         for action in first.actions + second.actions:
             assert agent.action_space.contains(action)
         await first.player.close()
@@ -87,7 +87,7 @@ def test_every_algorithm_acts_learns_advises_and_saves(make_agent: MakeAgent, al
     _, first, second, third = learners
     assert first.model._n_updates > 100
     assert len(agent.saves_folder.iterdir().__next__().read_bytes()) > 1000
-    assert second.steps == 30 * EPISODE - 1  # the library records the end of an episode with the next opening message
+    assert second.steps == 4 * EPISODE - 1  # the library records the end of an episode with the next opening message
     assert third.steps == first.steps + EPISODE - 1
     saved = read_save(agent.saves_folder / f"{third.steps:012d}_s2.zip")
     assert saved.algorithm == f"stable_baselines3.{algorithm}"

@@ -35,11 +35,14 @@ def outputs(policy: Any, obs: Any) -> list[float]:
     return [*np.ravel(action).tolist(), *np.ravel(extras.get("logp", 0.0)).tolist()]
 
 
-@pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda one: one.name)
-def test_both_backends_see_the_same(policy: Any, space: str) -> None:
+def test_both_backends_see_the_same(policy: Any) -> None:
+    for name, (observations, convolutions) in SPACES.items():
+        check_both_see_the_same(policy, name, observations, convolutions)
+
+
+def check_both_see_the_same(policy: Any, space: str, observations: spaces.Space[Any], convolutions: Any) -> None:
     torch.manual_seed(3)
-    observations, convolutions = SPACES[space]
     observations.seed(1)
     kwargs: dict[str, Any] = {"hidden_sizes": (16,), "convolutions": convolutions}
     arguments = observations, ACTIONS[policy.action_space]
@@ -48,16 +51,16 @@ def test_both_backends_see_the_same(policy: Any, space: str) -> None:
         for parameter in trained.parameters():
             parameter *= 2.0  # the actions of new policies are too much alike
     acting = getattr(tmrl_core.actor, policy.numpy_name)(*arguments, **kwargs)
-    assert acting.architecture() == trained.architecture()
+    assert acting.architecture() == trained.architecture(), space
     acting.from_bytes(trained.to_bytes())
-    assert acting.to_bytes() == trained.to_bytes()
+    assert acting.to_bytes() == trained.to_bytes(), space
     seen = []
     for _ in range(5):
         obs = observations.sample()
         seen.append(outputs(acting, obs))
-        assert seen[-1] == pytest.approx(outputs(trained, obs), abs=1e-5)
+        assert seen[-1] == pytest.approx(outputs(trained, obs), abs=1e-5), space
     if policy.action_space == "box":
-        assert len({tuple(one) for one in seen}) == 5
+        assert len({tuple(one) for one in seen}) == 5, space
 
 
 @pytest.mark.parametrize("name", ["GaussianMLPActor", "CategoricalRNNActor"])
@@ -71,7 +74,7 @@ def test_values_beside_images_are_normalized(name: str) -> None:
         trained.obs_std *= 0.5
     acting = getattr(tmrl_core.actor, f"Numpy{name}")(space, actions, **kwargs).from_bytes(trained.to_bytes())
     obs = space.sample()
-    assert outputs(acting, obs) == pytest.approx(outputs(trained, obs), abs=1e-5)
+    assert outputs(acting, obs) == pytest.approx(outputs(trained, obs), abs=1e-5), space
 
 
 def test_an_image_of_another_shape_is_refused() -> None:

@@ -15,7 +15,7 @@ from tmrl_core.actor.policies.weights import difference
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.errors import ConfigError, WeightsError
 
-TICKS = 40
+TICKS = 12
 CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("SquashedGaussianRNNActor", BOX, {"random": 0.3}),
     ("SquashedGaussianRNNActor", BOX, {"random": 0.0, "activation": "tanh"}),
