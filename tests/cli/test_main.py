@@ -19,17 +19,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tests.command_line import started
+from tests.command_line import Run, in_this_process, started
 from tests.waiting import until
 from tmrl_core import __version__
 from tmrl_core.cli import main as cli
 from tmrl_core.config.documents import read_document
 from tmrl_core.errors import ConfigError
-from tmrl_core.local.supervision import THREAD_VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-"""Run the command line to its end; return what it printed, and its exit status."""
 
 
 @pytest.fixture
@@ -42,30 +39,9 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Run]:
-    """Run the command line in an empty folder and in this process, of which nothing stays changed."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMRL_CORE_HOME", environ["TMRL_CORE_HOME"])
-    for name in THREAD_VARIABLES:
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    interval = sys.getswitchinterval()
-
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        try:
-            status = cli.main(arguments)
-        except SystemExit as exc:  # of the parser
-            status = int(exc.code or 0)
-        return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
-
-    yield call
-    sys.setswitchinterval(interval)
-    gc.unfreeze()
-    for name in ("mine", "theirs", "poison"):
-        sys.modules.pop(name, None)
+def run(tmp_path: Path) -> Iterator[Run]:
+    with in_this_process(tmp_path, ["mine", "theirs", "poison"]) as call:
+        yield call
 
 
 @pytest.fixture
