@@ -42,7 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/gateway/advice/test_saves.py::test_a_killed_writer_leaves_whole_saves",
         "tests/gateway/advice/test_served.py",
         "tests/local/test_fleet.py",
-        "tests/local/test_masked_runs.py",
+        "tests/local/test_masked_runs.py::test_a_run_between_processes_learns_too",
         "tests/local/test_pipeline.py",
         "tests/local/test_runs.py",
         "tests/local/test_supervision.py",
