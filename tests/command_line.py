@@ -1,8 +1,10 @@
-"""The command line as processes."""
+"""The command line, as processes or in this one."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
 import json
 import os
 import subprocess
@@ -10,10 +12,50 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
+from tmrl_core.cli.main import main
+from tmrl_core.local.supervision import THREAD_VARIABLES
 from tmrl_core.metrics import MetricRecord, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 Start = Callable[..., "subprocess.Popen[str]"]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+"""Run the command line to its end; return what it printed, and its exit status."""
+
+
+@contextlib.contextmanager
+def in_this_process(folder: Path, modules: Sequence[str] = ()) -> Iterator[Run]:
+    """Run the command line in this process, which is as before at the end.
+
+    Args:
+        folder: current folder of the commands, with a home of its own in it.
+        modules: names of modules that the commands import from folders of their own.
+    """
+    interval = sys.getswitchinterval()
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            try:
+                status = main(arguments)
+            except SystemExit as exc:  # of the parser
+                status = int(exc.code or 0)
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+    with pytest.MonkeyPatch.context() as changed:
+        changed.chdir(folder)
+        changed.setenv("TMRL_CORE_HOME", str(folder / "home"))
+        for name in THREAD_VARIABLES:
+            changed.setenv(name, "1")
+        changed.setattr(sys, "path", sys.path[:])
+        changed.setattr(sys, "dont_write_bytecode", True)
+        try:
+            yield call
+        finally:
+            sys.setswitchinterval(interval)
+            gc.unfreeze()
+            for name in modules:
+                sys.modules.pop(name, None)
 
 
 @contextlib.contextmanager

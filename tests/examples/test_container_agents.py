@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.command_line import in_this_process
 from tmrl_core.config import load
 from tmrl_core.multiagent import Actor, Decision, Learner, Trajectory, episode_seeds
 from tmrl_core.multiagent.from_config import environment_maker, make_manager
@@ -144,23 +142,17 @@ def test_an_episode_trains_every_policy_and_its_score_is_the_fulfilment(assembly
     assert trained.explorer.epsilons == pytest.approx(dict.fromkeys(trained.agents, 1 - 0.95 / 50))
 
 
-@pytest.mark.timeout(300)
 def test_they_train_and_play_from_the_command_line(tmp_path: Path) -> None:
-    def command(*words: str) -> str:
-        ended = subprocess.run(
-            [sys.executable, "-m", "tmrl_core", *words, "-c", str(EXAMPLE / "shared_model.yaml")],
-            cwd=tmp_path,
-            env={**os.environ, "TMRL_CORE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=140,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
-
-    short = ["trainer.epochs=1", "trainer.rounds=1", "trainer.evaluation.every_updates=0", "server.port=0"]
-    command("--local", "--workers", "2", *(word for change in short for word in ("--set", change)))
-    assert "mean return of 2 episodes" in command("--test", "--episodes", "2")
+    given = ("-c", str(EXAMPLE / "shared_model.yaml"))
+    changes = ["trainer.epochs=1", "trainer.rounds=1", "trainer.evaluation.every_updates=0"]
+    changes.append("multiagent.policies.port.parameters.updates_per_episode=20")
+    short = [word for change in changes for word in ("--set", change)]
+    with in_this_process(tmp_path, ["containers", "container_agents"]) as run:
+        trained = run("--local", "--single-process", "--workers", "2", *given, *short)
+        assert trained.returncode == 0, trained.stderr
+        played = run("--test", "--episodes", "2", *given)
+        assert played.returncode == 0, played.stderr
+    assert "mean return of 2 episodes" in played.stdout
 
 
 @pytest.mark.full

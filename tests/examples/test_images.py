@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
+
+from tests.command_line import in_this_process
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "images"
@@ -59,20 +58,13 @@ def test_the_policy_takes_images_and_takes_its_weights_over() -> None:
 
 @pytest.mark.parametrize("name", ["catch", "own_network"])
 def test_it_trains_and_plays_from_the_command_line(name: str, tmp_path: Path) -> None:
-    def command(*words: str) -> str:
-        ended = subprocess.run(
-            [sys.executable, "-m", "tmrl_core", *words, "-c", str(EXAMPLE / f"{name}.yaml")],
-            cwd=tmp_path,
-            env={**os.environ, "TMRL_CORE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
-
-    short = ["trainer.epochs=1", "trainer.rounds=1", "trainer.steps=40", "trainer.start_training=200", "server.port=0"]
-    none = ["trainer.evaluation.every_updates=0", "trainer.evaluation.target_return=null"]
-    none += ["trainer.evaluation.time_limit_s=null"]
-    command("--local", "--workers", "1", *(word for change in short + none for word in ("--set", change)))
-    assert "mean return of 2 episodes" in command("--test", "--episodes", "2")
+    given = ("-c", str(EXAMPLE / f"{name}.yaml"))
+    changes = ["epochs=1", "rounds=1", "steps=40", "start_training=200", "evaluation.every_updates=0"]
+    changes += ["evaluation.target_return=null", "evaluation.time_limit_s=null"]
+    short = [word for change in changes for word in ("--set", f"trainer.{change}")]
+    with in_this_process(tmp_path, ["catch"]) as run:
+        trained = run("--local", "--single-process", "--workers", "1", *given, *short)
+        assert trained.returncode == 0, trained.stderr
+        played = run("--test", "--episodes", "2", *given)
+        assert played.returncode == 0, played.stderr
+    assert "mean return of 2 episodes" in played.stdout

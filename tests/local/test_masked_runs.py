@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import records, starting
+from tests.command_line import in_this_process, records, starting
 
 SMALL = """
 run: {name: small, seed: 1}
@@ -68,18 +68,36 @@ actor: {cls: "tmrl_core.actor:CategoricalRNNActor", kwargs: {hidden_sizes: [16],
 }
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_learns_without_any_action_that_the_mask_forbids(name: str, tmp_path: Path) -> None:
+def configured(name: str) -> str:
     own = RUNS[name]
-    common = SMALL if "worker:" not in own else SMALL.replace("worker:", "#")
-    # Over TLS between processes, or as threads of one process.
-    threads = ("--single-process",) if "recurrent" in name else ()
-    with starting(tmp_path, common + own) as start:
-        process = start("--local", "--workers", "1", *threads)
-        out, _ = process.communicate(timeout=170)
-    logs = out + "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.log"))
+    return (SMALL if "worker:" not in own else SMALL.replace("worker:", "#")) + own
+
+
+def check(folder: Path, out: str, status: int | None) -> None:
+    logs = out + "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.log"))
     assert "is not allowed in the place" not in logs
     assert out.rstrip().splitlines()[-1].startswith("Learned: "), logs
-    assert process.returncode == 0
-    assert len(records(tmp_path, "episode")) > 20
+    assert status == 0
+    assert len(records(folder, "episode")) > 20
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("dqn", "recurrent ppo") else pytest.mark.full) for name in RUNS]
+)
+def test_a_run_learns_without_any_action_that_the_mask_forbids(name: str, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(configured(name), encoding="utf-8")
+    with in_this_process(tmp_path) as run:
+        done = run("--local", "--workers", "1", "--single-process", "-c", "small.yaml")
+    assert "is not allowed in the place" not in done.stderr
+    check(tmp_path, done.stdout, done.returncode)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_a_run_between_processes_learns_too(name: str, tmp_path: Path) -> None:
+    with starting(tmp_path, configured(name)) as start:
+        process = start("--local", "--workers", "1")
+        out, _ = process.communicate(timeout=170)
+    check(tmp_path, out, process.returncode)
