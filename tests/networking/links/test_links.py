@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import socket
 import threading
@@ -376,7 +375,7 @@ def test_a_worker_of_another_run_logs_that_once(place: Place, caplog: pytest.Log
 
 
 def test_a_wrong_token_is_logged_on_both_sides_and_ends_the_attempts(
-    keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, collect_garbage: Callable[[], object]
 ) -> None:
     with ExitStack() as stack:
         place = Place("tls", keys, stack)
@@ -391,7 +390,7 @@ def test_a_wrong_token_is_logged_on_both_sides_and_ends_the_attempts(
         assert caught.value.code == "token"
         assert "wrong-token" not in str(caught.value)
         worker.close(drain=False)
-        gc.collect()
+        collect_garbage()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1, said
     assert "refused a connection from 127.0.0.1" in said[0]
