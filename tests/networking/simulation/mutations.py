@@ -381,7 +381,10 @@ SHOWN_BY = {
     "spool-skipped": 13,
     "stored-before-written": 41,
 }
-"""Seed that shows the effect of a mutation which few seeds show, or show quickly."""
+"""Seed that shows the effect of a mutation which few seeds show, or show quickly.
+
+In each change, the unchanged core is simulated with these seeds and few others.
+"""
 MUTATIONS = REQUIRED | MORE
 HARMLESS: dict[str, Callable[[], AbstractContextManager[None]]] = {"over-asking": over_asking}
 

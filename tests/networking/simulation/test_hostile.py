@@ -15,9 +15,9 @@ from tests.networking.simulation.scenario import Scenario, simulate
 BLOCKS = 4
 SEEDS_OF_A_BLOCK = 500
 SEEDS = 60
-SEEDS_OF_A_MOOD, SEEDS_OF_A_MOOD_FULL = 3, 5
+SEEDS_OF_A_MOOD, SEEDS_OF_A_MOOD_FULL = 2, 5
 # With each seed that breaks a promise as soon as a protection is removed.
-QUICK = sorted({*range(8), *(seed for name, seed in SHOWN_BY.items() if name in HOSTILE)})
+QUICK = sorted({*range(4), *(seed for name, seed in SHOWN_BY.items() if name in HOSTILE)})
 
 
 def keeps_every_promise(seeds: Iterable[int]) -> Counter[str]:
@@ -43,10 +43,10 @@ def test_every_promise_to_honest_workers_is_kept_for_many_seeds(block: int) -> N
     assert moods.keys() == MOODS.keys()
 
 
-SLOW = [pytest.param(seed, marks=pytest.mark.full) for seed in (121, 669, 741, 6252)]
+SLOW = [pytest.param(seed, marks=pytest.mark.full) for seed in (79, 121, 669, 741, 6252)]
 
 
-@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 79, 102, 112, 420_727, *SLOW])
+@pytest.mark.parametrize("seed", [8, 16, 37, 42, 43, 57, 59, 102, 112, 420_727, *SLOW])
 def test_found_attacks_stay_closed(seed: int) -> None:
     """Each is a way in which one member kept credit, memory or the trainer's link, or made the trainer forget.
 
