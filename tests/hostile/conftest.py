@@ -36,7 +36,8 @@ def inbox_bytes() -> int:
     return 64 << 20
 
 
-@pytest.fixture(params=["off", "authenticate"])
+# With `off` the Server runs the same code and skips the proofs: `tests/networking/test_hostile.py` attacks such a one.
+@pytest.fixture(params=[pytest.param("off", marks=pytest.mark.full), "authenticate"])
 def place(
     request: pytest.FixtureRequest, keys: Path, members: dict[Role, Path], inbox_bytes: int, tmp_path: Path
 ) -> Iterator[Place]:

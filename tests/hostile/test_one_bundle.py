@@ -158,7 +158,9 @@ def test_a_flood_of_streams_leaves_the_trainer_to_the_others(
 
 
 @pytest.mark.parametrize(
-    ("place", "certificate"), [("off", False), ("off", True), ("authenticate", True)], indirect=["place"]
+    ("place", "certificate"),
+    [("off", False), pytest.param("off", True, marks=pytest.mark.full), ("authenticate", True)],
+    indirect=["place"],
 )
 def test_a_hundred_links_of_one_principal_come_back_at_once(place: Place, stolen: Path, certificate: bool) -> None:
     """They are honest, so the burst of processor time suffices for them."""
@@ -201,8 +203,16 @@ MESSAGES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["off", "authenticate", "encrypt"], indirect=True)
-@pytest.mark.parametrize("seed", range(4))
+# In each change, one seed for each mode.
+@pytest.mark.parametrize(
+    ("place", "seed"),
+    [
+        pytest.param(mode, seed, marks=() if seed == quick else pytest.mark.full)
+        for quick, mode in enumerate(("off", "authenticate", "encrypt"))
+        for seed in range(4)
+    ],
+    indirect=["place"],
+)
 def test_random_valid_messages_of_a_thief_harm_nobody(place: Place, stolen: Path, seed: int) -> None:
     chosen = random.Random(seed)
     links = [Thief(place, stolen, number, streams=4) for number in range(3)]

@@ -42,6 +42,7 @@ def test_a_stopped_trainer(load: Any, keys: str) -> None:
     holds(load.stopped_trainer(keys, seconds=4.0, silent_s=2.5, megabytes_per_s=4))
 
 
+@pytest.mark.full
 def test_a_trainer_that_is_stopped_for_a_moment(load: Any, keys: str) -> None:
     holds(load.stopped_trainer(keys, seconds=1.0, silent_s=10.0, megabytes_per_s=4))
 
@@ -50,13 +51,16 @@ def test_a_stopped_worker_while_weights_are_published(load: Any, keys: str) -> N
     holds(load.stopped_worker(keys, versions=60, size=200_000, rate=40.0))
 
 
+@pytest.mark.full
 def test_a_trainer_that_receives_nothing_for_a_while(load: Any, keys: str) -> None:
     holds(load.busy_trainer(keys, seconds=3.0, megabytes_per_s=20))
 
 
+@pytest.mark.full
 def test_many_workers(load: Any, keys: str) -> None:
     holds(load.many_workers(keys, count=40, seconds=1.5, processes=2))
 
 
+@pytest.mark.full
 def test_a_flooding_worker(load: Any, keys: str) -> None:
     holds(load.flood(keys, seconds=1.5, count=5, quiet_s=1.0))

@@ -180,12 +180,12 @@ def test_each_trainer_process_has_its_own_key_and_no_nonce_is_used_twice() -> No
     assert len(seen) == 50
 
 
-@pytest.mark.parametrize("cut", range(8, 45))
-def test_a_truncated_one_is_refused(cut: int) -> None:
+def test_a_truncated_one_is_refused() -> None:
     key = GroupKey()
     body = b"".join(key.encrypt("run", "report", b"content"))
-    with pytest.raises(ForgedError):
-        decrypted({key.id: key}, "run", "report", memoryview(body)[:-1][:cut])
+    for length in range(8, len(body)):
+        with pytest.raises(ForgedError):
+            assert not decrypted({key.id: key}, "run", "report", memoryview(body)[:length]), f"{length} bytes"
 
 
 def test_it_is_for_one_run_and_one_subject() -> None:

@@ -121,13 +121,13 @@ def test_every_length_but_the_whole_is_refused(mode: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MAKERS)
-@pytest.mark.parametrize("field", MessageHead._fields)
-@pytest.mark.parametrize("change", [1, -1])
-def test_another_head_is_refused(mode: int, field: str, change: int) -> None:
-    ends = MAKERS[mode]()
-    head = HEAD._replace(**{field: getattr(HEAD, field) + change})
-    with pytest.raises(ForgedError):
-        ends.opened().open(head, ends.sealed())
+def test_another_head_is_refused(mode: int) -> None:
+    for field in MessageHead._fields:
+        for change in (1, -1):
+            ends = MAKERS[mode]()
+            head = HEAD._replace(**{field: getattr(HEAD, field) + change})
+            with pytest.raises(ForgedError):
+                assert not ends.opened().open(head, ends.sealed()), head
 
 
 @pytest.mark.parametrize("mode", MAKERS)

@@ -107,9 +107,9 @@ def test_the_table_has_every_message() -> None:
     assert {type(message) for message in EVERY} == set(get_args(Control))
 
 
-@pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
-def test_every_message_survives_encoding(message: Control) -> None:
-    assert decode_control(encode_control(message)) == message
+def test_every_message_survives_encoding() -> None:
+    for message in EVERY:
+        assert decode_control(encode_control(message)) == message
 
 
 @pytest.mark.parametrize(("message", "wire"), WIRE)
@@ -118,12 +118,12 @@ def test_bytes_on_the_wire(message: Control, wire: bytes) -> None:
     assert decode_control(wire) == message
 
 
-@pytest.mark.parametrize("message", EVERY, ids=lambda message: type(message).__name__)
-def test_a_truncated_or_extended_message_is_refused(message: Control) -> None:
-    wire = encode_control(message)
-    for data in (wire[:-1], wire + b"\0", b""):
-        with pytest.raises(RemoteProtocolError, match="could not be decoded"):
-            decode_control(data)
+def test_a_truncated_or_extended_message_is_refused() -> None:
+    for message in EVERY:
+        wire = encode_control(message)
+        for data in (wire[:-1], wire + b"\0", b""):
+            with pytest.raises(RemoteProtocolError, match="could not be decoded"):
+                assert not decode_control(data), f"{message} as {data!r}"
 
 
 def test_further_fields_of_the_first_message_are_ignored() -> None:
@@ -199,23 +199,15 @@ def test_deep_nesting_is_a_protocol_error() -> None:
 TOO_LARGE = (1 << 64) - 1
 
 
-@pytest.mark.parametrize("number", [-1, TOO_LARGE, 1 << 63])
-@pytest.mark.parametrize(
-    "message",
-    [
-        *(message for message in EVERY if not isinstance(message, Refused | Report | Bye)),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_numbers_beyond_the_counters_are_refused_in_every_field(message: Control, number: int) -> None:
+def test_numbers_beyond_the_counters_are_refused_in_every_field() -> None:
     """A frame's header has 32 bits for a channel and 16 for an epoch; one past the end would fail where it is used."""
-    values = msgspec.msgpack.decode(encode_control(message))
-    for i, value in enumerate(values):
-        if type(value) is not int:
-            continue
-        wire = msgspec.msgpack.encode([*values[:i], number, *values[i + 1 :]])
-        with pytest.raises(RemoteProtocolError):
-            decode_control(wire)
+    for message in EVERY:
+        values = msgspec.msgpack.decode(encode_control(message))
+        for i in (i for i, value in enumerate(values) if type(value) is int):
+            for number in (-1, TOO_LARGE, 1 << 63):
+                wire = msgspec.msgpack.encode([*values[:i], number, *values[i + 1 :]])
+                with pytest.raises(RemoteProtocolError):
+                    assert not decode_control(wire), f"field {i} of {message}: {number}"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def address(body: memoryview) -> int:
     return int(np.asarray(body).__array_interface__["data"][0])
 
 
-def test_a_policys_memory_is_reused_but_never_while_referenced() -> None:
+def test_a_policys_memory_is_reused_but_never_while_referenced(collect_garbage: Callable[[], object]) -> None:
     receiver = PolicyReceiver(1 << 30)
     bodies = [os.urandom(300_000 + i) for i in range(3)]
     first = send(receiver, (1, 1), bodies[0])
@@ -44,7 +44,7 @@ def test_a_policys_memory_is_reused_but_never_while_referenced() -> None:
     assert bytes(first) == bodies[0], "the next one has not overwritten it"
     place = address(first)
     del first
-    gc.collect()
+    collect_garbage()
     third = send(receiver, (1, 3), bodies[2])
     assert address(third) == place
     assert (bytes(second), bytes(third)) == (bodies[1], bodies[2])

@@ -368,7 +368,29 @@ Two are out of its reach. It decodes no samples: `tests/samples/test_codec.py` a
 hold the bound of a message's episode records. Its Server is honest and bounds announcements itself:
 `tests/networking/peers/test_peers.py` holds the trainer's own bound of signatures.
 """
-SHOWN_BY = {"all-granted-at-once": 741, "old-policies-stay": 51, "hoarders-block": 50}
-"""Seed that shows the effect of a mutation which few seeds show."""
+SHOWN_BY = {
+    "all-granted-at-once": 741,
+    "announcements-without-a-rate": 33,
+    "hoarders-block": 50,
+    "links-without-a-limit": 20,
+    "no-deduplication": 5,
+    "no-epochs": 37,
+    "no-stream-budget": 31,
+    "offsets-forgotten": 29,
+    "old-policies-stay": 51,
+    "spool-skipped": 13,
+    "stored-before-written": 41,
+}
+"""Seed that shows the effect of a mutation which few seeds show, or show quickly.
+
+In each change, the unchanged core is simulated with these seeds and few others.
+"""
 MUTATIONS = REQUIRED | MORE
 HARMLESS: dict[str, Callable[[], AbstractContextManager[None]]] = {"over-asking": over_asking}
+
+
+def candidates(name: str, seeds: int) -> Iterator[int]:
+    """Return the seeds to try with a mutation: first the one that has shown it."""
+    if name in SHOWN_BY:
+        yield SHOWN_BY[name]
+    yield from range(seeds)

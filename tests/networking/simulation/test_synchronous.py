@@ -17,7 +17,7 @@ from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import RelaySettings
 from tmrl_core.training.remote.interface import AWAY_S, STARVED_S, RemoteInterface
 
-SEEDS, SEEDS_FULL = 60, 600
+SEEDS, SEEDS_FULL = 20, 600
 
 
 @pytest.mark.timeout(900)

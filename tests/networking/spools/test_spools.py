@@ -338,7 +338,7 @@ def test_closing_twice_is_fine(kept: Kept) -> None:
     kept.spool.close()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 6 else pytest.mark.full) for seed in range(20)])
 def test_delivery_holds_over_cuts_and_restarts_of_the_server(
     seed: int, make: Callable[[int, Thread], Spool], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

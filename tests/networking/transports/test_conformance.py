@@ -87,6 +87,11 @@ class TestTlsTransport(OurTransportSuite):
 
 @needs_tlspyo
 class TestTlspyoTransport(OurTransportSuite):
+    # Each test starts up to four processes, and none of our code differs between the two loops here.
+    @pytest.fixture(autouse=True, params=["asyncio", pytest.param("fastest", marks=pytest.mark.full)])
+    def choose_loop(self, request: pytest.FixtureRequest) -> None:
+        self.loop = request.param
+
     @pytest.fixture(autouse=True)
     def use(self, keys: Path) -> None:
         part = tlspyo_files.load(keys, server=True)

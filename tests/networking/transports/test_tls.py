@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 import ssl
@@ -59,10 +58,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
+def stack(collect_garbage: Callable[[], object]) -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-    gc.collect()  # an exception that a test has kept holds sockets
+    collect_garbage()  # an exception that a test has kept holds sockets
 
 
 def serve(stack: ExitStack, folder: Path, port: int = 0, security: str | None = "TLS", **changes: object) -> Server:

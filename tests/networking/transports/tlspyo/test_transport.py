@@ -132,32 +132,35 @@ def collect(trainer: TrainerLink, numbers: list[float], rows: int) -> None:
 
 
 def test_roles_connect_with_the_credentials_of_the_command(place: Place) -> None:
+    """They may share one local port, and their own processes never import tlspyo."""
     place.start_server()
-    worker, trainer = place.worker(), place.trainer()
+    worker = place.worker(local_port=place.local_port)
+    trainer = place.trainer(local_port=place.local_port)
     trainer.publish({"policy": Blob("text", b"weights")})
     send(worker, 0, 300)
     numbers: list[float] = []
     collect(trainer, numbers, 300)
     assert numbers == list(range(300))
     assert worker.wait_policy(DEADLINE_S)
+    assert not {"tlspyo", "twisted"} & set(sys.modules)
 
 
 def test_a_restart_of_the_server_loses_and_repeats_nothing(place: Place) -> None:
     place.start_server()
     worker, trainer = place.worker(), place.trainer()
     numbers: list[float] = []
-    for round_ in range(3):
-        for i in range(20):
-            send(worker, 2_000 * round_ + 100 * i, 100)
-        if round_ < 2:
-            collect(trainer, numbers, 2_000 * round_ + 500)
-            place.server.close()
-            place.start_server()
-    collect(trainer, numbers, 6_000)
-    assert numbers == list(range(6_000))
+    for i in range(20):
+        send(worker, 100 * i, 100)
+    collect(trainer, numbers, 500)
+    place.server.close()
+    place.start_server()
+    for i in range(20):
+        send(worker, 2_000 + 100 * i, 100)
+    collect(trainer, numbers, 4_000)
+    assert numbers == list(range(4_000))
 
 
-@pytest.mark.parametrize("whose", ["the Server's", "everybody's"])
+@pytest.mark.parametrize("whose", [pytest.param("the Server's", marks=pytest.mark.full), "everybody's"])
 def test_a_killed_io_process_is_replaced_and_nothing_is_lost(place: Place, whose: str) -> None:
     place.start_server()
     relay = io_processes()
@@ -192,17 +195,13 @@ def test_a_wrong_password_is_named_and_final(place: Place) -> None:
     until(lambda: place.server.refusals.count, limit_s=DEADLINE_S)  # the Server's log says so too
 
 
-def test_another_certificate_is_named_and_final(place: Place, tmp_path: Path) -> None:
+def test_another_certificate_and_another_host_name_are_named_and_final(place: Place, tmp_path: Path) -> None:
     place.start_server()
     credentials.create(tmp_path)
     (tmp_path / "tlspyo.password").write_bytes((place.keys / "tlspyo.password").read_bytes())
     error = failure(place.worker(credentials_dir=str(tmp_path)))
     assert isinstance(error, HandshakeError)
     assert "another certificate than certificate.pem here" in str(error)
-
-
-def test_another_host_name_is_named_and_final(place: Place) -> None:
-    place.start_server()
     error = failure(place.worker(hostname="elsewhere.example.org"))
     assert isinstance(error, HandshakeError)
     assert "for another name than 'elsewhere.example.org'. Set network.hostname" in str(error)
@@ -216,14 +215,6 @@ def test_the_error_names_a_used_local_port_in_time(place: Place) -> None:
         with pytest.raises(NetworkError, match=rf"local port {place.local_port}.*network\.local_port_server"):
             asyncio.run(transport.serve("127.0.0.1", 0, no_peer))
     assert io_processes() == []
-
-
-def test_several_roles_may_share_one_local_port(place: Place) -> None:
-    place.start_server()
-    worker = place.worker(local_port=place.local_port)
-    trainer = place.trainer(local_port=place.local_port)
-    assert worker.wait_connected(DEADLINE_S)
-    assert trainer.wait_connected(DEADLINE_S)
 
 
 def test_missing_files_and_passwords_are_named(place: Place, tmp_path: Path) -> None:
@@ -269,12 +260,6 @@ def test_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.4.1")
     with pytest.raises(ConfigError, match=r"0\.4\.1 is installed"):
         TlspyoTransport(password="p")
-
-
-def test_this_process_never_imports_tlspyo(place: Place) -> None:
-    place.start_server()
-    assert place.worker().wait_connected(DEADLINE_S)
-    assert not {"tlspyo", "twisted"} & set(sys.modules)
 
 
 def test_plaintext_stays_on_this_machine(place: Place) -> None:
@@ -358,34 +343,39 @@ def test_tls_1_1_is_refused(place: Place) -> None:
         context.wrap_socket(raw)
 
 
-@pytest.mark.parametrize("group", ["hub", "p.", "p." + "0" * 31, "p." + "g" * 32, "trainers", 7, [], {"p": 1}, None])
-def test_a_peer_can_join_only_its_own_group(stranger: Stranger, group: Any) -> None:
-    stranger.join(group)
-    stranger.everything()
+GROUPS = ["hub", "p.", "p." + "0" * 31, "p." + "g" * 32, "trainers", 7, [], {"p": 1}, None]
+"""Groups that no peer may join."""
+INVALID: list[tuple[Any, ...]] = [
+    (2, "OBJ", {"p." + "1" * 32: -1}, b"for another peer"),
+    (2, "OBJ", {"hub": 1}, b"to be consumed"),
+    (2, "OBJ", {"hub": -1, "p." + "1" * 32: -1}, b""),
+    (2, "OBJ", {"hub": -1}, "no bytes"),
+    (2, "OBJ", {"hub": -1}, b"no piece"),
+    (2, "NTF", {"hub": -1}, None),
+    (2, "HELLO", None, ["p." + "2" * 32]),
+    (2, "SHOUT", None, None),
+    (2, "OBJ"),
+    (),
+]
+"""Messages of a peer that has joined; the empty one stands for bytes that are no message."""
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        (2, "OBJ", {"p." + "1" * 32: -1}, b"for another peer"),
-        (2, "OBJ", {"hub": 1}, b"to be consumed"),
-        (2, "OBJ", {"hub": -1, "p." + "1" * 32: -1}, b""),
-        (2, "OBJ", {"hub": -1}, "no bytes"),
-        (2, "OBJ", {"hub": -1}, b"no piece"),
-        (2, "NTF", {"hub": -1}, None),
-        (2, "HELLO", None, ["p." + "2" * 32]),
-        (2, "SHOUT", None, None),
-        (2, "OBJ"),
-        7,
-    ],
-)
-def test_invalid_messages_end_only_their_own_connection(place: Place, stranger: Stranger, message: Any) -> None:
+def test_a_wrong_group_and_invalid_messages_end_only_their_own_connection(place: Place) -> None:
+    place.start_server()
     worker = place.worker()
     assert worker.wait_connected(DEADLINE_S)
-    stranger.join("p." + "0" * 32)
-    stranger.say(*message) if isinstance(message, tuple) else stranger.sock.sendall(b"garbage" * 100)
-    stranger.everything()
-    assert worker.connected
+    own = "p." + "0" * 32
+    for group, message in [*((group, None) for group in GROUPS), *((own, message) for message in INVALID)]:
+        stranger = Stranger(place)
+        with stranger.sock:
+            stranger.join(group)
+            if message is not None:
+                stranger.say(*message) if message else stranger.sock.sendall(b"garbage" * 100)
+            try:
+                stranger.everything()
+            except TimeoutError:
+                pytest.fail(f"{message or group!r} did not end the connection")
+        assert worker.connected, f"{message or group!r} ended another connection"
 
 
 def test_a_second_join_ends_the_connection_immediately(stranger: Stranger) -> None:
@@ -404,14 +394,17 @@ class _Code:
         return os.mkdir, (str(self.folder),)
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_the_relay_refuses_a_pickle(stranger: Stranger, tmp_path: Path, joined: bool) -> None:
-    if joined:
-        stranger.join("p." + "0" * 32)
+def test_the_relay_refuses_a_pickle(place: Place, tmp_path: Path) -> None:
+    place.start_server()
     body = pickle.dumps((1, "OBJ", {"hub": -1}, _Code(tmp_path / "ran")))
-    stranger.sock.sendall(b"%-12d" % len(body) + stranger.password + body)
-    stranger.everything()
-    assert not (tmp_path / "ran").exists()
+    for joined in (False, True):
+        stranger = Stranger(place)
+        with stranger.sock:
+            if joined:
+                stranger.join("p." + "0" * 32)
+            stranger.sock.sendall(b"%-12d" % len(body) + stranger.password + body)
+            stranger.everything()
+        assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["instead of a message", "as its content"])
