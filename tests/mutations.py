@@ -351,7 +351,7 @@ MUTATIONS = (
         f"{_P}/relay/credit_flow.py",
         "        self.reserved_bytes += size\n",
         "",
-        (SIMULATED, f"{RELAY}/test_one_principal.py::test_credit_is_left_for_others_whatever_one_principal_wants"),
+        (SIMULATED,),
     ),
     Mutation(
         "bomb-not-refused-by-its-size",
