@@ -16,7 +16,8 @@ MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpi
 LOADERS = {"load", "jit", "hub", "package"}
 """Of torch and NumPy: where they are called, their arguments are looked at, so they are not imported by themselves."""
 CALLS = {"eval", "exec", "compile", "__import__", "torch.jit.load", "torch.hub.load", "pandas.read_pickle"}
-YAML = {"load", "load_all", "full_load", "full_load_all", "unsafe_load", "unsafe_load_all", "Loader", "UnsafeLoader"}
+YAML = {"load", "load_all", "full_load", "full_load_all", "unsafe_load", "unsafe_load_all"}
+YAML |= {"Loader", "FullLoader", "UnsafeLoader", "CLoader", "CFullLoader", "CUnsafeLoader"}
 
 
 def faults(module: ast.Module) -> Iterator[str]:
@@ -33,6 +34,10 @@ def faults(module: ast.Module) -> Iterator[str]:
                 yield f"line {node.lineno}: from {node.module}"
             if node.module == "yaml" and YAML & {alias.name for alias in node.names}:
                 yield f"line {node.lineno}: from yaml"
+        elif isinstance(node, ast.ClassDef):
+            for base in map(ast.unparse, node.bases):
+                if base.startswith("yaml.") and base.removeprefix("yaml.") in YAML:
+                    yield f"line {node.lineno}: class of {base}"
         elif isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             words = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
@@ -65,6 +70,7 @@ def test_no_function_that_can_run_received_code_is_used() -> None:
         "np.load('x', allow_pickle=True)",
         "yaml.load('x', Loader=L)",
         "from yaml import full_load",
+        "class L(yaml.UnsafeLoader): pass",
         "from torch import load",
         "from numpy import load, zeros",
         "torch.jit.load('x')",
@@ -76,5 +82,6 @@ def test_each_forbidden_call_is_noticed(text: str) -> None:
 
 
 def test_safe_code_is_accepted() -> None:
-    text = "yaml.safe_load('x')\ntorch.load('x', weights_only=True)\nmodel.eval()\nre.compile('x')\nnp.load('x')"
+    text = "class L(yaml.SafeLoader): pass\nyaml.safe_load('x')\n"
+    text += "torch.load('x', weights_only=True)\nmodel.eval()\nre.compile('x')\nnp.load('x')"
     assert list(faults(ast.parse(text))) == []

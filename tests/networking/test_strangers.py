@@ -344,3 +344,6 @@ def test_tokens_are_compared_whole() -> None:
     for role in ("worker", "nobody"):
         for token in ("", "x", "x" * 4_096, "\u00e4"):
             assert not verifier.check(role, token)
+    assert verifier.holds("worker", "0" * 64)
+    for place in (0, 31, 63):
+        assert not verifier.holds("worker", "0" * place + "1" + "0" * (63 - place))

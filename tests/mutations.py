@@ -1,0 +1,793 @@
+"""Defects that a developer could make, each with the promise that it breaks and the tests that notice.
+
+`scripts/mutations.py` puts them into a copy of the package. Each text occurs once in its file: who changes that line,
+changes the mutation too. Who removes a test that is named here, names another one that finds the mutation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ONCE = "1: a sample is delivered once"
+UNCHANGED = "2: nothing changes on the way"
+BOUNDED = "3: memory is bounded everywhere"
+WEIGHTS = "4: weights are a last-value channel"
+NOTICED = "5: every failure is noticed in bounded time"
+NO_CODE = "6: nothing received can run code"
+MEMBERS = "7: one member cannot harm another"
+ORIGIN = "8: the relay need not be trusted"
+NETWORK = "security: an attacker on the network"
+STOLEN = "security: a stolen worker machine"
+GATEWAY = "security: an attacker at the gateway"
+
+SIMULATED = "tests/networking/simulation/test_simulation.py::test_every_promise_is_kept[0]"
+CHAOS = "tests/test_chaos.py::test_a_few_kills_of_each_role_lose_and_duplicate_nothing"
+TAKEN_OVER = "tests/hostile/test_fake_server.py::test_a_server_that_was_taken_over_gets_nothing_accepted"
+DELIVERY = "tests/networking/protocol/test_delivery.py"
+SPOOLS = "tests/networking/spools/test_spools.py"
+SPOOL_PROCESSES = "tests/networking/spools/test_spool_processes.py"
+DISK_CRASH = "tests/training/memories/test_disk_crash.py"
+STRANGERS = "tests/networking/test_strangers.py"
+MISUSE = "tests/networking/test_hostile.py"
+AUTHENTICATION = "tests/networking/security/test_authentication.py"
+SERVED = "tests/gateway/test_serve.py"
+RELAY = "tests/networking/relay"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One defect.
+
+    Args:
+        name: for the command line.
+        promise: the promise or claim that it breaks.
+        file: module, from the root of the repository.
+        old: text that occurs once in it.
+        new: text in its place.
+        tests: node ids of tests, each of which must fail; without parameters, any case of it.
+    """
+
+    name: str
+    promise: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def applied(self, source: str) -> str:
+        """Return the source of the module with the defect.
+
+        Raises:
+            ValueError: the text does not occur once.
+        """
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.name}: its text occurs {source.count(self.old)} times in {self.file}")
+        return source.replace(self.old, self.new)
+
+
+_P = "tmrl_core/networking"
+
+MUTATIONS = (
+    # --- 1: a sample is delivered once -------------------------------------------------------------------------------
+    Mutation(
+        "offset-one-short",
+        ONCE,
+        f"{_P}/protocol/delivery.py",
+        "self.offset = CommittedOffset(last + 1, position)",
+        "self.offset = CommittedOffset(last, position)",
+        (SIMULATED, f"{DELIVERY}::test_only_committed_messages_are_acknowledged"),
+    ),
+    Mutation(
+        "offset-one-ahead-of-the-rows",
+        ONCE,
+        f"{_P}/protocol/delivery.py",
+        "            if last > number:",
+        "            if last > number + 1:",
+        (f"{DELIVERY}::test_the_offset_after_a_commit_is_known_before_it",),
+    ),
+    Mutation(
+        "repetition-not-noticed",
+        ONCE,
+        f"{_P}/protocol/delivery.py",
+        "self._skip_body = number < self.next_number",
+        "self._skip_body = False",
+        (f"{DELIVERY}::test_a_repeated_message_is_discarded_and_acknowledged_again",),
+    ),
+    Mutation(
+        "resume-skips-a-message",
+        ONCE,
+        f"{_P}/protocol/delivery.py",
+        "self._sent[-1].number >= next_number",
+        "self._sent[-1].number > next_number",
+        (SIMULATED, f"{DELIVERY}::test_a_resume_rewinds_to_the_number_that_it_names"),
+    ),
+    Mutation(
+        "acknowledgement-releases-one-more",
+        ONCE,
+        f"{_P}/protocol/delivery.py",
+        "while self._sent and self._sent[0].number < ack.next:",
+        "while self._sent and self._sent[0].number <= ack.next:",
+        (SIMULATED,),
+    ),
+    Mutation(
+        "frames-of-an-earlier-epoch",
+        ONCE,
+        f"{_P}/relay/credit_flow.py",
+        "if not stream.active or frame.epoch != stream.epoch:",
+        "if not stream.active:",
+        (SIMULATED, f"{MISUSE}::test_frames_of_an_earlier_epoch_are_discarded"),
+    ),
+    Mutation(
+        "acknowledged-at-their-receipt",
+        ONCE,
+        "tmrl_core/training/remote/interface.py",
+        "            self._outstanding.append((one, delivery))",
+        "            self.link.acknowledge([one])\n            self._outstanding.append((one, delivery))",
+        ("tests/roles/test_trainer.py::test_uncommitted_samples_are_sent_again_to_the_next_trainer",),
+    ),
+    Mutation(
+        "disk-has-offsets-of-the-commit-before",
+        ONCE,
+        "tmrl_core/training/remote/delivery_log.py",
+        "            after,\n            samples=",
+        "            before,\n            samples=",
+        (
+            CHAOS,
+            "tests/training/checkpoints/test_disk_checkpoints.py::"
+            "test_offsets_gaps_and_refusals_are_written_before_acknowledgement",
+        ),
+    ),
+    Mutation(
+        "offsets-not-in-the-record-of-their-rows",
+        ONCE,
+        "tmrl_core/training/memories/replay.py",
+        'self._disk.commit({"marks": dict(offsets or {}), "tails"',
+        'self._disk.commit({"marks": {}, "tails"',
+        (
+            f"{DISK_CRASH}::test_a_killed_trainer_neither_loses_nor_duplicates_acknowledged_samples",
+            f"{DISK_CRASH}::test_a_truncated_record_has_no_effect",
+        ),
+    ),
+    Mutation(
+        "stack-of-frames-forgets-its-frames",
+        ONCE,
+        "tmrl_core/training/memories/disk_rows.py",
+        "self.found_needs += frames.runs(first_row)",
+        "self.found_needs += frames.runs(self.readable + rows)",
+        (
+            "tests/training/memories/test_disk_frames_crash.py::"
+            "test_a_killed_process_neither_loses_nor_duplicates_committed_samples",
+        ),
+    ),
+    Mutation(
+        "payloads-not-checked",
+        ONCE,
+        "tmrl_core/storage/format.py",
+        "        if check_payloads and zlib.crc32(payload) != payload_crc:",
+        "        if check_payloads and not payload and payload_crc:",
+        (
+            f"{DISK_CRASH}::test_a_changed_row_in_an_older_file_is_found_by_verify",
+            "tests/storage/test_format.py::test_a_changed_bit_is_noticed_unless_it_is_in_padding",
+        ),
+    ),
+    Mutation(
+        "checkpoint-offsets-newer-than-the-memory",
+        ONCE,
+        f"{_P}/peers/trainer.py",
+        "known = {stream: receiver.offset for stream, receiver in self.receivers.items()}",
+        "known = {\n                stream: CommittedOffset(receiver.next_number, receiver.offset.position)\n"
+        "                for stream, receiver in self.receivers.items()\n            }",
+        (
+            f"{RELAY}/test_relay.py::test_a_trainer_killed_between_receipt_and_append_gets_the_sample_again",
+            "tests/training/checkpoints/test_disk_checkpoints.py::"
+            "test_offsets_gaps_and_refusals_are_written_before_acknowledgement",
+        ),
+    ),
+    Mutation(
+        "resumed-trainer-without-its-offsets",
+        ONCE,
+        "tmrl_core/training/remote/linked_training.py",
+        '            offsets=delivery.get("marks", {}),\n',
+        "",
+        ("tests/roles/test_trainer.py::test_a_memory_on_disk_continues_after_a_restart",),
+    ),
+    Mutation(
+        "stored-before-written",
+        ONCE,
+        f"{_P}/spools/files.py",
+        "        self._unwritten[kept.info.principal] += message.cost",
+        "        self._unwritten[kept.info.principal] += message.cost\n        self._is_stored(kept, message)",
+        (
+            f"{SPOOLS}::test_confirmed_messages_survive_a_kill",
+            f"{SPOOLS}::test_a_worker_keeps_samples_that_the_disk_refuses_and_gets_the_reason",
+        ),
+    ),
+    Mutation(
+        "spool-repeats-its-last-message-after-a-restart",
+        ONCE,
+        f"{_P}/spools/files.py",
+        "kept.next_number = kept.stored = number + 1",
+        "kept.next_number = kept.stored = number",
+        (
+            f"{SPOOL_PROCESSES}::test_spooled_samples_survive_a_kill_of_the_server",
+            f"{SPOOLS}::test_a_reopened_spool_has_the_stored_messages",
+        ),
+    ),
+    Mutation(
+        "spool-does-not-end-at-a-restart",
+        ONCE,
+        f"{_P}/spools/files.py",
+        "kept.ended = kind == _END",
+        "kept.ended = False",
+        (f"{SPOOLS}::test_a_reopened_spool_has_the_stored_messages",),
+    ),
+    Mutation(
+        "spool-drops-one-more-than-acknowledged",
+        ONCE,
+        f"{_P}/relay/spooling.py",
+        "self.spool.drop(stream.id, ack.next)",
+        "self.spool.drop(stream.id, ack.next + 1)",
+        (
+            SIMULATED,
+            f"{RELAY}/test_spooling.py::test_a_trainer_killed_before_it_committed_gets_the_spooled_samples_again",
+        ),
+    ),
+    Mutation(
+        "step-of-a-client-recorded-twice",
+        ONCE,
+        "tmrl_core/gateway/session.py",
+        "            if number == last:\n                return self._answer\n",
+        "",
+        (
+            "tests/gateway/test_app.py::test_a_repeated_step_is_recorded_once",
+            "tests/gateway/test_session.py::test_a_repeated_number_gets_the_same_answer_and_records_nothing",
+        ),
+    ),
+    Mutation(
+        "save-written-in-place",
+        ONCE,
+        "tmrl_core/gateway/advice/saves.py",
+        "        write_whole(path, content.getvalue())",
+        "        path.parent.mkdir(parents=True, exist_ok=True)\n        path.write_bytes(content.getvalue())",
+        ("tests/gateway/advice/test_saves.py::test_a_failed_write_leaves_the_others",),
+    ),
+    # --- 2: nothing changes on the way -------------------------------------------------------------------------------
+    Mutation(
+        "reward-cast-to-float32",
+        UNCHANGED,
+        "tmrl_core/samples/codec.py",
+        "reward=_tree(entry.reward, columns),",
+        'reward=_tree(entry.reward, columns).astype("f4"),',
+        ("tests/samples/test_codec.py::test_a_chunk_and_records_come_back",),
+    ),
+    Mutation(
+        "reward-of-the-step-before",
+        UNCHANGED,
+        "tmrl_core/training/memories/transitions.py",
+        "        taken(chunk.reward, rows),",
+        "        taken(chunk.reward, np.maximum(new_rows - 1, 0)),",
+        (
+            f"{SERVED}::test_transitions_of_a_client_equal_those_in_the_trainers_memory",
+            "tests/training/memories/test_replay.py::test_an_episode_gives_one_transition_per_step",
+        ),
+    ),
+    Mutation(
+        "flags-exchanged",
+        UNCHANGED,
+        "tmrl_core/samples/codec.py",
+        "        terminated=_flags(entry.terminated, entry.rows),",
+        "        terminated=_flags(entry.truncated, entry.rows),",
+        (
+            f"{SERVED}::test_transitions_of_a_client_equal_those_in_the_trainers_memory",
+            "tests/samples/test_codec.py::test_a_chunk_and_records_come_back",
+        ),
+    ),
+    Mutation(
+        "transition-over-a-missing-message",
+        UNCHANGED,
+        "tmrl_core/training/memories/memory.py",
+        "if last is None or (last.episode, last.step + 1) != (segment.episode, segment.first_step):",
+        "if last is None or last.episode != segment.episode:",
+        ("tests/training/memories/test_replay.py::test_a_missing_message_is_not_bridged",),
+    ),
+    Mutation(
+        "transition-over-a-truncated-end",
+        UNCHANGED,
+        "tmrl_core/training/memories/memory.py",
+        "follows[1:] &= ~(chunk.terminated | chunk.truncated)[:-1]",
+        "follows[1:] &= ~chunk.terminated[:-1]",
+        ("tests/training/memories/test_memory.py::test_rows_that_follow_equals_a_slow_loop",),
+    ),
+    Mutation(
+        "streams-of-workers-mixed",
+        UNCHANGED,
+        "tmrl_core/training/remote/interface.py",
+        "                chunk.stream = one.stream\n",
+        "",
+        (CHAOS,),
+    ),
+    Mutation(
+        "sessions-of-a-gateway-not-rejoined",
+        UNCHANGED,
+        "tmrl_core/gateway/central.py",
+        "if player.repeats and (self._latest is player or len(chunks) == 1):",
+        "if player.repeats:",
+        (
+            f"{SERVED}::test_clients_that_play_at_once_lose_no_transition",
+            "tests/gateway/test_central.py::test_transitions_over_steps_are_all_there_and_few_are_shorter_with_several_sessions",
+        ),
+    ),
+    Mutation(
+        "episode-of-many-agents-with-a-hole",
+        UNCHANGED,
+        "tmrl_core/multiagent/experiences.py",
+        "if current is None or (current.number, current.version, current.step) != (run.episode, run.version, step):",
+        "if current is None or (current.number, current.version) != (run.episode, run.version):",
+        (
+            "tests/multiagent/test_experiences.py::test_a_missing_message_refuses_the_episode_and_not_the_next",
+            "tests/multiagent/test_round_episodes.py::test_an_episode_without_one_of_its_messages_does_not_count",
+        ),
+    ),
+    # --- 3: memory is bounded everywhere -----------------------------------------------------------------------------
+    Mutation(
+        "queue-of-a-worker-without-a-bound",
+        BOUNDED,
+        f"{_P}/protocol/delivery.py",
+        "self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes",
+        "self.held_bytes <= self.queue_bytes",
+        (SIMULATED, f"{RELAY}/test_relay.py::test_a_blocking_sender_refuses_messages_beyond_the_limit"),
+    ),
+    Mutation(
+        "more-samples-than-credit",
+        BOUNDED,
+        f"{_P}/relay/credit_flow.py",
+        "        if stream.received > stream.limit:",
+        "        if stream.received > stream.limit + self._most_bytes:",
+        (f"{MISUSE}::test_a_misbehaving_worker_loses_only_its_own_link",),
+    ),
+    Mutation(
+        "reservations-not-counted",
+        BOUNDED,
+        f"{_P}/relay/credit_flow.py",
+        "        self.reserved_bytes += size\n",
+        "",
+        (SIMULATED,),
+    ),
+    Mutation(
+        "bomb-not-refused-by-its-size",
+        BOUNDED,
+        "tmrl_core/samples/codec.py",
+        '        if size > max_bytes:\n            raise CodecError(f"a message of {size} bytes when',
+        '        if len(frame) > max_bytes:\n            raise CodecError(f"a message of {size} bytes when',
+        (
+            f"{MISUSE}::test_a_decompression_bomb_is_relayed_and_refused_by_the_decoder",
+            "tests/samples/test_codec.py::test_a_decompression_bomb_is_refused_by_its_header",
+        ),
+    ),
+    Mutation(
+        "inbox-takes-more-than-it-granted",
+        BOUNDED,
+        f"{_P}/peers/trainer.py",
+        "if self._data_bytes > self._granted + self._inbox_bytes:",
+        "if self._data_bytes > self._granted + 2 * self._inbox_bytes + (1 << 30):",
+        ("tests/networking/peers/test_greedy_server.py::test_samples_beyond_the_credit_end_the_link",),
+    ),
+    Mutation(
+        "spool-beyond-its-limit",
+        BOUNDED,
+        f"{_P}/spools/memory.py",
+        "if _exceeds_share(holding.used_bytes, need, self.limit_bytes - self.used_bytes):",
+        "if _exceeds_share(0, need, self.limit_bytes):",
+        (
+            f"{SPOOL_PROCESSES}::test_a_full_server_refuses_and_the_worker_reports_the_rest",
+            f"{SPOOLS}::test_a_full_spool_refuses_until_a_stream_is_removed",
+        ),
+    ),
+    Mutation(
+        "policies-for-slow-links-kept",
+        BOUNDED,
+        f"{_P}/relay/core.py",
+        "                if room < 0 and index:",
+        "                if room < -self.settings.budget_bytes and index:",
+        (
+            "tests/hostile/test_resident_memory.py::test_the_memory_of_the_server_grows_by_its_budget_at_most[deaf-10]",
+            f"{RELAY}/test_one_principal.py::test_links_that_read_nothing_are_closed_and_hold_few_old_policies",
+        ),
+    ),
+    Mutation(
+        "large-frames-before-the-greeting",
+        BOUNDED,
+        f"{_P}/relay/connection.py",
+        "        self._reader.max_payload_bytes = GREETING_PAYLOAD_BYTES\n",
+        "",
+        (f"{STRANGERS}::test_frames_before_the_greeting_are_limited_at_their_header",),
+    ),
+    # --- 4: weights are a last-value channel -------------------------------------------------------------------------
+    Mutation(
+        "version-may-go-down-at-a-worker",
+        WEIGHTS,
+        f"{_P}/peers/worker.py",
+        "        if version <= self.policy_version:\n",
+        "        if version == self.policy_version:\n",
+        ("tests/networking/protocol/test_connection.py::test_policy_versions_only_grow",),
+    ),
+    Mutation(
+        "older-policy-becomes-the-latest",
+        WEIGHTS,
+        f"{_P}/relay/policies.py",
+        "old = self.latest is not None and begun <= self.latest.version",
+        "old = False",
+        (f"{RELAY}/test_relay_policies.py::test_an_older_version_is_accepted_but_not_forwarded",),
+    ),
+    Mutation(
+        "late-joiner-waits-for-the-next-policy",
+        WEIGHTS,
+        f"{_P}/relay/policies.py",
+        "for policy in (self.latest, self.arriving):\n            if policy",
+        "for policy in (self.arriving,):\n            if policy",
+        (
+            f"{SERVED}::test_a_gateway_that_is_killed_goes_on_with_the_same_weights_after_a_restart",
+            f"{RELAY}/test_relay_policies.py::test_a_worker_that_joins_during_a_policy_gets_the_previous_complete_one_first",
+        ),
+    ),
+    Mutation(
+        "samples-without-the-version-that-acted",
+        WEIGHTS,
+        "tmrl_core/actor/rollout/uplink.py",
+        "        self._source.set_version(update.version)\n",
+        "",
+        ("tests/actor/rollout/test_worker.py::test_samples_carry_the_acting_version",),
+    ),
+    Mutation(
+        "restarted-trainer-counts-versions-from-one",
+        WEIGHTS,
+        "tmrl_core/training/remote/linked_training.py",
+        "            counter=training.versions_before,\n",
+        "",
+        ("tests/roles/test_trainer.py::test_a_resumed_trainer_publishes_the_latest_policy_again_with_its_number",),
+    ),
+    # --- 5: every failure is noticed in bounded time -----------------------------------------------------------------
+    Mutation(
+        "silence-not-noticed",
+        NOTICED,
+        f"{_P}/protocol/connection.py",
+        "elif now - self._last_in >= self.silent_s:",
+        "elif now - self._last_in >= self.silent_s + self.greeting_s:",
+        (
+            "tests/networking/protocol/test_connection.py::test_silence_is_noticed_on_time_and_a_single_byte_prevents_it",
+            "tests/networking/test_bad_networks.py::test_a_black_hole_is_noticed_by_both_sides_and_samples_flow_when_it_heals[both-worker]",
+        ),
+    ),
+    Mutation(
+        "no-heartbeats",
+        NOTICED,
+        f"{_P}/protocol/connection.py",
+        "                self._control.append(PING_FRAME)",
+        "                self._last_in = now",
+        (
+            "tests/networking/protocol/test_connection.py::test_heartbeats_are_sent_when_nothing_else_was",
+            f"{RELAY}/test_relay.py::test_silence_is_noticed_and_heartbeats_keep_an_idle_link",
+        ),
+    ),
+    Mutation(
+        "bytes-extend-the-time-to-identify",
+        NOTICED,
+        f"{_P}/protocol/connection.py",
+        'if self.state == "greeting" and now - self._connected_at >= self.greeting_s:',
+        'if self.state == "greeting" and now - self._last_in >= self.greeting_s:',
+        ("tests/networking/protocol/test_connection.py::test_other_bytes_do_not_extend_the_greeting_deadline",),
+    ),
+    Mutation(
+        "child-outlives-its-supervisor",
+        NOTICED,
+        "tmrl_core/roles/shutdown.py",
+        "            if not data or STOP in commands:\n                break",
+        "            if not data:\n                return\n            if STOP in commands:\n                break",
+        ("tests/local/test_supervision.py::test_a_child_ends_when_its_supervisor_dies",),
+    ),
+    Mutation(
+        "crashed-worker-not-restarted",
+        NOTICED,
+        "tmrl_core/local/supervision.py",
+        "if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:",
+        "if child.restarts >= RESTARTS or status >= 1:",
+        ("tests/local/test_supervision.py::test_a_worker_that_crashes_is_started_again_a_few_times",),
+    ),
+    # --- 6: nothing received can run code ----------------------------------------------------------------------------
+    Mutation(
+        "yaml-of-any-type",
+        NO_CODE,
+        "tmrl_core/config/documents.py",
+        "class _Loader(yaml.SafeLoader):",
+        "class _Loader(yaml.UnsafeLoader):",
+        (
+            "tests/config/test_documents.py::test_broken_yaml_is_named_with_its_place",
+            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used[tmrl_core/config/documents.py]",
+        ),
+    ),
+    Mutation(
+        "weights-with-pickles",
+        NO_CODE,
+        "tmrl_core/compat/policy_files.py",
+        'map_location="cpu", weights_only=True)',
+        'map_location="cpu", weights_only=False)',
+        (
+            "tests/compat/test_policy_files.py::test_nothing_in_a_file_is_run",
+            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used[tmrl_core/compat/policy_files.py]",
+        ),
+    ),
+    Mutation(
+        "relay-of-tlspyo-reads-pickles",
+        NO_CODE,
+        f"{_P}/transports/tlspyo/io_process.py",
+        "deserialize = msgspec.msgpack.decode",
+        "import pickle\n\ndeserialize = pickle.loads",
+        (
+            "tests/networking/transports/tlspyo/test_transport.py::test_the_relay_refuses_a_pickle",
+            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used"
+            "[tmrl_core/networking/transports/tlspyo/io_process.py]",
+        ),
+    ),
+    # --- 7: one member cannot harm another ---------------------------------------------------------------------------
+    Mutation(
+        "share-for-each-stream",
+        MEMBERS,
+        f"{_P}/relay/core.py",
+        "self.flow.join(stream, connection.principal, connection.identity.weight)",
+        'self.flow.join(stream, f"{connection.principal} {stream.id.hex()}", connection.identity.weight)',
+        (
+            "tests/hostile/test_one_bundle.py::test_unused_credit_of_many_streams_leaves_enough_for_others",
+            f"{RELAY}/test_one_principal.py::test_principals_get_shares_of_the_trainers_credit_by_their_weights",
+        ),
+    ),
+    Mutation(
+        "stream-of-another-opened",
+        MEMBERS,
+        f"{_P}/relay/core.py",
+        "if taken or not self._stream_ids.claim(message.stream, connection.principal):",
+        "if taken and not self._stream_ids.claim(message.stream, connection.principal):",
+        (f"{AUTHENTICATION}::test_a_stream_belongs_to_its_owner_after_its_link_is_lost",),
+    ),
+    Mutation(
+        "links-of-one-without-a-limit",
+        MEMBERS,
+        f"{_P}/relay/core.py",
+        "        if connection.identity.role is None:\n            return False\n        return sum",
+        "        if connection.identity.role is not None:\n            return False\n        return sum",
+        (f"{MISUSE}::test_the_links_of_one_certificate_are_limited",),
+    ),
+    Mutation(
+        "others-get-nothing-of-the-pool",
+        MEMBERS,
+        f"{_P}/relay/credit_flow.py",
+        "return share.reserved_bytes + need > _SHARE_OF_FREE * (free - need) or free - need < request",
+        "return free - need < 0",
+        (
+            "tests/hostile/test_one_bundle.py::test_unused_credit_of_many_streams_leaves_enough_for_others",
+            f"{RELAY}/test_one_principal.py::test_credit_is_left_for_others_whatever_one_principal_wants",
+        ),
+    ),
+    Mutation(
+        "revoked-peer-stays-linked",
+        MEMBERS,
+        f"{_P}/security/authentication.py",
+        "        if (rejection := self.check_certificate(connection.identity)) is not None:\n"
+        "            return rejection\n",
+        "",
+        (f"{AUTHENTICATION}::test_a_revoked_machine_alone_is_disconnected_and_refused",),
+    ),
+    Mutation(
+        "samples-with-nan-taken",
+        MEMBERS,
+        "tmrl_core/training/memories/finite_samples.py",
+        "        if np.abs(column).max() <= _FLOAT32_MAX:",
+        "        if not np.abs(column).max() > _FLOAT32_MAX:",
+        ("tests/training/memories/test_finite_samples.py::test_rows_that_are_not_finite_never_reach_the_store",),
+    ),
+    Mutation(
+        "worker-with-another-environment-taken",
+        MEMBERS,
+        "tmrl_core/training/remote/interface.py",
+        "        if found and self._check_environment:",
+        "        if found and not self._check_environment:",
+        (
+            "tests/roles/test_strange_worker_runs.py::test_a_first_worker_with_another_environment_does_not_stop_training[environments]",
+        ),
+    ),
+    # --- 8: the relay need not be trusted ----------------------------------------------------------------------------
+    Mutation(
+        "forged-acknowledgements",
+        ORIGIN,
+        f"{_P}/protocol/delivery.py",
+        "if self._sealer is not None and not self._sealer.check_ack(ack):",
+        "if self._sealer is not None and ack.tag and not self._sealer.check_ack(ack):",
+        (
+            "tests/hostile/test_taken_over_server.py::test_forged_acknowledgements_release_no_samples",
+            f"{TAKEN_OVER}[authenticate]",
+        ),
+    ),
+    Mutation(
+        "policy-under-another-version",
+        ORIGIN,
+        f"{_P}/end_to_end/worker.py",
+        "        if signed != version:",
+        "        if signed[0] != version[0]:",
+        (
+            "tests/hostile/test_taken_over_server.py::test_forged_altered_and_old_policies_are_not_used",
+            "tests/networking/end_to_end/test_worker.py::test_a_policy_under_another_version_is_refused",
+        ),
+    ),
+    Mutation(
+        "older-policy-accepted",
+        ORIGIN,
+        f"{_P}/end_to_end/worker.py",
+        "if version < self.accepted or version == self._opened:",
+        "if version == self._opened:",
+        (
+            "tests/hostile/test_taken_over_server.py::test_a_worker_that_starts_again_with_its_file_accepts_no_older_policy",
+            "tests/networking/end_to_end/test_worker.py::test_policies_grow",
+        ),
+    ),
+    Mutation(
+        "nonce-used-again",
+        ORIGIN,
+        f"{_P}/end_to_end/worker.py",
+        "        own.seals += 1\n        return self._keys(own, self._card).seal(mode, own.seals, head, body)",
+        "        return self._keys(own, self._card).seal(mode, head.number, head, body)",
+        ("tests/networking/end_to_end/test_stream_keys.py::test_no_nonce_is_used_twice",),
+    ),
+    Mutation(
+        "card-of-a-worker-believed",
+        ORIGIN,
+        f"{_P}/end_to_end/worker.py",
+        'peer = self._verifier.check(card.certificate, ("trainer",))',
+        'peer = self._verifier.check(card.certificate, ("trainer", "worker"))',
+        (
+            "tests/networking/end_to_end/test_worker.py::test_other_cards_are_refused",
+            f"{TAKEN_OVER}[encrypt]",
+        ),
+    ),
+    Mutation(
+        "old-directive-obeyed",
+        ORIGIN,
+        f"{_P}/end_to_end/worker.py",
+        "if version < max(self._newest.get((subject, stream), (0, 0)), (self.incarnation, 0)):",
+        "if version < (self.incarnation, 0):",
+        ("tests/networking/end_to_end/test_worker.py::test_an_older_directive_is_not_obeyed",),
+    ),
+    Mutation(
+        "samples-readable-in-the-server",
+        ORIGIN,
+        f"{_P}/end_to_end/worker.py",
+        'mode = ENCRYPTED if self.mode == "encrypt" else MAC',
+        "mode = MAC",
+        (
+            "tests/hostile/test_blind_server.py::test_the_server_has_no_plain_text[encrypt]",
+            "tests/networking/end_to_end/test_stream_keys.py::test_an_encrypted_body_is_unreadable",
+        ),
+    ),
+    Mutation(
+        "revoked-certificate-believed-from-the-cache",
+        ORIGIN,
+        f"{_P}/end_to_end/identity.py",
+        "        if peer.serial in self.revoked:\n",
+        "        if certificate not in self._checked and peer.serial in self.revoked:\n",
+        (
+            "tests/hostile/test_members_and_certificates.py::test_a_revoked_worker_is_refused_by_a_trainer_that_has_the_list",
+            "tests/networking/end_to_end/test_identity.py::test_a_certificate_is_refused_once_it_is_revoked",
+        ),
+    ),
+    # --- docs/security.md, besides these -----------------------------------------------------------------------------
+    Mutation(
+        "token-compared-by-its-beginning",
+        NETWORK,
+        f"{_P}/security/tls_contexts.py",
+        'return hmac.compare_digest(digest, expected.ljust(64, "-"))',
+        'return hmac.compare_digest(digest[:8], expected.ljust(64, "-")[:8])',
+        (f"{STRANGERS}::test_tokens_are_compared_whole",),
+    ),
+    Mutation(
+        "host-name-not-checked",
+        NETWORK,
+        f"{_P}/security/tls_contexts.py",
+        "    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)\n",
+        "    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)\n    context.check_hostname = False\n",
+        ("tests/networking/links/test_links.py::test_the_client_reports_a_wrong_host_name",),
+    ),
+    Mutation(
+        "plaintext-to-another-machine",
+        NETWORK,
+        f"{_P}/transports/selection.py",
+        "if plain and not is_loopback(settings.host) and not settings.allow_insecure_remote:",
+        "if plain and not settings.token and not is_loopback(settings.host) and not settings.allow_insecure_remote:",
+        (
+            "tests/networking/links/test_links.py::test_plaintext_beyond_this_machine_is_refused_before_the_token_leaves",
+        ),
+    ),
+    Mutation(
+        "rejections-not-delayed",
+        NETWORK,
+        f"{_P}/security/admission.py",
+        "over = count - FREE_FAILURES",
+        "over = count - FREE_FAILURES - _MAX_FAILURES",
+        (
+            f"{STRANGERS}::test_rejections_are_delayed_but_valid_credentials_are_accepted_immediately",
+            "tests/networking/security/test_admission.py::test_each_failure_is_answered_later_than_the_one_before",
+        ),
+    ),
+    Mutation(
+        "forged-log-lines",
+        NETWORK,
+        f"{_P}/relay/core.py",
+        "connection.name = connection.called = plain(hello.name, MAX_NAME_CHARACTERS)",
+        "connection.name = connection.called = hello.name[:MAX_NAME_CHARACTERS]",
+        (f"{MISUSE}::test_peers_cannot_forge_log_lines_or_control_a_terminal",),
+    ),
+    Mutation(
+        "certificate-of-a-worker-and-a-token-make-a-trainer",
+        STOLEN,
+        f"{_P}/security/logins.py",
+        "    if identity.role is None:\n        return check_token(hello, verifier)",
+        "    if identity.role is None or hello.token:\n        return check_token(hello, verifier)",
+        (f"{MISUSE}::test_a_workers_certificate_with_any_token_is_not_a_trainers",),
+    ),
+    Mutation(
+        "worker-sees-the-status",
+        STOLEN,
+        f"{_P}/security/logins.py",
+        'if identity.role == "trainer" or (identity.role is None and may):',
+        "if identity.role is not None or may:",
+        ("tests/networking/transports/test_selection.py::test_roles_that_may_request_the_status_over_tls",),
+    ),
+    Mutation(
+        "missing-list-of-revocations-counts-as-empty",
+        STOLEN,
+        f"{_P}/security/authentication.py",
+        "if self._had_list and not has_list:",
+        "if self._had_list and not has_list and not self._revoked:",
+        (f"{AUTHENTICATION}::test_a_damaged_list_keeps_the_last_good_one_and_a_server_does_not_start_with_it",),
+    ),
+    Mutation(
+        "key-of-a-client-compared-by-its-id",
+        GATEWAY,
+        f"{_P}/security/api_keys.py",
+        "return key if _matches(text, _NO_HASH if key is None else key.sha256) else None",
+        'return key if key is None or _matches(text, key.sha256) or "." in text else None',
+        (
+            "tests/gateway/test_app.py::test_wrong_keys_are_refused",
+            "tests/networking/security/test_api_keys.py::test_other_texts_are_not_keys",
+        ),
+    ),
+    Mutation(
+        "sessions-of-a-revoked-key-go-on",
+        GATEWAY,
+        "tmrl_core/gateway/sessions.py",
+        "            ended += [client for client in usage.clients.values() if client not in ended]\n",
+        "",
+        ("tests/gateway/test_sessions.py::test_sessions_of_a_revoked_key_end",),
+    ),
+    Mutation(
+        "cookie-makes-steps-of-a-session",
+        GATEWAY,
+        "tmrl_core/gateway/app.py",
+        "        if not fields.session_key and fields.is_end:\n",
+        "        if not fields.session_key:\n",
+        ("tests/gateway/test_app.py::test_an_end_message_needs_a_key_or_the_cookie",),
+    ),
+    Mutation(
+        "login-ends-a-session-in-use",
+        GATEWAY,
+        "tmrl_core/gateway/sessions.py",
+        "        if now - oldest.last_request < MAKE_ROOM_S:\n",
+        "        if now - oldest.last_request < 0:\n",
+        ("tests/gateway/test_sessions.py::test_a_key_has_a_maximum_of_sessions_and_long_idle_ones_make_room",),
+    ),
+    Mutation(
+        "gateway-acts-with-its-first-policy",
+        GATEWAY,
+        "tmrl_core/gateway/central.py",
+        "                self.policy.adopt(self._outbox.version)\n",
+        "                self.policy.version = self._outbox.version\n",
+        ("tests/gateway/test_central.py::test_new_weights_act_in_all_sessions",),
+    ),
+)
