@@ -41,6 +41,7 @@ class OurTransportSuite(TransportSuite):
             async with Session(self) as session:
                 connection, driver = await session.worker(make_worker()[0])
                 await self.until(lambda: connection.state == "open")
+                driver._pump()  # a message that it still had to send would set the deadline anew
                 connection._last_out -= 100.0
                 driver._pump()
                 driver._pump()
@@ -55,6 +56,7 @@ class OurTransportSuite(TransportSuite):
                 connection, driver = await session.worker(make_worker()[0])
                 await self.until(lambda: connection.state == "open")
                 since = connection._connected_at
+                driver._pump()  # a message that it still had to send would set the deadline anew
                 connection._last_out -= 100.0
                 driver._pump()
                 sent = connection.bytes_out
