@@ -35,7 +35,7 @@ def run(tmp_path: Path, *arguments: str, timeout_s: float) -> None:
 @ON_POSIX
 @pytest.mark.timeout(300)
 def test_a_kill_of_each_role_loses_and_duplicates_nothing(tmp_path: Path) -> None:
-    run(tmp_path, "--cycles", "1", "--role", "all", timeout_s=280)
+    run(tmp_path, "--cycles", "1", "--role", "all", "--rate", "50", timeout_s=280)
 
 
 @ON_POSIX

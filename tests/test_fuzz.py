@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +18,8 @@ from tmrl_core.errors import RemoteProtocolError
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = list(runner.TARGETS)
-CASES = runner.shares(20_000, NAMES)
+TOTAL = 20_000 if os.environ.get("FULL_TESTS") == "1" else 8_000
+CASES = runner.shares(TOTAL, NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -33,9 +35,9 @@ def test_any_bytes_give_a_value_or_the_documented_error(name: str) -> None:
     assert report.taken >= report.cases // 100
 
 
-def test_twenty_thousand_cases_are_tried() -> None:
-    assert 19_900 < sum(CASES.values()) <= 20_000 + len(NAMES)
-    assert min(CASES.values()) > 100
+def test_thousands_of_cases_are_tried() -> None:
+    assert TOTAL - 100 < sum(CASES.values()) <= TOTAL + len(NAMES)
+    assert min(CASES.values()) > 40
 
 
 def test_a_handshake_on_a_slow_machine_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:

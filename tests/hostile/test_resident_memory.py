@@ -80,7 +80,7 @@ def names(place: FarPlace, stolen: Path) -> list[Thief]:
 def deaf(place: FarPlace, stolen: Path) -> list[Thief]:
     """Links that never read, each of which waits for a version of the policy that no other waits for."""
     links = []
-    for number in range(24):
+    for number in range(16):
         link = Thief(place, stolen, number)
         link.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         place.trainer.publish({"policy": Blob("none", bytes(6 * MB))})

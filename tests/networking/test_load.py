@@ -47,6 +47,7 @@ def test_a_trainer_that_is_stopped_for_a_moment(load: Any, keys: str) -> None:
     holds(load.stopped_trainer(keys, seconds=1.0, silent_s=10.0, megabytes_per_s=4))
 
 
+@pytest.mark.full
 def test_a_stopped_worker_while_weights_are_published(load: Any, keys: str) -> None:
     holds(load.stopped_worker(keys, versions=60, size=200_000, rate=40.0))
 

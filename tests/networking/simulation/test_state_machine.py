@@ -65,7 +65,7 @@ class Delivery(RuleBasedStateMachine):
 
 
 Delivery.TestCase.settings = settings(
-    max_examples=300 if FULL else 40,
+    max_examples=300 if FULL else 25,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
