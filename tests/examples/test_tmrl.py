@@ -50,6 +50,7 @@ def test_the_drone_trains_while_it_flies(tmp_path: Path) -> None:
     assert "0 lost" in shown
 
 
+@pytest.mark.full
 def test_the_pipeline_rebuilds_what_the_worker_saw(tmp_path: Path) -> None:
     assert "rebuilt transitions equal the worker's" in run(tmp_path, "pipeline.py", "--check")
 

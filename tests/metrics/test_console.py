@@ -15,6 +15,7 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.metrics.console import hide_messages, show_messages
 from tmrl_core.networking import RolloutWorker, Server, Trainer
+from tmrl_core.training.loops.offline import TrainingOffline
 
 
 @contextlib.contextmanager
@@ -124,7 +125,7 @@ def make(kind: str, config: Config) -> None:
     elif kind == "worker":
         RolloutWorker(GenericGymEnv, NumpySquashedGaussianMLPActor, standalone=True, config=config).close()
     else:
-        Trainer(lambda: None, config=config).close()
+        Trainer(TrainingOffline, config=config).close()
 
 
 @bare_logging()
