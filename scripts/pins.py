@@ -88,7 +88,7 @@ def read(text: str) -> list[Pin]:
         words, *hashes = re.split(r"\s--hash=", line.partition("#")[0])
         if words.strip() and not words.startswith("-"):
             try:
-                pins.append(Pin(Requirement(words.strip()), tuple(one.strip() for one in hashes)))
+                pins.append(Pin(parse(words.strip()), tuple(one.strip() for one in hashes)))
             except InvalidRequirement as exc:
                 raise ValueError(f"{words.strip()!r} is not a pin: {exc}") from exc
     return pins

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from tmrl_core import terminal_log
 from tmrl_core.cli.main import main
 from tmrl_core.local.supervision import THREAD_VARIABLES
 from tmrl_core.metrics import MetricRecord, read_records
+from tmrl_core.terminal_log import TerminalHandler
 
 ROOT = Path(__file__).resolve().parents[1]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -40,6 +43,11 @@ def in_this_process(folder: Path, modules: Sequence[str] = ()) -> Iterator[Run]:
                 status = main(arguments)
             except SystemExit as exc:  # of the parser
                 status = int(exc.code or 0)
+            finally:
+                for handler in logging.root.handlers[:]:
+                    if isinstance(handler, TerminalHandler):
+                        logging.root.removeHandler(handler)
+                        handler.close()  # once all lines are written
         return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
     with pytest.MonkeyPatch.context() as changed:
@@ -47,6 +55,8 @@ def in_this_process(folder: Path, modules: Sequence[str] = ()) -> Iterator[Run]:
         changed.setenv("TMRL_CORE_HOME", str(folder / "home"))
         for name in THREAD_VARIABLES:
             changed.setenv(name, "1")
+        # Lines stay in order on a busy machine too: the output is always taken here.
+        changed.setattr(terminal_log, "WAIT_S", 60.0)
         changed.setattr(sys, "path", sys.path[:])
         changed.setattr(sys, "dont_write_bytecode", True)
         try:

@@ -6,8 +6,6 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.hostile import test_fake_server
 from tmrl_core.gateway import connections, messages, owner
 from tmrl_core.multiagent import round_episodes
@@ -214,7 +212,6 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("text", "numbers"), LIMITS, ids=[text[:40] for text, _ in LIMITS])
-def test_the_limits_on_the_page_are_those_of_the_code(text: str, numbers: tuple[object, ...]) -> None:
+def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert text.format(*numbers) in page
+    assert [text for text, numbers in LIMITS if text.format(*numbers) not in page] == []

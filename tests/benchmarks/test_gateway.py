@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
@@ -40,6 +41,7 @@ def test_pings_are_answered_and_left_out() -> None:
     assert (event.opcode, bytes(event.data)) == (Opcode.PONG, b"abcd")
 
 
+@pytest.mark.full
 def test_a_short_run_gives_all_figures(tmp_path: Path) -> None:
     short = "--repetitions 1 --episodes 1 --clients 5 --seconds 1 --sessions 20"
     ended = subprocess.run(

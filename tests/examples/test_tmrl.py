@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,8 +28,17 @@ def run(tmp_path: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_pendulum_trains_in_turns_in_one_process(tmp_path: Path) -> None:
-    shown = run(tmp_path, "pendulum.py", "--epochs", "1", "--rounds", "2", "--steps", "10")
+def test_pendulum_trains_in_turns_in_one_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = runpy.run_path(str(EXAMPLE / "pendulum.py"))
+    with caplog.at_level(logging.INFO):
+        script["main"](["--epochs", "1", "--rounds", "2", "--steps", "10"])
+    shown = caplog.text + "".join(capsys.readouterr())
     assert "round 1" in shown
     assert "0 lost" in shown
 
@@ -39,6 +50,7 @@ def test_the_drone_trains_while_it_flies(tmp_path: Path) -> None:
     assert "0 lost" in shown
 
 
+@pytest.mark.full
 def test_the_pipeline_rebuilds_what_the_worker_saw(tmp_path: Path) -> None:
     assert "rebuilt transitions equal the worker's" in run(tmp_path, "pipeline.py", "--check")
 

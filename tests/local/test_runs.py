@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from tests.command_line import Start, in_this_process, started
+from tests.waiting import until
 from tmrl_core.config import load
 from tmrl_core.metrics import follow, read_records
 from tmrl_core.metrics.records import MetricRecord
@@ -136,31 +138,47 @@ def test_signals_write_a_checkpoint_and_end_all_roles_in_order_and_the_run_can_c
     wait_for(tmp_path, lambda record: record.step >= 100, process)
     process.send_signal(signal.SIGUSR1)
     wait_for(tmp_path, lambda record: checkpoint(record) and record.step >= 100, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGHUP)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
+    assert "SIGHUP: ending in order" in out
     assert out.rstrip().endswith("the same command resumes from the checkpoint.")
     assert roles_running(tmp_path) == []
     run = tmp_path / "runs" / "small"
     assert " 0 lost" in (run / "logs" / "worker-1.log").read_text(encoding="utf-8")
     assert "the control pipe: a checkpoint is requested" in (run / "logs" / "trainer.log").read_text(encoding="utf-8")
     done = max(record.step for record in read_records(run / "metrics.jsonl"))
-    again = start(*arguments)
-    wait_for(tmp_path, lambda record: record.step > done, again)
-    again.send_signal(signal.SIGHUP)
-    out, _ = again.communicate(timeout=60)
-    assert again.returncode == 0, out
-    assert "SIGHUP: ending in order" in out
-    assert roles_running(tmp_path) == []
+    # In this process, because the continuation is the same there.
+    reader = follow(run / "metrics.jsonl")
+
+    def press_ctrl_c() -> None:
+        until(lambda: any(record.step > done for record in reader.read()), limit_s=110)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press_ctrl_c)
+    pressing.start()
+    with in_this_process(tmp_path) as again:
+        ended = again(*arguments, "--single-process")
+    pressing.join()
+    assert ended.returncode == 0, ended.stderr
+    assert "ending in order" in ended.stderr
     # It went on: nothing was collected anew, and rounds count on.
     rounds = [record.step for record in read_records(run / "metrics.jsonl") if record.kind == "round"]
     assert rounds == sorted(set(rounds))
 
 
+def test_the_default_configuration_trains(tmp_path: Path) -> None:
+    changes = ("trainer.epochs=1", "trainer.rounds=1", "trainer.steps=20", "trainer.device=cpu")
+    with in_this_process(tmp_path) as run:
+        done = run(*THREADS, *(word for change in changes for word in ("--set", change)))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "default" / "policy.tmod").exists()
+
+
+@pytest.mark.full
 @pytest.mark.timeout(700)  # it is updates that count: on a busy machine they take their time
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-def test_the_three_commands_learn_without_configuration(start: Start, tmp_path: Path, full: bool) -> None:
-    """Unless `full`, only until the policy is updated."""
+def test_the_three_commands_learn_without_configuration(start: Start, tmp_path: Path) -> None:
     server = start("--server", "--announce", "--set", "server.port=0")
     assert server.stdout is not None
     # Its messages come on the same pipe here.
@@ -171,8 +189,6 @@ def test_the_three_commands_learn_without_configuration(start: Start, tmp_path: 
     def learned(record: MetricRecord) -> bool:
         value = record.number("rollout/ep_rew") if record.kind == "episode" else None
         returns.extend([] if value is None else [value])
-        if not full:
-            return record.step > 0
         assert record.step < LEARNED_BY, f"after {record.step} updates the latest returns are {returns[-5:]}"
         # Episodes of a policy that knows nothing return about -1300, and hardly ever more than -900.
         return len(returns) >= 5 and sum(returns[-5:]) / 5 > -600

@@ -102,6 +102,7 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     processes: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr(supervision, "RESTARTS", 2)
     processes.trainer.start()
     processes.server.start(announces=True)
     worker = processes.workers[0]
@@ -146,14 +147,6 @@ def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pip
     ended(worker)
     # The whole then ends as that worker would have ended by itself: with the exit status of a wrong configuration.
     with pytest.raises(ConfigError, match=r"(?s)^worker-1 ended with exit status 2.*worker\.nmae"):
-        processes.poll(Listener())
-
-
-def test_a_failing_trainer_ends_the_run_with_its_last_messages(processes: Pipeline) -> None:
-    processes.trainer.arguments = ["--trainer", "--set", "trainer.loop=no_such_module:Loop"]
-    processes.trainer.start()
-    ended(processes.trainer)
-    with pytest.raises(ConfigError, match="the trainer ended with exit status"):
         processes.poll(Listener())
 
 
@@ -232,10 +225,12 @@ def test_a_full_disk_is_reported_on_the_terminal(processes: Pipeline, monkeypatc
     assert "cannot be checked" in listener.said[-1]
 
 
-def test_a_trainer_that_fails_at_its_end_is_a_failure(processes: Pipeline) -> None:
+def test_a_failing_trainer_ends_the_run_with_its_last_messages(processes: Pipeline) -> None:
     processes.trainer.arguments = ["--trainer", "--set", "trainer.epochs=none"]
     processes.trainer.start()
     ended(processes.trainer)
+    with pytest.raises(ConfigError, match=r"(?s)the trainer ended with exit status 2.*trainer\.epochs"):
+        processes.poll(Listener())
     processes.end(Listener())
     assert isinstance(processes.failed, ConfigError)
     assert "trainer.epochs" in str(processes.failed)

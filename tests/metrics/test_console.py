@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tmrl_core.actor import NumpySquashedGaussianMLPActor
+from tmrl_core.config import Config, from_values
+from tmrl_core.envs import GenericGymEnv
 from tmrl_core.metrics.console import hide_messages, show_messages
+from tmrl_core.networking import RolloutWorker, Server, Trainer
+from tmrl_core.training.loops.offline import TrainingOffline
 
 
 @contextlib.contextmanager
@@ -114,38 +119,33 @@ with Recorder([ConsoleSink()]) as recorder:
     assert "-187" in done.stderr
 
 
-RUNS = """
-import sys, logging, threading
-from tmrl_core.config import from_values
-from tmrl_core.networking import RolloutWorker, Server, Trainer
-if sys.argv[2] == "configured":
-    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="by the application: %(message)s")
-assert not logging.getLogger("tmrl_core").handlers
-kind = sys.argv[1]
-config = from_values({"run": {"folder": sys.argv[3], "name": "run"}, "network": {"transport": "local"}})
-if kind == "server":
-    Server(port=0, config=config).close()
-elif kind == "worker":
-    from tmrl_core.actor import NumpySquashedGaussianMLPActor
-    from tmrl_core.envs import GenericGymEnv
-    RolloutWorker(GenericGymEnv, NumpySquashedGaussianMLPActor, standalone=True, config=config).close()
-else:
-    Trainer(lambda: None, config=config).close()
-logging.getLogger("tmrl_core.anything").info("this was seen")
-"""
+def make(kind: str, config: Config) -> None:
+    if kind == "server":
+        Server(port=0, config=config).close()
+    elif kind == "worker":
+        RolloutWorker(GenericGymEnv, NumpySquashedGaussianMLPActor, standalone=True, config=config).close()
+    else:
+        Trainer(TrainingOffline, config=config).close()
 
 
+@bare_logging()
 @pytest.mark.parametrize("kind", ["server", "worker", "trainer"])
-def test_scripts_without_logging_setup_see_messages_of_the_public_classes(kind: str, tmp_path: Path) -> None:
-    outputs = []
-    for logs in ("bare", "configured"):
-        command = [sys.executable, "-c", RUNS, kind, logs, str(tmp_path)]
-        outputs.append(subprocess.run(command, capture_output=True, text=True, timeout=100, check=True))
-    bare, configured = outputs
-    assert "this was seen" in bare.stderr
-    assert bare.stdout == ""
-    assert "by the application: this was seen" in configured.stdout
-    assert "this was seen" not in configured.stderr
+def test_scripts_without_logging_setup_see_messages_of_the_public_classes(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = from_values({"run": {"folder": str(tmp_path), "name": "run"}, "network": {"transport": "local"}})
+    make(kind, config)
+    say("this was seen")
+    out, err = capsys.readouterr()
+    assert "this was seen" in err
+    assert out == ""
+    hide_messages()
+    own = io.StringIO()
+    logging.basicConfig(level=logging.INFO, stream=own, format="by the application: %(message)s")
+    make(kind, config)
+    say("this was seen")
+    assert "by the application: this was seen" in own.getvalue()
+    assert "this was seen" not in capsys.readouterr().err
 
 
 def test_importing_the_package_is_light() -> None:

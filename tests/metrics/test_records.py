@@ -142,9 +142,8 @@ def test_rows_have_the_names_of_stable_baselines3_in_records() -> None:
     assert back == {name: value for name, value in row.items() if name != "return_test"}
 
 
-@pytest.mark.parametrize("short", names.OF_ROWS)
-def test_the_table_of_names_maps_both_ways(short: str) -> None:
-    assert names.short(names.metric_name(short)) == short
+def test_the_table_of_names_maps_both_ways() -> None:
+    assert [short for short in names.OF_ROWS if names.short(names.metric_name(short)) != short] == []
 
 
 def test_the_page_of_metrics_lists_every_name() -> None:

@@ -68,6 +68,7 @@ def test_a_killed_trainer_begins_the_round_again_and_nothing_is_stuck(start: Sta
     assert worker.wait(20) == 0
 
 
+@pytest.mark.full
 def test_one_worker_and_one_seed_give_the_same_weights_between_processes_as_among_threads(
     start: Start, tmp_path: Path
 ) -> None:

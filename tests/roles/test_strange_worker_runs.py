@@ -38,7 +38,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("checked", [True, False], ids=["environments", "samples"])
+@pytest.mark.parametrize(
+    "checked", [pytest.param(True, id="environments"), pytest.param(False, id="samples", marks=pytest.mark.full)]
+)
 def test_a_first_worker_with_another_environment_does_not_stop_training(
     start: Start, tmp_path: Path, checked: bool
 ) -> None:

@@ -98,26 +98,25 @@ def test_another_version_of_the_build_backend_is_found(repository: Repository) -
     assert any("(build-system) requires hatchling==0.1" in error for error in repository.errors())
 
 
-@pytest.mark.parametrize("requirement", ["hatchling", "hatchling>=1", "hatchling==1.*"])
-def test_an_unpinned_build_backend_is_found(repository: Repository, requirement: str) -> None:
-    repository.project["build-system"]["requires"] = [requirement]
-    assert f"pyproject.toml (build-system): {requirement} is not pinned" in repository.errors()
+def test_an_unpinned_build_backend_is_found(repository: Repository) -> None:
+    requirements = ["hatchling", "hatchling>=1", "hatchling==1.*"]
+    repository.project["build-system"]["requires"] = requirements
+    errors = repository.errors()
+    assert {f"pyproject.toml (build-system): {one} is not pinned" for one in requirements} <= set(errors)
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
+def test_a_line_that_allows_other_files_is_found(repository: Repository) -> None:
+    before = repository.files["dev"]
+    for line, expected in (
         ("six==1.17.0", "has no hash"),
         (f"six>=1.17.0 {HASH}", "is not pinned to one version"),
         (f"six==1.* {HASH}", "is not pinned to one version"),
         ("six==1.17.0 --hash=sha256:abc", "which is no SHA-256"),
         (f"six==1.17.0 --hash=md5:{'a' * 32}", "which is no SHA-256"),
         (f"six== {HASH}", "is not a pin"),
-    ],
-)
-def test_a_line_that_allows_other_files_is_found(repository: Repository, line: str, expected: str) -> None:
-    repository.files["dev"] += f"{line}\n"
-    assert any(expected in error for error in repository.errors())
+    ):
+        repository.files["dev"] = f"{before}{line}\n"
+        assert any(expected in error for error in repository.errors()), line
 
 
 def test_another_version_than_the_pin_is_found(repository: Repository) -> None:
