@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,13 @@ class Site(Machines):
     def learn(self, client: Client, versions: int = 2) -> None:
         """Let the client play until the gateway has stored further policies."""
         for _ in range(versions):
-            before = self._policy.read_bytes() if self._policy.exists() else b""
-            client.play_until(lambda old=before: self._policy.exists() and self._policy.read_bytes() != old)
+            client.play_until(partial(self._differs, self._kept()))
+
+    def _kept(self) -> bytes:
+        return self._policy.read_bytes() if self._policy.exists() else b""
+
+    def _differs(self, before: bytes) -> bool:
+        return self._kept() not in (b"", before)
 
 
 @pytest.fixture
