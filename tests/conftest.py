@@ -16,6 +16,10 @@ import pytest
 
 from tests import layers
 
+# Read when torch is first imported, which a conftest.py of a folder may do before pytest is configured: on busy
+# processors, two threads make a small network's updates 20 times slower.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the files in an order that this number decides")
@@ -26,8 +30,6 @@ def pytest_configure() -> None:
     # each process of pytest compiles all tests, for seconds, and each process of a test the package, for half a second.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    # Read when torch is first imported: on busy processors, two threads make a small network's updates 20 times slower.
-    os.environ["OMP_NUM_THREADS"] = "1"
     if hasattr(signal, "SIGHUP"):
         # nohup has it ignored, which children inherit and roles respect.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -28,7 +28,16 @@ from tmrl_core.training.memories.sequences import SequenceMemory
 
 
 class TestContinuousAgents(AgentSuite):
-    @pytest.fixture(autouse=True, params=[BehaviorCloningAgent, DDPGAgent, REDQSACAgent, SacAgent, TD3Agent])
+    @pytest.fixture(
+        autouse=True,
+        params=[
+            BehaviorCloningAgent,
+            pytest.param(DDPGAgent, marks=pytest.mark.full),  # derives from TD3Agent
+            pytest.param(REDQSACAgent, marks=pytest.mark.full),  # derives from SacAgent
+            SacAgent,
+            TD3Agent,
+        ],
+    )
     def choose(self, request: pytest.FixtureRequest) -> None:
         self.cls = request.param
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -80,6 +81,7 @@ class TestDQNAgent(_OfAgent):
     kwargs = {"hidden_sizes": [8], "dueling": True, "target_interval": 2}  # noqa: RUF012
 
 
+@pytest.mark.full
 class TestMaskedDQNAgent(TestDQNAgent):
     state_space = MASKED
 
@@ -94,6 +96,7 @@ class TestRecurrentDQNAgent(_OfAgent):
     kwargs = {"hidden_sizes": [8], "cell_size": 8, "state_interval": 2, "burn_in": 0}  # noqa: RUF012
 
 
+@pytest.mark.full
 class TestMaskedRecurrentDQNAgent(TestRecurrentDQNAgent):
     state_space = MASKED
 
@@ -129,6 +132,7 @@ class TestRecurrentSacAgent(_InABox):
     kwargs = {"hidden_sizes": [8], "cell_size": 8, "state_interval": 1, "burn_in": 1}  # noqa: RUF012
 
 
+@pytest.mark.full
 class TestREDQSACAgent(_InABox):
     agent = "REDQSACAgent"
 
@@ -138,6 +142,7 @@ class TestTD3Agent(_InABox):
     kwargs = {"hidden_sizes": [8], "exploration_noise": 0.3}  # noqa: RUF012
 
 
+@pytest.mark.full
 class TestDDPGAgent(_InABox):
     agent = "DDPGAgent"
 
@@ -146,6 +151,7 @@ class TestPPOAgentInABox(_InABox):
     agent = "PPOAgent"
 
 
+@pytest.mark.full
 class TestBehaviorCloningAgentInABox(_InABox):
     agent = "BehaviorCloningAgent"
 

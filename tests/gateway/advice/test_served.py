@@ -8,6 +8,7 @@ import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ import yaml
 
 from tests.command_line import Start, announced, starting
 from tests.gateway.test_serve import Client, new_key
-from tmrl_core.config import from_values
+from tmrl_core.config import Config, from_values
 from tmrl_core.gateway.advice.saves import read_save
 from tmrl_core.gateway.serve import Gateway
 from tmrl_core.networking.security import credentials
@@ -31,6 +32,15 @@ gateway:
   agents:
     game: {mode: advice, env_id: CartPole-v1, start_training: 20, batch_size: 8, save_every_steps: 50}
 """
+
+
+def config(runs: Path, keys: Path, host: str = "localhost", **agent: Any) -> Config:
+    values = yaml.safe_load(SETTINGS)
+    values["network"]["credentials_dir"] = str(keys)
+    values["run"]["folder"] = str(runs)
+    values["gateway"]["host"] = host
+    values["gateway"]["agents"]["game"].update(agent)
+    return from_values(values)
 
 
 @pytest.fixture
@@ -69,9 +79,8 @@ def test_sessions_go_on_after_a_full_disk_and_from_the_saves_after_a_kill(start:
     assert newest.steps >= 150
 
     # No update, so that the weights can be compared.
-    gateway = start("--gateway", "--announce", "--set", "gateway.agents.game.start_training=100000")
-    port = announced(gateway)
-    client = Client(port, key)
+    again = Gateway(config(tmp_path / "runs", tmp_path / "keys", start_training=100_000))
+    client = Client(again.port, key)
     client.episode()
     client.post("/shepherd/env/", {"obs": None, "session_key": client.session})
     resumed = read_save(max(saves.glob("*.zip")))
@@ -85,10 +94,9 @@ def test_sessions_go_on_after_a_full_disk_and_from_the_saves_after_a_kill(start:
             found = found[: len(array)]
         assert (found == array).all(), name
 
-    second = Client(port, key)  # of the same key: it starts from the level reached
+    second = Client(again.port, key)  # of the same key: it starts from the level reached
     second.episode()
-    gateway.terminate()
-    assert gateway.wait(60) == 0
+    again.close()
     last = read_save(max(saves.glob("*.zip")))
     assert last.steps == resumed.steps + len(second.transitions)
     client.close()
@@ -99,11 +107,7 @@ def test_a_hostile_client_over_https_harms_no_other_session(tmp_path: Path, capl
     keys = tmp_path / "keys"
     credentials.create(keys)
     key = make_key(keys, "game")[1]
-    values = yaml.safe_load(SETTINGS)
-    values["network"]["credentials_dir"] = str(keys)
-    values["run"]["folder"] = str(tmp_path)
-    values["gateway"]["host"] = "0.0.0.0"
-    gateway = Gateway(from_values(values))
+    gateway = Gateway(config(tmp_path, keys, host="0.0.0.0"))
     context = ssl.create_default_context(cafile=str(keys / "ca.pem"))
 
     def connected() -> Client:

@@ -54,10 +54,10 @@ def test_dqn_of_stable_baselines3_trains_unmodified() -> None:
     client.start()
     env = gymnasium.make("ShepherdEnv-v0", observation_space=[2, -1, 1], action_space=2, channel=channel)
     model = stable_baselines3.DQN(
-        "MlpPolicy", env, learning_rate=3e-3, gamma=0.5, learning_starts=50, train_freq=1, target_update_interval=50,
+        "MlpPolicy", env, learning_rate=3e-3, gamma=0.5, learning_starts=30, train_freq=1, target_update_interval=50,
         exploration_fraction=0.5, policy_kwargs={"net_arch": [32]}, device="cpu", seed=0,
     )  # fmt: skip
-    model.learn(800)
+    model.learn(500)
     channel.close()
     client.join(60)
     assert not client.is_alive()
