@@ -113,9 +113,21 @@ def round_of(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return (*batch_of(rows), {**extras, "ends": torch.tensor([float(row[-1]) for row in rows])})
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("discrete", [False, True])
-@pytest.mark.parametrize("kind", ["image", "image and state", "recurrent"])
+PPO_ROWS = [
+    (kind, discrete, normalize)
+    for kind in ("image", "image and state", "recurrent")
+    for discrete in (False, True)
+    for normalize in (False, True)
+]
+IN_EACH_CHANGE = [
+    ("image", False, True), ("image and state", True, False), ("recurrent", False, False), ("recurrent", True, True)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "discrete", "normalize"),
+    [row if row in IN_EACH_CHANGE else pytest.param(*row, marks=pytest.mark.full) for row in PPO_ROWS],
+)
 def test_ppo_takes_images(kind: str, discrete: bool, normalize: bool) -> None:
     torch.manual_seed(0)
     env = rendered(discrete, kind == "image and state", steps=5)
@@ -171,7 +183,7 @@ def played(agent: Any, env: Any) -> float:
     return float(np.mean(returns))
 
 
-@pytest.mark.parametrize("name", ["sac", "dqn"])
+@pytest.mark.parametrize("name", [pytest.param("sac", marks=pytest.mark.full), "dqn"])
 def test_it_learns_from_pictures_alone(name: str) -> None:
     torch.manual_seed(0)
     cls, discrete = OFF_POLICY[name]

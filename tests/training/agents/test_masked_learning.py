@@ -100,12 +100,18 @@ LEARNERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+def each_learner(*in_each_change: str) -> Any:
+    return pytest.mark.parametrize(
+        "name", [name if name in in_each_change else pytest.param(name, marks=pytest.mark.full) for name in LEARNERS]
+    )
+
+
+@each_learner("dqn", "discrete sac", "ppo")
 def test_with_the_mask_it_finds_the_shortest_way_without_an_illegal_action(name: str) -> None:
     assert LEARNERS[name](MaskedCorridor()) == pytest.approx(SHORTEST)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@each_learner("dqn")
 def test_without_the_mask_it_does_not(name: str) -> None:
     assert LEARNERS[name](MaskedCorridor(key="hint", illegal_ends=True)) < 0.0
 
@@ -139,8 +145,8 @@ def test_targets_that_ignore_the_mask_give_wrong_values(double: bool) -> None:
             env.observation_space, env.action_space, "cpu", gamma=0.9, lr=5e-3, target_interval=10, double=double,
             hidden_sizes=(32,),
         )  # fmt: skip
-        batch = batch_of(all_transitions(env) * 4)
-        for _ in range(400):
+        batch = batch_of(all_transitions(env))
+        for _ in range(300):
             agent.train(batch)
         errors, value = [], 0.0
         with torch.no_grad():

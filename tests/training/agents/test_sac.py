@@ -230,7 +230,7 @@ def test_publishing_reads_the_weights_that_are_trained() -> None:
     assert isinstance(agent.model, MLPActorCritic)
 
 
-@pytest.mark.parametrize("cls", [SacAgent, REDQSACAgent])
+@pytest.mark.parametrize("cls", [SacAgent, pytest.param(REDQSACAgent, marks=pytest.mark.full)])
 def test_it_solves_a_toy_task(cls: Any) -> None:
     """One step, reward -(a - target(obs))^2: the policy has to find the target, whose sign the observation says."""
     torch.manual_seed(0)

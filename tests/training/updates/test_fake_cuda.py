@@ -124,7 +124,10 @@ def on_cpu(tensor: Any) -> Tensor:
     return tensor.detach().to("cpu") if isinstance(tensor, Tensor) else torch.tensor(tensor)
 
 
-@pytest.mark.parametrize(("name", "extras"), [*((name, True) for name in AGENTS), ("sac", False), ("dqn", False)])
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [*((name, True) for name in AGENTS), ("sac", False), pytest.param("dqn", False, marks=pytest.mark.full)],
+)
 def test_an_update_does_not_wait_for_the_device_and_equals_one_on_a_cpu(
     name: str, extras: bool, device: PretendedCuda
 ) -> None:
@@ -368,7 +371,9 @@ def test_batches_are_those_of_a_cpu_and_are_sent_without_waiting(
         there.close()
 
 
-@pytest.mark.parametrize(("first", "then"), [(CUDA, CUDA), (CUDA, "cpu"), ("cpu", CUDA)])
+@pytest.mark.parametrize(
+    ("first", "then"), [(CUDA, "cpu"), ("cpu", CUDA), pytest.param(CUDA, CUDA, marks=pytest.mark.full)]
+)
 def test_a_checkpoint_is_of_no_device(
     first: str, then: str, make_rows: Any, tmp_path: Path, device: PretendedCuda
 ) -> None:
