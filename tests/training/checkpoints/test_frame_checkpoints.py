@@ -87,8 +87,17 @@ def same(left: Any, right: Any) -> bool:
     return left.dtype == right.dtype and torch.equal(left, right)
 
 
-@pytest.mark.parametrize("storage", ["ram", "disk"])
-@pytest.mark.parametrize("priority", [None, {}, {"batches_at_once": 8}], ids=["uniform", "prioritized", "blocks"])
+@pytest.mark.parametrize(
+    ("priority", "storage"),
+    [
+        pytest.param(None, "disk", id="uniform-disk"),
+        pytest.param({"batches_at_once": 8}, "disk", id="blocks-disk"),
+        pytest.param({}, "ram", id="prioritized-ram"),
+        pytest.param(None, "ram", id="uniform-ram", marks=pytest.mark.full),
+        pytest.param({}, "disk", id="prioritized-disk", marks=pytest.mark.full),
+        pytest.param({"batches_at_once": 8}, "ram", id="blocks-ram", marks=pytest.mark.full),
+    ],
+)
 def test_a_restored_trainer_samples_the_same_transitions(tmp_path: Path, storage: str, priority: Any) -> None:
     def folder(name: str) -> Path | None:
         return tmp_path / name if storage == "disk" else None

@@ -54,7 +54,7 @@ AGENTS: dict[str, Callable[[], Any]] = {
     "redq": lambda: training.REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", q_updates_per_policy_update=3, n=4, **SMALL),
     "td3": lambda: training.TD3Agent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "dqn": lambda: training.DQNAgent(OBSERVATIONS, CHOICES, "cpu", target_interval=3, **DEEP),
-    "noisy dqn": lambda: NoisyDQN(OBSERVATIONS, CHOICES, "cpu", target_interval=3, **DEEP),
+    "noisy dqn": lambda: NoisyDQN(OBSERVATIONS, CHOICES, "cpu", target_interval=4, **SMALL),
     "noisy dqn, one kind": lambda: NoisyDQN(OBSERVATIONS, CHOICES, "cpu", target_interval=1000, **SMALL),
     "discrete sac": lambda: training.DiscreteSacAgent(OBSERVATIONS, CHOICES, "cpu", **SMALL),
     "dqn, action mask": lambda: training.DQNAgent(MASKED, CHOICES, "cpu", target_interval=3, **SMALL),

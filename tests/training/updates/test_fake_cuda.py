@@ -286,8 +286,8 @@ def make_run(where: str, prioritized: bool = False, epochs: int = 2) -> Any:
 
     torch.manual_seed(1)
     run = training.TrainingOffline(
-        (VECTOR, gym.spaces.Box(-2, 2, (1,), np.float32)), memory, agent, epochs=epochs, rounds=2, steps=4,
-        update_model_interval=4, max_training_steps_per_env_step=1e9, device=where,
+        (VECTOR, gym.spaces.Box(-2, 2, (1,), np.float32)), memory, agent, epochs=epochs, rounds=2, steps=3,
+        update_model_interval=3, max_training_steps_per_env_step=1e9, device=where,
     )  # fmt: skip
     torch.manual_seed(2)
     return run
