@@ -80,8 +80,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/test_imports.py",
         "tests/test_terminal_log.py::test_links_of_a_server_stay_up_although_nobody_reads_its_output",
         "tests/test_terminal_log.py::test_the_last_lines_of_a_process_are_written",
-        "tests/training/memories/test_disk_crash.py::test_a_killed_trainer_neither_loses_nor_duplicates_acknowledged_samples",
-        "tests/training/memories/test_disk_frames_crash.py",
+        "tests/training/memories/test_disk_kills.py",
     ),
     # Opens network sockets on this machine. Starts no process.
     "socket": (

@@ -20,14 +20,15 @@ import gymnasium as gym
 import numpy as np
 
 from tmrl_core.samples import Chunk, Segment
-from tmrl_core.training import CheckpointStore, FrameStackMemory, TrainingOffline
+from tmrl_core.training import CheckpointStore, FrameStackMemory, ReplayMemory, TrainingOffline
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.memories import disk_rows
 
 K, SHAPE, ROWS, EPISODE = 4, (48, 48), 5, 30
 """Frames in a stack, a frame's shape, rows of a message, steps of an episode."""
 CAPACITY = 60
-FILE_BYTES = 40_000
+FILE_BYTES = {"frames": 40_000, "rows": 200_000}
+"""Of either kind of memory: one that shares frames, and one that stores stacks whole."""
 STREAMS = [bytes([i]) * 16 for i in (1, 2)]
 SPACES = (gym.spaces.Box(-1e3, 1e3, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
 _NOISE = np.random.default_rng(0).integers(0, 256, 20_000).astype(np.uint8)
@@ -67,12 +68,11 @@ def offsets_after(messages: int) -> dict[bytes, tuple[int, int]]:
     return {stream: (number, ROWS * number) for stream, number in sent.items() if number}
 
 
-def make_memory(folder: Path | None, **kwargs: Any) -> FrameStackMemory:
+def make_memory(folder: Path | None, kind: str = "frames", **kwargs: Any) -> ReplayMemory:
     """On disk, or in RAM."""
     where: Any = {} if folder is None else {"storage": "disk", "folder": folder}
-    return FrameStackMemory(
-        **{"memory_size": CAPACITY, "batch_size": 8, "seed": 4, "frame_stack": K, **kwargs}, **where
-    )
+    settings: Any = {"memory_size": CAPACITY, "batch_size": 8, "seed": 4, **where, **kwargs}
+    return FrameStackMemory(**{"frame_stack": K, **settings}) if kind == "frames" else ReplayMemory(**settings)
 
 
 def check_transition(prev_obs: Any, obs: Any) -> tuple[int, int, int]:
@@ -94,16 +94,17 @@ class _Agent(TrainingAgent):
         return None
 
 
-def make_training(folder: Path) -> TrainingOffline:
+def make_training(folder: Path, kind: str = "frames") -> TrainingOffline:
     """A training object whose memory is in a folder."""
-    return TrainingOffline(SPACES, lambda nb_steps, device: make_memory(folder, nb_steps=nb_steps), _Agent)
+    return TrainingOffline(SPACES, lambda nb_steps, device: make_memory(folder, kind, nb_steps=nb_steps), _Agent)
 
 
-def write(folder: Path, say: Callable[..., None]) -> None:
+def write(folder: Path, kind: str, say: Callable[..., None]) -> None:
     """Append, commit, draw and checkpoint for ever, from where the process before has ended."""
-    disk_rows.MIN_SEGMENT_BYTES = disk_rows.MAX_SEGMENT_BYTES = FILE_BYTES
+    disk_rows.MIN_SEGMENT_BYTES = disk_rows.MAX_SEGMENT_BYTES = FILE_BYTES[kind]
     store = CheckpointStore(folder / "checkpoint")
-    training = store.restore(lambda: make_training(folder / "memory")) or make_training(folder / "memory")
+    make = functools.partial(make_training, folder / "memory", kind)
+    training = store.restore(make) or make()
     memory = training.memory
     sent = sum(number for number, _ in training.delivery.get("marks", {}).values())
     assert training.delivery.get("marks", {}) == offsets_after(sent)
@@ -132,13 +133,13 @@ def _say(pipe: int, *words: Any) -> None:
     os.write(pipe, (" ".join(map(str, words)) + "\n").encode())
 
 
-def _run_and_kill(folder: Path, lines: int, delay_s: float) -> dict[str, Any]:
+def _run_and_kill(folder: Path, kind: str, lines: int, delay_s: float) -> dict[str, Any]:
     """Start a writer and kill it so long after it has said so many lines; what it said, and how it ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            write(folder, functools.partial(_say, writing))
+            write(folder, kind, functools.partial(_say, writing))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -159,4 +160,5 @@ def main() -> None:
     """Follow the orders that come in, and say how each has ended."""
     for order in sys.stdin:
         wanted = json.loads(order)
-        print(json.dumps(_run_and_kill(Path(wanted["folder"]), wanted["lines"], wanted["delay_s"])), flush=True)
+        ended = _run_and_kill(Path(wanted["folder"]), wanted["kind"], wanted["lines"], wanted["delay_s"])
+        print(json.dumps(ended), flush=True)

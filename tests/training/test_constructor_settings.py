@@ -73,12 +73,16 @@ def moves(agent: Any, action_space: Any) -> bool:
     return not all(torch.equal(a, b) for a, b in zip(before, agent.model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [
+        *((name, False) for name in RATES),
+        ("dqn", True),
+        *(pytest.param(name, True, marks=pytest.mark.full) for name in ("sac", "redq", "td3", "discrete sac")),
+    ],
+)
 def test_a_changed_learning_rate_takes_effect(tmp_path: Path, name: str, compiled: bool) -> None:
     agent_cls, space, rates = RATES[name]
-    if compiled and name == "ppo":
-        pytest.skip("it is not compiled")
     torch.manual_seed(1)
     make = partial(training_of, agent_cls, space, **({"compile": compiled} if name != "ppo" else {}))
 

@@ -113,9 +113,21 @@ def round_of(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return (*batch_of(rows), {**extras, "ends": torch.tensor([float(row[-1]) for row in rows])})
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("discrete", [False, True])
-@pytest.mark.parametrize("kind", ["image", "image and state", "recurrent"])
+PPO_ROWS = [
+    (kind, discrete, normalize)
+    for kind in ("image", "image and state", "recurrent")
+    for discrete in (False, True)
+    for normalize in (False, True)
+]
+IN_EACH_CHANGE = [
+    ("image", False, True), ("image and state", True, False), ("recurrent", False, False), ("recurrent", True, True)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "discrete", "normalize"),
+    [row if row in IN_EACH_CHANGE else pytest.param(*row, marks=pytest.mark.full) for row in PPO_ROWS],
+)
 def test_ppo_takes_images(kind: str, discrete: bool, normalize: bool) -> None:
     torch.manual_seed(0)
     env = rendered(discrete, kind == "image and state", steps=5)
@@ -171,7 +183,7 @@ def played(agent: Any, env: Any) -> float:
     return float(np.mean(returns))
 
 
-@pytest.mark.parametrize("name", ["sac", "dqn"])
+@pytest.mark.parametrize("name", [pytest.param("sac", marks=pytest.mark.full), "dqn"])
 def test_it_learns_from_pictures_alone(name: str) -> None:
     torch.manual_seed(0)
     cls, discrete = OFF_POLICY[name]
@@ -183,7 +195,7 @@ def test_it_learns_from_pictures_alone(name: str) -> None:
     agent = cls(env.observation_space, env.action_space, "cpu", hidden_sizes=(32,), **rates)
     agent.get_actor().seed(1)
     collector, rng, kept = Collector(env), np.random.default_rng(0), []
-    for _ in range(30):
+    for _ in range(20):
         kept += collector.rows(agent.get_actor(), 20)
         for _ in range(5):
             agent.train(batch_of([kept[at] for at in rng.integers(len(kept), size=32)]))

@@ -68,7 +68,7 @@ def off_policy(agent_cls: Any, env: MaskedCorridor, **kwargs: Any) -> float:
     agent = agent_cls(env.observation_space, env.action_space, "cpu", gamma=0.9, hidden_sizes=(32,), **kwargs)
     agent.get_actor().seed(1)
     collector, rng, kept = Collector(env), np.random.default_rng(0), []
-    for _ in range(60):
+    for _ in range(40):
         kept += collector.rows(agent.get_actor(), 20)
         for _ in range(5):
             agent.train(batch_of([kept[at] for at in rng.integers(len(kept), size=64)]))
@@ -83,7 +83,7 @@ def ppo(env: MaskedCorridor) -> float:
     )  # fmt: skip
     agent.get_actor().seed(1)
     collector = Collector(env)
-    for _ in range(16):
+    for _ in range(12):
         rows = collector.rows(agent.get_actor(), 128)
         ends = torch.tensor([float(row[-1]) for row in rows])
         ends[-1] = 1.0
@@ -100,12 +100,18 @@ LEARNERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+def each_learner(*in_each_change: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "name", [name if name in in_each_change else pytest.param(name, marks=pytest.mark.full) for name in LEARNERS]
+    )
+
+
+@each_learner("dqn", "discrete sac", "ppo")
 def test_with_the_mask_it_finds_the_shortest_way_without_an_illegal_action(name: str) -> None:
     assert LEARNERS[name](MaskedCorridor()) == pytest.approx(SHORTEST)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@each_learner("dqn")
 def test_without_the_mask_it_does_not(name: str) -> None:
     assert LEARNERS[name](MaskedCorridor(key="hint", illegal_ends=True)) < 0.0
 
@@ -139,8 +145,8 @@ def test_targets_that_ignore_the_mask_give_wrong_values(double: bool) -> None:
             env.observation_space, env.action_space, "cpu", gamma=0.9, lr=5e-3, target_interval=10, double=double,
             hidden_sizes=(32,),
         )  # fmt: skip
-        batch = batch_of(all_transitions(env) * 4)
-        for _ in range(400):
+        batch = batch_of(all_transitions(env))
+        for _ in range(250):
             agent.train(batch)
         errors, value = [], 0.0
         with torch.no_grad():

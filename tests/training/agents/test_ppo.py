@@ -56,7 +56,7 @@ def play(agent: PPOAgent, steps: int, best: float, seed: int = 0) -> tuple[Any, 
 @pytest.mark.parametrize(("action_space", "best", "enough"), [(FEW, 5.0, -0.05), (BOX, 0.5, -0.35)])
 def test_ppo_learns_the_rewarded_action(action_space: Any, best: float, enough: float) -> None:
     agent = make(action_space, lr=2e-2, update_epochs=4)
-    for number in range(25):
+    for number in range(18):
         batch, reward = play(agent, 128, best, seed=number)
         metrics = agent.train(batch)
         assert metrics["updates"] == 4 * 4

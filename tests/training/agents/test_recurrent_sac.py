@@ -91,7 +91,7 @@ def test_it_learns_to_remember() -> None:
     )  # fmt: skip
     extras = {"ticks": torch.full((64,), 3.0), "first_tick": torch.zeros(64)}
     terminated = torch.tensor([0.0, 0.0, 1.0]).expand(64, 3)
-    for _ in range(300):
+    for _ in range(200):
         cue = torch.randint(2, (64, 1), generator=generator) * 2.0 - 1.0
         action = torch.rand(64, 3, 1, generator=generator) * 2.0 - 1.0
         reward = -4.0 * (action[:, :, 0] - 0.5 * cue).square() * terminated

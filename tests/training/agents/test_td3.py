@@ -95,7 +95,7 @@ def test_it_solves_a_toy_task() -> None:
         space, gym.spaces.Box(-2, 2, (1,), np.float32), "cpu", lr_actor=1e-3, lr_critic=1e-2, hidden_sizes=(32, 32)
     )
     generator = torch.Generator().manual_seed(0)
-    for _ in range(500):
+    for _ in range(300):
         obs = torch.sign(torch.randn(64, 1, generator=generator))
         act = torch.rand(64, 1, generator=generator) * 4 - 2
         reward = -(act - obs).square().squeeze(1)

@@ -12,7 +12,7 @@ import torch
 
 from tests.training import stacked_writer as writer
 from tmrl_core.samples import Buffer
-from tmrl_core.training import CheckpointStore, FrameStackMemory, TrainingOffline
+from tmrl_core.training import CheckpointStore, ReplayMemory, TrainingOffline
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import Delivery, LocalInterface
 
@@ -20,8 +20,8 @@ from tmrl_core.training.interface import Delivery, LocalInterface
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new file every few records."""
-    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MIN_SEGMENT_BYTES", writer.FILE_BYTES)
-    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MAX_SEGMENT_BYTES", writer.FILE_BYTES)
+    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MIN_SEGMENT_BYTES", writer.FILE_BYTES["frames"])
+    monkeypatch.setattr("tmrl_core.training.memories.disk_rows.MAX_SEGMENT_BYTES", writer.FILE_BYTES["frames"])
 
 
 class Watching(TrainingAgent):
@@ -50,7 +50,7 @@ class Watching(TrainingAgent):
 class Sent(LocalInterface):
     """Hands over the messages one by one; on disk, each is committed before the next is asked for."""
 
-    def __init__(self, memory: FrameStackMemory, number: int = 0) -> None:
+    def __init__(self, memory: ReplayMemory, number: int = 0) -> None:
         super().__init__()
         self.memory = memory
         self.number = number
@@ -87,8 +87,17 @@ def same(left: Any, right: Any) -> bool:
     return left.dtype == right.dtype and torch.equal(left, right)
 
 
-@pytest.mark.parametrize("storage", ["ram", "disk"])
-@pytest.mark.parametrize("priority", [None, {}, {"batches_at_once": 8}], ids=["uniform", "prioritized", "blocks"])
+@pytest.mark.parametrize(
+    ("priority", "storage"),
+    [
+        pytest.param(None, "disk", id="uniform-disk"),
+        pytest.param({"batches_at_once": 8}, "disk", id="blocks-disk"),
+        pytest.param({}, "ram", id="prioritized-ram"),
+        pytest.param(None, "ram", id="uniform-ram", marks=pytest.mark.full),
+        pytest.param({}, "disk", id="prioritized-disk", marks=pytest.mark.full),
+        pytest.param({"batches_at_once": 8}, "ram", id="blocks-ram", marks=pytest.mark.full),
+    ],
+)
 def test_a_restored_trainer_samples_the_same_transitions(tmp_path: Path, storage: str, priority: Any) -> None:
     def folder(name: str) -> Path | None:
         return tmp_path / name if storage == "disk" else None

@@ -634,8 +634,12 @@ class Crowd:
             self.join()
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: int, make_rows: Rows) -> None:
+def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(full: bool, make_rows: Rows) -> None:
+    for seed in range(120 if full else 24):
+        collect_rounds(seed, make_rows)
+
+
+def collect_rounds(seed: int, make_rows: Rows) -> None:
     crowd = Crowd(seed, make_rows, thieves=(seed % 3 == 0) * (1 + seed % 5))
     suspended: set[bytes] = set()
     stalled_origins: dict[Any, int] = {}
@@ -652,27 +656,31 @@ def test_every_round_ends_with_exactly_its_amount_of_exactly_its_version(seed: i
             for stream, what in round_.poll(crowd.present, crowd.now, crowd.says_done, crowd.says_idle):
                 crowd.ask(stream, what)
             crowd.tick(round_)
-            assert crowd.now - began < 3000, "the round stands still"
-        assert versions(round_) == {(1, number)}
+            assert crowd.now - began < 3000, f"a round of seed {seed} stands still"
+        assert versions(round_) == {(1, number)}, f"seed {seed}"
         if crowd.episodes:
             ends = sum(
                 int(((segment.chunk.terminated | segment.chunk.truncated) & segment.follows).sum())
                 for segment in round_.segments
             )
-            assert ends == amount
+            assert ends == amount, f"seed {seed}"
         else:
-            assert steps(round_) == amount
+            assert steps(round_) == amount, f"seed {seed}"
         seen = [
             (segment.chunk.stream, int(episode), int(step))
             for segment in round_.segments
             for episode, step in zip(segment.chunk.episode, segment.chunk.step, strict=True)
             if not crowd.workers[segment.chunk.stream[0]]["thief"]
         ]
-        assert len(seen) == len(set(seen))
+        assert len(seen) == len(set(seen)), f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_an_origin_that_does_what_it_likes_delays_a_round_by_a_few_grace_periods(seed: int, make_rows: Rows) -> None:
+def test_an_origin_that_does_what_it_likes_delays_a_round_by_a_few_grace_periods(full: bool, make_rows: Rows) -> None:
+    for seed in range(120 if full else 24):
+        collect_beside_thieves(seed, make_rows)
+
+
+def collect_beside_thieves(seed: int, make_rows: Rows) -> None:
     crowd = Crowd(seed, make_rows, thieves=1 + seed % 6, troubles=0.0)
     suspended: set[bytes] = set()
     stalled_origins: dict[Any, int] = {}
@@ -688,7 +696,7 @@ def test_an_origin_that_does_what_it_likes_delays_a_round_by_a_few_grace_periods
             for stream, what in round_.poll(crowd.present, crowd.now, crowd.says_done, crowd.says_idle):
                 crowd.ask(stream, what)
             crowd.tick(round_)
-            assert crowd.now < ends
+            assert crowd.now < ends, f"seed {seed}"
 
 
 def test_segments_of_several_versions_in_one_chunk_are_distinguished(make_rows: Rows) -> None:

@@ -95,8 +95,15 @@ def test_no_limit_of_updates_per_sample_holds(recording: Path) -> None:
     assert [row["memory_len"] for row in rows] == [30] * 8
 
 
-@pytest.mark.parametrize("storage", ["ram", "disk"])
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(
+    ("storage", "prioritized"),
+    [
+        ("ram", True),
+        ("disk", False),
+        pytest.param("ram", False, marks=pytest.mark.full),
+        pytest.param("disk", True, marks=pytest.mark.full),
+    ],
+)
 def test_resuming_equals_the_uninterrupted_run_bit_for_bit(
     tmp_path: Path, recording: Path, storage: str, prioritized: bool
 ) -> None:

@@ -162,8 +162,14 @@ def test_a_reward_is_one_number(memory: RoundMemory, make_rows: Rows, reward: An
         memory.append(buffer(dataclasses.replace(new(make_rows, 1, 0, 0, 3), reward=reward)))
 
 
-@pytest.mark.parametrize("episodes", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "episodes"),
+    [
+        *((kind, False) for kind in KINDS),
+        ("alternating", True),
+        *(pytest.param(kind, True, marks=pytest.mark.full) for kind in KINDS if kind != "alternating"),
+    ],
+)
 def test_the_work_for_segments_of_one_row_grows_with_their_number(kind: str, episodes: bool, make_rows: Rows) -> None:
     memory = RoundMemory("cpu", clock=lambda: 0.0)
     round_ = Round(1, (1, 2), amount=2 if episodes else 2 * MANY, episodes=episodes, grace_s=5.0)

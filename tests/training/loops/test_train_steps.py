@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from tests.training.loops.test_offline import Fed
-from tests.training.updates.test_compiled import ACTIONS, AGENTS, OBSERVATIONS, batch, make, with_masks
+from tests.training.updates.test_compiled import (
+    ACTIONS,
+    AGENTS,
+    CHEAP,
+    OBSERVATIONS,
+    batch,
+    is_discrete,
+    make,
+    with_masks,
+)
 from tests.training.updates.test_cuda_graphs import capture_here, make_replayed, other_numbers, stale
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
@@ -23,12 +32,10 @@ from tmrl_core.training.updates import compiled
 from tmrl_core.training.updates.rollback import agent_tensors
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
-DISCRETE = ("dqn", "discrete sac")
-
 
 def batches(name: str, count: int, *, extras: bool = False) -> list[Any]:
     generator = torch.Generator().manual_seed(0)
-    found = [batch(generator, name.startswith(DISCRETE), extras=extras) for _ in range(count)]
+    found = [batch(generator, is_discrete(name), extras=extras) for _ in range(count)]
     return [with_masks(rows, generator) for rows in found] if "mask" in name else found
 
 
@@ -45,7 +52,12 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "fast"), [*((name, False) for name in AGENTS), *((name, True) for name in ("sac", "redq", "dqn"))]
+    ("name", "fast"),
+    [
+        *((name, False) for name in AGENTS),
+        ("noisy dqn", True),
+        *(pytest.param(name, True, marks=pytest.mark.full) for name in ("sac", "redq", "dqn")),
+    ],
 )
 def test_batched_updates_equal_single_ones(name: str, fast: bool) -> None:
     one, several = make(name, fast), make(name, fast)
@@ -61,9 +73,9 @@ def test_batched_updates_equal_single_ones(name: str, fast: bool) -> None:
     assert bool(several.compiler._graphs) == fast
 
 
-def test_compilation_starts_at_the_same_update_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_and_changed_learning_rates_take_effect_at_the_same_update(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(off_policy, "COMPILE_AFTER", 4)
-    one, several = make("sac", True), make("sac", True)
+    one, several = make(CHEAP, True), make(CHEAP, True)
     ran: dict[int, list[int]] = {}
     for agent in (one, several):
         agent.compute_with("auto")
@@ -74,19 +86,13 @@ def test_compilation_starts_at_the_same_update_in_a_batch(monkeypatch: pytest.Mo
             return made
 
         agent.compiler.updates = noting
-    given = batches("sac", 9)
-    assert in_groups(one, given, 1) == in_groups(several, given, 9)
+    given = batches(CHEAP, 13)
+    assert in_groups(one, given[:9], 1) == in_groups(several, given[:9], 9)
     assert (ran[id(one)], ran[id(several)]) == ([1] * 5, [5])
     assert same(one, several)
-
-
-def test_a_changed_learning_rate_applies_from_the_next_call() -> None:
-    one, several = make("sac", True), make("sac", True)
-    given = batches("sac", 8)
-    for agent, size in ((one, 1), (several, 4)):
-        in_groups(agent, given[:4], size)
-        agent.optimizer_actor.param_groups[0]["lr"] = 0.1
-        in_groups(agent, given[4:], size)
+    for agent in (one, several):
+        agent.optimizer.param_groups[0]["lr"] = 0.1
+    assert in_groups(one, given[9:], 1) == in_groups(several, given[9:], 4)
     assert same(one, several)
 
 
@@ -118,7 +124,16 @@ class Counted:
         return counted, results
 
 
-@pytest.mark.parametrize(("name", "extras"), [("sac", False), ("redq", True), ("td3", False), ("dqn", True)])
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [
+        ("noisy dqn", True),
+        *(
+            pytest.param(name, extras, marks=pytest.mark.full)
+            for name, extras in (("sac", False), ("redq", True), ("td3", False), ("dqn", True))
+        ),
+    ],
+)
 def test_several_updates_are_captured_as_one(name: str, extras: bool) -> None:
     recorder = Counted()
     one, several = make_replayed(name), make_replayed(name, recorder)
@@ -150,8 +165,8 @@ def test_an_invalid_capture_of_several_updates_is_not_used(record: Any) -> None:
         calls.append(work)
         return capture_here(work, device) if len(calls) == 1 else record(work, device)
 
-    one, several = make("sac", True), make_replayed("sac", right_once)
-    given = batches("sac", 2 + 2 * compiled.AT_ONCE)
+    one, several = make(CHEAP, True), make_replayed(CHEAP, right_once)
+    given = batches(CHEAP, 2 + 2 * compiled.AT_ONCE)
     assert in_groups(several, given, 2 + 2 * compiled.AT_ONCE) == in_groups(one, given, 1)
     assert len(calls) == 2
     assert list(several.compiler._runs.values()) == [None]
@@ -192,7 +207,7 @@ def run(
     defaults: dict[str, Any] = {
         "epochs": 1,
         "rounds": 2,
-        "steps": 70,
+        "steps": 40,
         "update_model_interval": 24,
         "update_buffer_interval": 40,
         "max_training_steps_per_env_step": 1e9,
@@ -227,7 +242,7 @@ def test_the_loop_does_not_depend_on_the_batching_of_updates(
     several, interface = run(make_rows, monkeypatch, 16, **CASES[case])
     assert set(one.agent.groups) == {1}
     assert max(several.agent.groups) > (1 if case == "often" else 7)
-    assert sum(several.agent.groups) == several.total_updates == 140
+    assert sum(several.agent.groups) == several.total_updates == 80
     assert interface.asked == one_interface.asked
     assert [p.updates for p in interface.reports] == [p.updates for p in one_interface.reports]
     assert same(several.agent, one.agent)

@@ -74,13 +74,13 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("capacity", [10_000, 700, 100])
+@pytest.mark.parametrize("capacity", [10_000, 250, 100])
 def test_its_transitions_are_those_of_a_memory_that_stores_stacks_whole(
     make: Any, make_rows: Any, capacity: int, n_step: int
 ) -> None:
     plain = ReplayMemory(memory_size=capacity, n_step=n_step)
     shared = make(memory_size=capacity, n_step=n_step)
-    for number, chunk in enumerate(play(make_rows, seed=capacity, steps=500)):
+    for number, chunk in enumerate(play(make_rows, seed=capacity, steps=180)):
         assert shared.append_chunk(chunk) == plain.append_chunk(chunk)
         assert 0.4 * len(plain) <= len(shared) <= len(plain)
         if number % 20 == 0 and len(shared):
@@ -117,8 +117,8 @@ def test_crc_debug_compares_each_transition_with_its_own_original(make: Any, mak
 
 
 def test_batches_are_whole_stacks(make: Any, make_rows: Any) -> None:
-    memory = make(memory_size=300, batch_size=32, seed=0, priority={})
-    for chunk in play(make_rows, seed=1, steps=400):
+    memory = make(memory_size=150, batch_size=32, seed=0, priority={})
+    for chunk in play(make_rows, seed=1, steps=120):
         memory.append_chunk(chunk)
         if len(memory):
             batch = memory.sample()
@@ -290,7 +290,7 @@ def test_newest_frames_give_the_transitions_of_whole_stacks(
         )
 
     whole, restored = make("whole"), make("restored", newest_only=True)
-    chunks = play(make_rows, 4, 150)
+    chunks = play(make_rows, 4, 80)
     known: dict[bytes, tuple[int, int]] = {}
     complete = []
     for chunk in chunks:

@@ -176,8 +176,14 @@ def make(kind: str, folder: Path, prefetch: int) -> Any:
     return ReplayMemory(**settings, max_drawn_lag=30 if kind == "recent" else None)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize(
+    ("kind", "depth"),
+    [
+        *((kind, 3) for kind in KINDS),
+        ("ram", 1),
+        *(pytest.param(kind, 1, marks=pytest.mark.full) for kind in KINDS if kind != "ram"),
+    ],
+)
 def test_sampling_does_not_depend_on_prefetching(
     kind: str, depth: int, make_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,13 +48,8 @@ def test_sampling_equals_a_slow_running_sum(kind: str, capacity: int) -> None:
         if slow.sum() > 0:
             noise = generator.random((3, 16))
             sought = ((np.arange(16) + noise) * (tree.total / 16)).reshape(-1)
-            expected = []
-            for value in sought:
-                running, place = 0.0, 0
-                while place < capacity - 1 and running + slow[place] <= value:
-                    running += slow[place]
-                    place += 1
-                expected.append(place)
+            # The first place whose running sum, added up from the left, is larger.
+            expected = np.minimum(np.searchsorted(np.cumsum(slow), sought, side="right"), capacity - 1).tolist()
             found, priorities = tree.find(sought)
             assert found.tolist() == expected
             np.testing.assert_array_equal(priorities, slow[expected])

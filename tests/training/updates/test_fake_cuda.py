@@ -124,7 +124,10 @@ def on_cpu(tensor: Any) -> Tensor:
     return tensor.detach().to("cpu") if isinstance(tensor, Tensor) else torch.tensor(tensor)
 
 
-@pytest.mark.parametrize(("name", "extras"), [*((name, True) for name in AGENTS), ("sac", False), ("dqn", False)])
+@pytest.mark.parametrize(
+    ("name", "extras"),
+    [*((name, True) for name in AGENTS), ("sac", False), pytest.param("dqn", False, marks=pytest.mark.full)],
+)
 def test_an_update_does_not_wait_for_the_device_and_equals_one_on_a_cpu(
     name: str, extras: bool, device: PretendedCuda
 ) -> None:
@@ -283,8 +286,8 @@ def make_run(where: str, prioritized: bool = False, epochs: int = 2) -> Any:
 
     torch.manual_seed(1)
     run = training.TrainingOffline(
-        (VECTOR, gym.spaces.Box(-2, 2, (1,), np.float32)), memory, agent, epochs=epochs, rounds=2, steps=4,
-        update_model_interval=4, max_training_steps_per_env_step=1e9, device=where,
+        (VECTOR, gym.spaces.Box(-2, 2, (1,), np.float32)), memory, agent, epochs=epochs, rounds=2, steps=3,
+        update_model_interval=3, max_training_steps_per_env_step=1e9, device=where,
     )  # fmt: skip
     torch.manual_seed(2)
     return run
@@ -368,7 +371,9 @@ def test_batches_are_those_of_a_cpu_and_are_sent_without_waiting(
         there.close()
 
 
-@pytest.mark.parametrize(("first", "then"), [(CUDA, CUDA), (CUDA, "cpu"), ("cpu", CUDA)])
+@pytest.mark.parametrize(
+    ("first", "then"), [(CUDA, "cpu"), ("cpu", CUDA), pytest.param(CUDA, CUDA, marks=pytest.mark.full)]
+)
 def test_a_checkpoint_is_of_no_device(
     first: str, then: str, make_rows: Any, tmp_path: Path, device: PretendedCuda
 ) -> None:
