@@ -21,11 +21,14 @@ STOLEN = "security: a stolen worker machine"
 GATEWAY = "security: an attacker at the gateway"
 
 SIMULATED = "tests/networking/simulation/test_simulation.py::test_every_promise_is_kept[0]"
-CHAOS = "tests/test_chaos.py::test_a_few_kills_of_each_role_lose_and_duplicate_nothing"
+CHAOS = "tests/test_chaos.py::test_a_kill_of_each_role_loses_and_duplicates_nothing"
 TAKEN_OVER = "tests/hostile/test_fake_server.py::test_a_server_that_was_taken_over_gets_nothing_accepted"
 DELIVERY = "tests/networking/protocol/test_delivery.py"
 SPOOLS = "tests/networking/spools/test_spools.py"
 SPOOL_PROCESSES = "tests/networking/spools/test_spool_processes.py"
+DISK_KILLS = (
+    "tests/training/memories/test_disk_kills.py::test_a_killed_process_neither_loses_nor_duplicates_committed_samples"
+)
 DISK_CRASH = "tests/training/memories/test_disk_crash.py"
 STRANGERS = "tests/networking/test_strangers.py"
 MISUSE = "tests/networking/test_hostile.py"
@@ -144,7 +147,7 @@ MUTATIONS = (
         'self._disk.commit({"marks": dict(offsets or {}), "tails"',
         'self._disk.commit({"marks": {}, "tails"',
         (
-            f"{DISK_CRASH}::test_a_killed_trainer_neither_loses_nor_duplicates_acknowledged_samples",
+            DISK_KILLS,
             f"{DISK_CRASH}::test_a_truncated_record_has_no_effect",
         ),
     ),
@@ -154,10 +157,7 @@ MUTATIONS = (
         "tmrl_core/training/memories/disk_rows.py",
         "self.found_needs += frames.runs(first_row)",
         "self.found_needs += frames.runs(self.readable + rows)",
-        (
-            "tests/training/memories/test_disk_frames_crash.py::"
-            "test_a_killed_process_neither_loses_nor_duplicates_committed_samples",
-        ),
+        (DISK_KILLS,),
     ),
     Mutation(
         "payloads-not-checked",
@@ -426,7 +426,7 @@ MUTATIONS = (
         "for policy in (self.latest, self.arriving):\n            if policy",
         "for policy in (self.arriving,):\n            if policy",
         (
-            f"{SERVED}::test_a_gateway_that_is_killed_goes_on_with_the_same_weights_after_a_restart",
+            f"{SERVED}::test_a_gateway_that_is_made_again_goes_on_with_the_same_weights",
             f"{RELAY}/test_relay_policies.py::test_a_worker_that_joins_during_a_policy_gets_the_previous_complete_one_first",
         ),
     ),
