@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from importlib import metadata
 from pathlib import Path
@@ -54,14 +55,18 @@ def names(requirements: list[str]) -> set[str]:
 
 def imported(*folders: str) -> set[str]:
     """Top-level names of all modules that the Python files of `folders` import, at module level or later."""
+    return {name for folder in folders for name in _imported(folder)}
+
+
+@functools.cache
+def _imported(folder: str) -> set[str]:
     found = set()
-    for folder in folders:
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Import):
-                    found |= {alias.name.partition(".")[0] for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    found.add(node.module.partition(".")[0])
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
     return found
 
 

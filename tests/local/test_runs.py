@@ -72,30 +72,6 @@ def roles_running(folder: Path) -> list[str]:
     return found
 
 
-def test_a_run_without_learning_reports_it_and_leaves_its_files(start: Start, tmp_path: Path) -> None:
-    process = start("--local", "--quickstart", "-c", configured(tmp_path, 0.0))
-    out, _ = process.communicate(timeout=110)
-    assert process.returncode == 1, out
-    run = tmp_path / "runs" / "small"
-    for name in ("learning_curve.png", "metrics.jsonl", "policy.tmod", "config.yaml", "checkpoint", "logs"):
-        assert (run / name).exists(), name
-    assert out.rstrip().splitlines()[-1].startswith("Not learned: the last evaluation of 2 episodes has a mean return")
-    assert "python -m tmrl_core --credentials bundle worker --name robot7" in out
-    assert load(run / "config.yaml", environ={}).run.name == "small"
-    records = read_records(run / "metrics.jsonl")
-    assert {record.text("worker") for record in records if record.kind == "episode"} == {"worker-1", "worker-2"}
-    assert sorted(path.name for path in (run / "logs").iterdir()) == [
-        "server.log",
-        "trainer.log",
-        "worker-1.log",
-        "worker-2.log",
-    ]
-    assert roles_running(tmp_path) == []
-    # The policy that it left plays without a server.
-    with in_this_process(tmp_path) as play:
-        assert "mean return of 2 episodes" in play("--test", "--episodes", "2", "-c", str(run / "config.yaml")).stdout
-
-
 THREADS = ("--local", "--single-process", "--workers", "1")
 
 
@@ -132,7 +108,7 @@ def test_signals_write_a_checkpoint_and_end_all_roles_in_order_and_the_run_can_c
         return record.values.get("event") == "checkpoint"
 
     # Only the first samples, signals and the end lead to a checkpoint here.
-    arguments = ("--local", "--workers", "1", "-c", configured(tmp_path, 0.0), "--set", "trainer.rounds=1000000")
+    arguments = ("--local", "-c", configured(tmp_path, 0.0), "--set", "trainer.rounds=1000000")
     process = start(*arguments)
     wait_for(tmp_path, checkpoint, process)
     wait_for(tmp_path, lambda record: record.step >= 100, process)
@@ -145,7 +121,10 @@ def test_signals_write_a_checkpoint_and_end_all_roles_in_order_and_the_run_can_c
     assert out.rstrip().endswith("the same command resumes from the checkpoint.")
     assert roles_running(tmp_path) == []
     run = tmp_path / "runs" / "small"
-    assert " 0 lost" in (run / "logs" / "worker-1.log").read_text(encoding="utf-8")
+    for name in ("worker-1", "worker-2"):
+        assert " 0 lost" in (run / "logs" / f"{name}.log").read_text(encoding="utf-8")
+    episodes = [record for record in read_records(run / "metrics.jsonl") if record.kind == "episode"]
+    assert {record.text("worker") for record in episodes} == {"worker-1", "worker-2"}
     assert "the control pipe: a checkpoint is requested" in (run / "logs" / "trainer.log").read_text(encoding="utf-8")
     done = max(record.step for record in read_records(run / "metrics.jsonl"))
     # In this process, because the continuation is the same there.
@@ -243,18 +222,32 @@ RUNS = (("first", 7), ("second", 7), ("third", 8))
 """Folders and seeds."""
 
 
-def test_one_seed_gives_one_run_in_synchronous_collection_with_one_worker(start: Start, tmp_path: Path) -> None:
-    """Between processes over TLS as among threads: nothing depends on how fast either side is."""
-    chosen = synchronous(tmp_path)
-    with in_this_process(tmp_path) as run:
-        for folder, seed in RUNS:
+def test_a_run_reports_that_nothing_was_learned_leaves_its_files_and_repeats_with_its_seed(
+    start: Start, tmp_path: Path
+) -> None:
+    """Synchronous collection with one worker: between processes as among threads, however fast either side is."""
+    chosen = [*synchronous(tmp_path), "--set", "trainer.evaluation.target_return=0.0"]
+    process = start("--local", "--workers", "1", "--quickstart", *chosen, "--seed", "7", "--set", "run.folder=first")
+    out, _ = process.communicate(timeout=110)
+    assert process.returncode == 1, out
+    assert roles_running(tmp_path) == []
+    run = tmp_path / "first" / "small"
+    for name in ("learning_curve.png", "metrics.jsonl", "policy.tmod", "config.yaml", "checkpoint"):
+        assert (run / name).exists(), name
+    assert {path.name for path in (run / "logs").iterdir()} == {"server.log", "trainer.log", "worker-1.log"}
+    assert out.rstrip().splitlines()[-1].startswith("Not learned: the last evaluation of 1 episodes has a mean return")
+    assert "python -m tmrl_core --credentials bundle worker --name robot7" in out
+    assert load(run / "config.yaml", environ={}).run.name == "small"
+    episodes = [record for record in read_records(run / "metrics.jsonl") if record.kind == "episode"]
+    assert {record.text("worker") for record in episodes} == {"worker-1"}
+    with in_this_process(tmp_path) as command:
+        # The policy that it left plays without a server.
+        played = command("--test", "--episodes", "2", "-c", str(run / "config.yaml"))
+        assert "mean return of 2 episodes" in played.stdout
+        for folder, seed in RUNS[1:]:
             more = ("--seed", str(seed), "--set", f"run.folder={folder}")
-            if folder != "second":
-                assert run(*THREADS, *chosen, *more).returncode == 0
-                continue
-            process = start("--local", "--workers", "1", *chosen, *more)
-            out, _ = process.communicate(timeout=100)
-            assert process.returncode == 0, out
+            assert command(*THREADS, *chosen, *more).returncode == 1
+    assert not (tmp_path / "second" / "small" / "logs").exists()
     assert outcome(tmp_path / "first") == outcome(tmp_path / "second")
     assert outcome(tmp_path / "first")[0] != outcome(tmp_path / "third")[0]
 

@@ -15,7 +15,6 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.metrics.console import hide_messages, show_messages
 from tmrl_core.networking import RolloutWorker, Server, Trainer
-from tmrl_core.training.loops.offline import TrainingOffline
 
 
 @contextlib.contextmanager
@@ -125,7 +124,7 @@ def make(kind: str, config: Config) -> None:
     elif kind == "worker":
         RolloutWorker(GenericGymEnv, NumpySquashedGaussianMLPActor, standalone=True, config=config).close()
     else:
-        Trainer(TrainingOffline, config=config).close()
+        Trainer(config=config).close()
 
 
 @bare_logging()

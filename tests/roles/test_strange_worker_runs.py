@@ -39,7 +39,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "checked", [pytest.param(True, id="environments"), pytest.param(False, id="samples", marks=pytest.mark.full)]
+    "checked", [pytest.param(True, id="environments", marks=pytest.mark.full), pytest.param(False, id="samples")]
 )
 def test_a_first_worker_with_another_environment_does_not_stop_training(
     start: Start, tmp_path: Path, checked: bool

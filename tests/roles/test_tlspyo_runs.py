@@ -51,6 +51,7 @@ def run(folder: Path, *arguments: str, timeout_s: float) -> str:
     return process.stdout
 
 
+@pytest.mark.full
 def test_the_three_roles_train_and_evaluate_over_tlspyo(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
     run(tmp_path, "--credentials", "create", timeout_s=60)
