@@ -39,8 +39,7 @@ def main() -> int:
     except SetupError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 1
-    # Compiled modules are kept: without them, each of some hundred processes compiles the package anew.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = dict(os.environ)
     # Tests that wait for processes and sockets leave a core to others: three workers keep two cores busy.
     tests = [str(python), "-m", "pytest", "-n", "3", "--dist", "worksteal"]
     if arguments.fast:
