@@ -195,7 +195,7 @@ def test_it_learns_from_pictures_alone(name: str) -> None:
     agent = cls(env.observation_space, env.action_space, "cpu", hidden_sizes=(32,), **rates)
     agent.get_actor().seed(1)
     collector, rng, kept = Collector(env), np.random.default_rng(0), []
-    for _ in range(20):
+    for _ in range(20 if discrete else 30):
         kept += collector.rows(agent.get_actor(), 20)
         for _ in range(5):
             agent.train(batch_of([kept[at] for at in rng.integers(len(kept), size=32)]))

@@ -207,7 +207,7 @@ def run(
     defaults: dict[str, Any] = {
         "epochs": 1,
         "rounds": 2,
-        "steps": 40,
+        "steps": 30,
         "update_model_interval": 24,
         "update_buffer_interval": 40,
         "max_training_steps_per_env_step": 1e9,
@@ -242,7 +242,7 @@ def test_the_loop_does_not_depend_on_the_batching_of_updates(
     several, interface = run(make_rows, monkeypatch, 16, **CASES[case])
     assert set(one.agent.groups) == {1}
     assert max(several.agent.groups) > (1 if case == "often" else 7)
-    assert sum(several.agent.groups) == several.total_updates == 80
+    assert sum(several.agent.groups) == several.total_updates == 60
     assert interface.asked == one_interface.asked
     assert [p.updates for p in interface.reports] == [p.updates for p in one_interface.reports]
     assert same(several.agent, one.agent)

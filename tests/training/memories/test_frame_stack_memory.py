@@ -73,8 +73,17 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         memory.close()
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("capacity", [10_000, 250, 100])
+@pytest.mark.parametrize(
+    ("capacity", "n_step"),
+    [
+        (10_000, 3),
+        (250, 3),
+        (100, 3),
+        (100, 1),
+        pytest.param(250, 1, marks=pytest.mark.full),
+        pytest.param(10_000, 1, marks=pytest.mark.full),
+    ],
+)
 def test_its_transitions_are_those_of_a_memory_that_stores_stacks_whole(
     make: Any, make_rows: Any, capacity: int, n_step: int
 ) -> None:

@@ -167,8 +167,19 @@ def test_a_policy_on_the_device_acts_and_is_published(name: str, device: Pretend
     assert all(isinstance(parameter, OnDevice) for parameter in there.parameters())
 
 
-@pytest.mark.parametrize("name", ["sac", "td3", "dqn", "sac, fixed temperature"])
-@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("sac", True),
+        ("td3", False),
+        ("dqn", False),
+        ("sac, fixed temperature", True),
+        *(
+            pytest.param(name, first, marks=pytest.mark.full)
+            for name, first in (("sac", False), ("td3", True), ("dqn", True), ("sac, fixed temperature", False))
+        ),
+    ],
+)
 def test_an_update_with_nan_changes_no_bit_on_the_device(name: str, first: bool, device: PretendedCuda) -> None:
     agent = make(name, CUDA)
     rows = batch(AGENTS[name][1], CUDA, 0, False)
@@ -293,7 +304,9 @@ def make_run(where: str, prioritized: bool = False, epochs: int = 2) -> Any:
     return run
 
 
-@pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "by priorities"])
+@pytest.mark.parametrize(
+    "prioritized", [pytest.param(False, id="uniform", marks=pytest.mark.full), pytest.param(True, id="by priorities")]
+)
 def test_a_run_on_the_device_equals_one_on_a_cpu(prioritized: bool, make_rows: Any, device: PretendedCuda) -> None:
     runs = [make_run(where, prioritized, epochs=1) for where in ("cpu", CUDA)]
     interfaces = [Fed(make_rows), Fed(make_rows)]
