@@ -98,7 +98,7 @@ def test_a_server_that_cannot_start_reports_the_reason(processes: Pipeline) -> N
         processes.port_of_server(Listener())
 
 
-def test_a_worker_that_crashes_is_started_again_a_few_times(
+def test_a_worker_that_crashes_is_started_again_a_few_times_and_old_restarts_do_not_count(
     processes: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
@@ -107,12 +107,17 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     processes.server.start(announces=True)
     worker = processes.workers[0]
     worker.arguments = ["--benchmark", "--set", "environment.cls=builtins:divmod"]  # which fails when it is called
+    worker.restarts = supervision.RESTARTS
     worker.start()
     listener = Listener()
-    for _ in range(supervision.RESTARTS):
+    for number in range(supervision.RESTARTS):
         ended(worker)
-        assert processes.poll(listener)  # says that it ended, and why
-        assert processes.poll(listener)  # starts it again
+        with monkeypatch.context() as steady:
+            if number == 0:
+                steady.setattr(supervision, "STEADY_S", 0.0)
+            assert processes.poll(listener)  # says that it ended, and why
+            assert processes.poll(listener)  # starts it again
+        assert worker.restarts == number + 1
     ended(worker)
     with pytest.raises(TmrlError, match=r"(?s)^worker-1 ended with exit status 1.*divmod expected 2"):
         processes.poll(listener)
@@ -120,22 +125,6 @@ def test_a_worker_that_crashes_is_started_again_a_few_times(
     assert len(listener.said) == supervision.RESTARTS
     assert all("exit status 1 and is restarted: TypeError: divmod expected 2" in line for line in listener.said)
     assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
-
-
-def test_old_restarts_do_not_count(processes: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervision, "RESTART_PAUSE_S", 0.0)
-    monkeypatch.setattr(supervision, "STEADY_S", 0.0)
-    processes.trainer.start()
-    processes.server.start(announces=True)
-    worker = processes.workers[0]
-    worker.restarts = supervision.RESTARTS
-    worker.arguments = ["--worker", "--set", "environment.cls=builtins:divmod"]
-    worker.start()
-    ended(worker)
-    listener = Listener()
-    assert processes.poll(listener)
-    assert processes.poll(listener)
-    assert (worker.restarts, len(listener.said)) == (1, 1)
 
 
 def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pipeline) -> None:
