@@ -187,6 +187,7 @@ def test_the_benchmark_prints_rates_and_needs_no_torch(tmp_path: Path, environ: 
     assert "steps_per_s" in rates
 
 
+@pytest.mark.filterwarnings("ignore:.*[Tt]ime-step.*")  # a busy machine
 def test_the_benchmark_of_a_real_time_environment_prints_its_durations(run: Run) -> None:
     kwargs = "{interface: 'tests.actor.rollout.test_real_time:Noting', interface_kwargs: {notes: []}}"
     cls = "environment.cls=tmrl_core.envs:real_time_env"
