@@ -11,6 +11,7 @@ a fixture is broken, and proves nothing. Exit status: 0 all found, 1 otherwise, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import queue
@@ -25,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -140,6 +143,7 @@ def run(copy: Path, tests: Sequence[str]) -> Outcome:
         end = [*(ran.stdout + ran.stderr).strip().splitlines(), f"exit status {ran.returncode}"]
     except subprocess.TimeoutExpired:
         end = [f"not over after {LIMIT_S} s"]
+    end_orphans(copy)
     seconds = time.monotonic() - started
     cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     failed, broken = set(), {}
@@ -153,6 +157,14 @@ def run(copy: Path, tests: Sequence[str]) -> Outcome:
         elif errors or not any(case.find("skipped") is None for case in own):
             broken[test] = " ".join((errors[:1] or end[-2:-1] or end)[0].split())[:200]
     return Outcome(frozenset(failed), broken, seconds)
+
+
+def end_orphans(copy: Path) -> None:
+    """Kill what a copy's tests have left running: with some defects, the children of a killed process go on."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("PYTHONPATH", "").split(os.pathsep)[0] == str(copy):
+                process.kill()
 
 
 def is_case_of(case: ElementTree.Element, test: str) -> bool:

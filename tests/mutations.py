@@ -491,7 +491,10 @@ MUTATIONS = (
         "tmrl_core/local/supervision.py",
         "if child.restarts >= RESTARTS or status == WRONG_CONFIGURATION:",
         "if child.restarts >= RESTARTS or status >= 1:",
-        ("tests/local/test_supervision.py::test_a_worker_that_crashes_is_started_again_a_few_times",),
+        (
+            "tests/local/test_supervision.py::"
+            "test_a_worker_that_crashes_is_started_again_a_few_times_and_old_restarts_do_not_count",
+        ),
     ),
     # --- 6: nothing received can run code ----------------------------------------------------------------------------
     Mutation(
