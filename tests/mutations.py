@@ -505,7 +505,7 @@ MUTATIONS = (
         "class _Loader(yaml.UnsafeLoader):",
         (
             "tests/config/test_documents.py::test_broken_yaml_is_named_with_its_place",
-            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used[tmrl_core/config/documents.py]",
+            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used",
         ),
     ),
     Mutation(
@@ -516,7 +516,7 @@ MUTATIONS = (
         'map_location="cpu", weights_only=False)',
         (
             "tests/compat/test_policy_files.py::test_nothing_in_a_file_is_run",
-            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used[tmrl_core/compat/policy_files.py]",
+            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used",
         ),
     ),
     Mutation(
@@ -594,7 +594,8 @@ MUTATIONS = (
         "        if found and self._check_environment:",
         "        if found and not self._check_environment:",
         (
-            "tests/roles/test_strange_worker_runs.py::test_a_first_worker_with_another_environment_does_not_stop_training[environments]",
+            "tests/networking/test_other_environments.py::"
+            "test_samples_of_another_environment_are_refused_and_both_sides_say_so",
         ),
     ),
     # --- 8: the relay need not be trusted ----------------------------------------------------------------------------

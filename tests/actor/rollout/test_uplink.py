@@ -298,6 +298,16 @@ def test_close_sends_remaining_samples_and_reports(make: Any, link: Any, caplog:
         worker.run()
 
 
+def test_the_last_line_names_the_samples_that_were_dropped_before(
+    make: Any, link: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make()
+    link.counts = link.counts._replace(samples_dropped=818)
+    with caplog.at_level(logging.WARNING):
+        worker.close()
+    assert "0 lost, 818 dropped earlier because worker.queue_bytes was full" in caplog.text
+
+
 def test_samples_without_space_at_the_end_count_as_lost(make: Any, link: Any) -> None:
     worker = make(drain_timeout_s=0.0)
     worker.collect_train_episode()

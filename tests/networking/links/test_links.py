@@ -290,16 +290,31 @@ def test_a_full_blocking_link_waits_and_close_ends_the_wait(place: Place) -> Non
     assert failed
 
 
-def test_a_full_dropping_link_drops_the_oldest_and_the_trainer_counts_the_gap(place: Place) -> None:
+def test_a_full_dropping_link_warns_drops_the_oldest_and_the_trainer_counts_the_gap(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = place.worker(queue_bytes=20_000, when_full="drop_oldest")
-    for i in range(20):
-        worker.send(episode(i * 100, 100), [])
-    until(lambda: not worker._handed and worker.counts.queued_bytes <= 20_000, worker)
+    with caplog.at_level(logging.WARNING):
+        for i in range(20):
+            worker.send(episode(i * 100, 100), [])
+        until(lambda: not worker._handed and worker.counts.queued_bytes <= 20_000, worker)
+    (warning,) = (message for message in caplog.messages if "dropped" in message)
+    assert all(part in warning for part in ("worker.queue_bytes (20000)", "worker.when_full: block"))
     kept = worker.counts.queued_samples
     trainer = place.trainer()
     numbers = collect(trainer, kept)
     assert numbers == list(range(2000 - kept, 2000))
     assert trainer.counts.gap_samples == 2000 - kept == worker.counts.samples_dropped
+    # The next outage is said again, after everything has been acknowledged.
+    until(lambda: worker.counts.queued_samples == 0 and not worker._warned_of_drops, worker)
+    trainer.close()
+    until(lambda: not worker._sender.active, worker)
+    with caplog.at_level(logging.WARNING):
+        caplog.clear()
+        for i in range(20):
+            worker.send(episode(i * 100, 100), [])
+        until(lambda: not worker._handed and worker.counts.samples_dropped > 2000 - kept, worker)
+    assert len([message for message in caplog.messages if "dropped" in message]) == 1
 
 
 def test_a_refused_message_is_released_counted_and_logged_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -189,13 +189,16 @@ class Uplink:
                 left += sum(chunk.rows for chunk in chunks)
         acknowledged, handed_over, lost = self.link.close()
         report = CloseReport(acknowledged, handed_over, lost + left)
-        refused = self.link.counts.samples_refused
+        refused, dropped = self.link.counts.samples_refused, self.link.counts.samples_dropped
+        # `lost` counts what ends with this process. Earlier drops are no less lost to the trainer.
+        more = f", {dropped} dropped earlier because worker.queue_bytes was full" if dropped else ""
+        more += f", {refused} refused by the trainer" if refused else ""
         logger.log(
-            logging.WARNING if report.lost or refused else logging.INFO,
+            logging.WARNING if report.lost or refused or dropped else logging.INFO,
             "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d lost%s",
             self._source.name,
             *report,
-            f", {refused} refused by the trainer" if refused else "",
+            more,
         )
         return report
 

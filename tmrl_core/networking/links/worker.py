@@ -152,6 +152,9 @@ class WorkerLink(Link):
         """Number of next items that are encoded separately, because one of them cannot be encoded."""
         self._policy: tuple[Version, bytes | memoryview] | None = None
         self._versions_published = 0
+        self._has_dropped = 0
+        """Number of dropped messages that `_warn_of_drops` has seen."""
+        self._warned_of_drops = False
         self._logged_refusals: set[str] = set()
         self._taken: bool | None = None
         """Last logged state. True: a trainer takes samples. None: nothing was logged yet."""
@@ -227,8 +230,23 @@ class WorkerLink(Link):
                 self._handed_over()
             else:
                 self._sender.offer(body, samples)
+                self._warn_of_drops()
                 encoded += sum(map(len, body))
         return encoded > 0
+
+    def _warn_of_drops(self) -> None:
+        """Log the first drop of an outage; `counts` has the number, and the worker's last line repeats it."""
+        if self._has_dropped == self._sender.messages_dropped:
+            return
+        if not self._warned_of_drops:
+            self._warned_of_drops = True
+            logger.warning(
+                "samples wait for the Server or the trainer and fill worker.queue_bytes (%d): the oldest are dropped "
+                "from now on. Raise worker.queue_bytes to bridge a longer outage, or set worker.when_full: block to "
+                "wait instead (logged once until all samples are acknowledged)",
+                self._queue_bytes,
+            )
+        self._has_dropped = self._sender.messages_dropped
 
     def _next_pieces(self) -> Iterator[tuple[Body, int]]:
         """Encode the first submitted item together with the following ones that fit the same message.
@@ -298,6 +316,8 @@ class WorkerLink(Link):
         refusal = self._worker.directive.refusal
         if refusal and self._is_new(refusal):
             logger.warning("the trainer uses no samples of this worker: %s (logged once)", plain(refusal))
+        if self._warned_of_drops and self._sender.held_messages == 0:
+            self._warned_of_drops = False  # this outage is over: the next one is worth a line of its own
         while self._sender.refusals:
             number, reason = self._sender.refusals.popleft()
             if self._is_new(reason):
