@@ -527,8 +527,7 @@ MUTATIONS = (
         "import pickle\n\ndeserialize = pickle.loads",
         (
             "tests/networking/transports/tlspyo/test_transport.py::test_the_relay_refuses_a_pickle",
-            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used"
-            "[tmrl_core/networking/transports/tlspyo/io_process.py]",
+            "tests/test_no_code.py::test_no_function_that_can_run_received_code_is_used",
         ),
     ),
     # --- 7: one member cannot harm another ---------------------------------------------------------------------------

@@ -76,6 +76,19 @@ def test_messages_of_any_length_give_the_same_sessions(rows: int) -> None:
         np.testing.assert_array_equal(session.observations, observations)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 100])
+def test_rewards_of_several_types_are_one_session(rows: int) -> None:
+    buffer = Buffer()
+    buffer.start_episode(0, (1, 0))
+    given = [0.0, 1, np.float32(0.5), np.int64(2), np.float16(3), True, -1]
+    for step, reward in enumerate(given):
+        buffer.append_sample((step or None, np.full(2, step), reward, step == len(given) - 1, False, {}), None)
+    (session,) = sessions_of(parts(buffer, rows))
+    assert session.rewards.dtype == np.float64
+    assert session.rewards.tolist() == given[1:]
+    assert session.terminated
+
+
 def test_nothing_is_joined_across_a_missing_message() -> None:
     buffer = Buffer()
     play(buffer, 0, 9)

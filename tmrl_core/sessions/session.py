@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,9 @@ class SessionJoiner:
             chunk: the samples.
             records: of finished episodes, see `end`.
         """
+        if isinstance(chunk.reward, np.ndarray) and chunk.reward.dtype.kind in "biuf":
+            # A sender may give ints and floats within one episode, which are chunks of two layouts.
+            chunk = replace(chunk, reward=chunk.reward.astype(np.float64, copy=False))
         recorded = {record.episode: record for record in records}
         found: list[Session | None] = []
         for start, stop, episode, first_step in _runs(chunk):

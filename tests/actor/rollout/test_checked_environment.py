@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -72,6 +73,30 @@ def test_a_factory_without_an_environment_is_refused() -> None:
         CheckedEnvironment(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="made a dict, which is not an environment"):
         CheckedEnvironment(dict)
+
+
+@pytest.mark.parametrize("number", [int, bool, np.int64, np.float16, np.float32, np.float64, np.array, lambda x: [x]])
+@pytest.mark.parametrize("values", [3, 20], ids=["few", "many"])
+def test_a_reward_of_any_type_is_one_float(number: Any, values: int) -> None:
+    class Paying(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(-1, 1, (values,), np.float32)
+        action_space = spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return np.zeros(values, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            return np.zeros(values, np.float32), number(1), False, False, {}
+
+    environment = CheckedEnvironment(Paying)
+    environment.reset()
+    rewards = [environment.step(0)[1] for _ in range(3)]
+    assert [(type(reward), reward) for reward in rewards] == [(float, 1.0)] * 3
+
+
+def test_an_integer_beyond_the_floats_is_an_invalid_reward() -> None:
+    with pytest.raises(EnvironmentFailedError, match="beyond the range of floats"):
+        StepCheck(spaces.Discrete(3)).step(1, 10**400)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -58,6 +58,17 @@ def test_steps_that_are_pushed_become_samples_and_a_record(flag: str) -> None:
     assert [segment.version for segment in recorder.buffer.chunks[0].segments] == [(3, 7)]
 
 
+@pytest.mark.parametrize("number", [int, np.float16, np.int8])
+def test_a_return_is_summed_in_floats_and_an_episode_has_one_layout(number: Any) -> None:
+    recorder = StepRecorder(Buffer(None))
+    recorder.begin(obs(0), {})
+    for step in range(1, 3_001):
+        recorder.step(ACT, obs(step), number(1), step == 3_000, False, {})
+    (chunk,), (record,) = recorder.take()
+    assert chunk.reward.dtype == np.float64
+    assert record.episode_return == 3_000.0
+
+
 def test_an_interrupted_episode_is_aborted_and_not_joined_with_the_next() -> None:
     recorder = StepRecorder(Buffer(None))
     recorder.begin(obs(0), {})

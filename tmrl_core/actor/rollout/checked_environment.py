@@ -120,7 +120,7 @@ class CheckedEnvironment:
             keep: True: pass the environment a copy, because it may change its argument.
 
         Returns:
-            Observation, reward, terminated, truncated, info.
+            Observation, reward (a float), terminated, truncated, info.
 
         Raises:
             EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
@@ -141,7 +141,7 @@ class CheckedEnvironment:
                 and isfinite(reward)
                 and isfinite(sum(obs.tolist()))
             ):
-                return result
+                return result if type(reward) is float else (obs, float(reward), terminated, truncated, info)
             return *check.step(obs, reward), terminated, truncated, info
         except Exception as exc:
             self.fault = exc

@@ -57,7 +57,7 @@ class Episode:
 class StepRecorder:
     """Record steps as samples of a Buffer, and each finished episode as an `EpisodeRecord`.
 
-    Observations and rewards are recorded as they are given: check them first, see `step_checks.StepCheck`.
+    Observations are recorded as they are given, and rewards as floats: check both first, see `step_checks.StepCheck`.
 
     Args:
         buffer: receives samples and records.
@@ -193,6 +193,8 @@ class StepRecorder:
         Raises:
             CodecError: something cannot be stored; the message names it.
         """
+        if type(reward) is not float:
+            reward = float(reward)  # one type for an episode, from its reset's 0.0 on
         episode = self.episode
         if episode is None or not episode.open:
             # A script may step on after the end. The Buffer begins another episode by itself.

@@ -171,7 +171,7 @@ class StepCheck:
     Attributes:
         few, dtype: shape and dtype of observations that are short vectors of floats, which are finite if their sum is
             finite. `few` is None for other observations.
-        reward_type: type of the latest checked reward.
+        reward_type: type of the latest checked reward, as the environment gave it.
     """
 
     __slots__ = ("_cast", "_observations", "_shape", "_strict", "_zeros", "dtype", "few", "reward_type")
@@ -191,7 +191,7 @@ class StepCheck:
         self.reward_type: Any = float
 
     def fits(self, obs: Any, reward: Any) -> bool:
-        """Return True if `step` would change nothing. False: only `step` can decide."""
+        """Return True if `step` would change nothing but the reward's type. False: only `step` can decide."""
         return (
             type(obs) is ndarray
             and obs.dtype is self.dtype
@@ -206,7 +206,10 @@ class StepCheck:
         )
 
     def step(self, obs: Any, reward: Any) -> tuple[Any, Any]:
-        """Return the observation in the space's form, and the reward as a number.
+        """Return the observation in the space's form, and the reward as a float.
+
+        Everything downstream sees one type. Otherwise, an int among floats begins another chunk of samples, which cuts
+        the recording of its episode, and a return is summed, and overflows, in a reward's own float16.
 
         Raises:
             EnvironmentFailedError: one of them is invalid.
@@ -214,13 +217,13 @@ class StepCheck:
         if self._cast is not None:
             obs = self._cast(obs)
         if self.fits(obs, reward):
-            return obs, reward
-        obs, reward = self.observation(obs), as_number(reward)
-        problem = reward_problem(reward)
+            return obs, float(reward)
+        obs, number = self.observation(obs), as_number(reward)
+        problem = reward_problem(number)
         if problem is not None:
             raise EnvironmentFailedError(problem)
-        self.reward_type = type(reward)
-        return obs, reward
+        self.reward_type = type(number)
+        return obs, float(number)
 
     def observation(self, obs: Any, where: str = "") -> Any:
         """Return an observation in the space's form, cast if necessary.
@@ -294,6 +297,8 @@ def reward_problem(reward: Any) -> Problem:
         finite = isfinite(reward)
     except (TypeError, ValueError):
         return f"the reward is {reward!r} of type {type(reward).__name__}, a number is wanted"
+    except OverflowError:  # an int of hundreds of digits
+        return "the reward is an integer beyond the range of floats"
     return None if finite else f"the reward is {float(reward)}, a finite number is wanted"
 
 
