@@ -97,6 +97,16 @@ def test_it_stops_when_the_policy_has_moved_too_far() -> None:
     assert 0 < metrics["updates"] < 40
 
 
+@pytest.mark.parametrize(("share", "updates"), [(1.6, 1), (1.4, 2)])
+def test_it_stops_at_one_and_a_half_of_the_target(share: float, updates: int) -> None:
+    once = {"lr": 1e-2, "update_epochs": 1, "minibatch_size": 64}
+    agent = make(FEW, **once)
+    batch, _ = play(agent, 128, 5.0)
+    measured = 2 * agent.train(batch)["kl"]  # the mean of two minibatches, of which the first has none
+    agent = make(FEW, **once, target_kl=measured / share)
+    assert agent.train(batch)["updates"] == updates
+
+
 @pytest.mark.parametrize("column", [0, 2, 3], ids=["obs", "reward", "next_obs"])
 def test_a_round_that_is_not_finite_changes_nothing(column: int) -> None:
     agent = make(FEW, minibatch_size=64, normalize_observations=True, normalize_rewards=True)

@@ -115,3 +115,18 @@ def test_an_unknown_activation_is_refused(cls: Any) -> None:
     actions = THREE if cls is NumpyQValueMLPActor else BOX
     with pytest.raises(ConfigError, match=r"'elu'.*relu and tanh"):
         cls(VECTOR, actions, activation=torch.nn.ELU)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 3)])
+@pytest.mark.parametrize("random", [0.0, 1.0])
+def test_actions_stay_inside_bounds_that_float32_rounds_outwards(shape: tuple[int, ...], random: float) -> None:
+    actions = spaces.Box(-0.1, 0.3, shape, np.float64)
+    with_torch = DeterministicMLPActor(VECTOR, actions, hidden_sizes=(), random=random)
+    with_numpy = NumpyDeterministicMLPActor(VECTOR, actions, hidden_sizes=(), random=random)
+    for sign in (50.0, -50.0):
+        with torch.no_grad():
+            with_torch.mu.bias.fill_(sign)
+        with_numpy.from_bytes(with_torch.to_bytes())
+        for _ in range(20):
+            assert actions.contains(with_torch.act_(np.zeros(3, np.float32)))
+            assert actions.contains(with_numpy.act(np.zeros(3, np.float32)))

@@ -60,6 +60,27 @@ def test_exploration_has_the_spread_of_the_weights(actions: Any) -> None:
     np.testing.assert_allclose(u.mean(axis=0), with_torch.mu(with_torch.net(torch.as_tensor(obs))).detach(), atol=0.03)
 
 
+@pytest.mark.parametrize("size", [1, 6], ids=["one by one", "together"])
+def test_the_spread_has_bounds(size: int) -> None:
+    """Of the standard deviation exp(2), 10.8 % are within 1; of exp(-20), all are, but few are equal."""
+    actions = spaces.Box(-1, 1, (size,), np.float64)
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(), seed=3)
+    with_torch = SquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=())
+
+    def drawn(log_std: float) -> np.ndarray:
+        with torch.no_grad():
+            for layer in (with_torch.mu, with_torch.log_std):
+                layer.weight.zero_()
+                layer.bias.zero_()
+            with_torch.log_std.bias.fill_(log_std)
+        numpy_actor.from_bytes(with_torch.to_bytes())
+        return np.arctanh([numpy_actor.act(np.zeros(3, np.float32)) for _ in range(2000)])
+
+    with np.errstate(divide="ignore"):
+        assert (np.abs(drawn(10.0)) < 1).mean() == pytest.approx(0.108, abs=0.03)
+    assert drawn(-50.0).std() == pytest.approx(np.exp(-20.0), rel=0.1)
+
+
 @pytest.mark.parametrize("actions", [PENDULUM, SIX, spaces.Box(-1, 1, (2, 2), np.float64)])
 def test_actions_are_uniform_before_the_first_weights(actions: Any) -> None:
     numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=(8,), seed=3)
@@ -105,16 +126,19 @@ def test_the_trainers_share_of_random_actions_applies_to_any_weights() -> None:
     assert numpy_actor.exploration() == {"random": 1.0}
 
 
-def test_saturated_actions_stay_inside_the_bounds() -> None:
-    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, SIX, hidden_sizes=())
-    with_torch = SquashedGaussianMLPActor(VECTOR, SIX, hidden_sizes=())
+@pytest.mark.parametrize(
+    "actions", [PENDULUM, SIX, spaces.Box(-0.1, 0.3, (1,), np.float64), spaces.Box(-0.1, 0.3, (6,), np.float64)]
+)
+def test_saturated_actions_stay_inside_the_bounds(actions: Any) -> None:
+    numpy_actor = NumpySquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=())
+    with_torch = SquashedGaussianMLPActor(VECTOR, actions, hidden_sizes=())
     for sign in (50.0, -50.0):
         with torch.no_grad():
             with_torch.mu.bias.fill_(sign)
         numpy_actor.from_bytes(with_torch.to_bytes())
         obs = np.zeros(3, np.float32)
-        assert SIX.contains(numpy_actor.act(obs, test=True))
-        assert SIX.contains(with_torch.act_(obs, test=True))
+        assert actions.contains(numpy_actor.act(obs, test=True))
+        assert actions.contains(with_torch.act_(obs, test=True))
 
 
 def test_each_action_is_an_array_of_its_own() -> None:

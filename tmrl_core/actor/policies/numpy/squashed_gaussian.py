@@ -86,7 +86,9 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
         """The function that `act` is: everything that it touches in local variables."""
         forward, add_noise = self._forward, self._noise
         size, shape, dtype = self._bounds.size, self._bounds.shape, self._bounds.dtype
-        low, span = self._bounds.low, self._bounds.high - self._bounds.low
+        low, high = self._bounds.low, self._bounds.high
+        # low + (high - low) may exceed high by one bit, and an environment may check its bounds.
+        span = high - low
         empty = np.empty
 
         def draw() -> float:
@@ -95,12 +97,15 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
 
         if size <= _SCALAR_ACTIONS:
             tanh, exp, pop = math.tanh, math.exp, add_noise.pop
-            elements = [(index, size + index, low[index].item(), span[index].item()) for index in range(size)]
+            elements = [
+                (index, size + index, low[index].item(), high[index].item(), span[index].item())
+                for index in range(size)
+            ]
 
             def act_scalars(obs: Any, test: bool = False) -> np.ndarray:
                 values = forward(obs).tolist()
                 action = empty(size, dtype)
-                for mu_at, log_std_at, lowest, width in elements:
+                for mu_at, log_std_at, lowest, highest, width in elements:
                     u = values[mu_at]
                     if not test:
                         log_std = values[log_std_at]
@@ -109,7 +114,8 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
                         elif log_std > LOG_STD_MAX:
                             log_std = LOG_STD_MAX
                         u += exp(log_std) * (pop() if add_noise else draw())
-                    action[mu_at] = lowest + (tanh(u) + 1.0) * 0.5 * width
+                    value = lowest + (tanh(u) + 1.0) * 0.5 * width
+                    action[mu_at] = highest if value > highest else value  # NaN stays
                 return action if len(shape) == 1 else action.reshape(shape)
 
             return act_scalars
@@ -119,7 +125,7 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
             u = heads[:size].astype(np.float64)
             if not test:
                 u += np.exp(np.clip(heads[size:], LOG_STD_MIN, LOG_STD_MAX)) * self._rng.standard_normal(size)
-            action: np.ndarray = low + (np.tanh(u) + 1.0) * 0.5 * span
+            action: np.ndarray = np.minimum(low + (np.tanh(u) + 1.0) * 0.5 * span, high)
             return action.astype(dtype).reshape(shape)
 
         return act_vector

@@ -173,8 +173,7 @@ class DeterministicMLPActor(TorchMLPActor):
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, activation, convolutions=convolutions)
         bounds = action_bounds("DeterministicMLPActor", action_space)
-        self._action_shape = bounds.shape
-        self._action_dtype = bounds.dtype
+        self._bounds = bounds
         self.noise = float(noise)
         self.random = float(random)
         self.mu = nn.Linear(self.features, bounds.size)
@@ -193,7 +192,7 @@ class DeterministicMLPActor(TorchMLPActor):
 
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return `action` [..., *action shape] without noise, within the bounds, of [..., H] features."""
-        u_BA = self.mu(features_BH).reshape(*features_BH.shape[:-1], *self._action_shape)
+        u_BA = self.mu(features_BH).reshape(*features_BH.shape[:-1], *self._bounds.shape)
         action_BA = self.low + (torch.tanh(u_BA) + 1.0) / 2.0 * (self.high - self.low)
         # Rounding may leave the bounds by one bit, and an environment may check them.
         return {"action": torch.clamp(action_BA, self.low, self.high)}
@@ -227,4 +226,5 @@ class DeterministicMLPActor(TorchMLPActor):
                     noise = torch.randn(self.low.shape, generator=self._generator, device=self.low.device)
                     action = action + self.noise * noise * (self.high - self.low) / 2.0
             array: np.ndarray = torch.clamp(action, self.low, self.high).cpu().numpy()
-        return array.astype(self._action_dtype, copy=False)
+        # In float64, a bound of float32 may lie outside the space.
+        return self._bounds.clipped(array.ravel())

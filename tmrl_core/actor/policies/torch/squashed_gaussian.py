@@ -162,4 +162,5 @@ class SquashedGaussianMLPActor(SquashedGaussianHead):
             else:
                 action, _ = self(obs, test=test, compute_logprob=False, generator=self._generator)
                 array = action[0].cpu().numpy()
-        return array.astype(self._bounds.dtype, copy=False)
+        # In float64, a bound of float32 may lie outside the space.
+        return self._bounds.clipped(array.ravel())
