@@ -135,7 +135,6 @@ MUTATIONS = (
         "            after,\n            samples=",
         "            before,\n            samples=",
         (
-            CHAOS,
             "tests/training/checkpoints/test_disk_checkpoints.py::"
             "test_offsets_gaps_and_refusals_are_written_before_acknowledgement",
         ),
