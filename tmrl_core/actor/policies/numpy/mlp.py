@@ -254,7 +254,7 @@ class NumpyMLPActor(NumpyActor):
         maximum, tanh_ufunc = np.maximum, np.tanh
         first_zeros = np.zeros_like(first_output)
         rows = [(*layer, np.zeros_like(layer[2])) for layer in layers]
-        direct = len(layout) == 1 and layout[0].kind == "values" and not layout[0].path
+        direct = len(layout) == 1 and layout[0].is_whole_vector
         direct_shape = layout[0].shape
         flat = direct and len(direct_shape) == 1
         prepare = self._prepare if self._normalizes else None
