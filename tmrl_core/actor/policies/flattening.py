@@ -16,6 +16,7 @@ there are no images.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,9 @@ from tmrl_core.actor.policies.spaces import is_box_of_floats
 from tmrl_core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_TEXT = 500
+"""Characters of a layout in metadata."""
 
 Kind = Literal["values", "one_hot", "one_hots", "image"]
 Key = str | int
@@ -54,6 +58,7 @@ class Leaf:
         scale: for an image, the factor by which the encoder multiplies its elements.
         low, width: lowest value and width of the bounds by which elements are scaled when they are flattened, float32,
             with as many axes as `shape`, of length 1 where all are equal. None: elements are taken as they are.
+        bounds: of bytes, as text; empty for others.
     """
 
     path: tuple[Key, ...]
@@ -67,6 +72,7 @@ class Leaf:
     scale: float = 1.0
     low: np.ndarray | None = field(default=None, compare=False)
     width: np.ndarray | None = field(default=None, compare=False)
+    bounds: str = ""
 
     @property
     def is_whole_vector(self) -> bool:
@@ -190,7 +196,9 @@ def _box_of_bytes(space: spaces.Box, path: tuple[Key, ...], convolutions: Convol
     width = np.where(high > low, high - low, np.float32(1))
     declared = convolutions is None and bool((low == 0).all() and (width == 255).all())
     asked = convolutions not in (None, NO_CONVOLUTIONS)
+    bounds = f"{_told(space.low)} to {_told(space.high)}"
     leaf = Leaf(path, "values", 0, size, shape, low=_without_repetition(low), width=_without_repetition(width))
+    leaf = replace(leaf, bounds=bounds)
     if (declared or asked) and _has_shape_of_image(shape):
         leaf = replace(leaf, kind="image", channels=_channels(shape))
         if (low == 0).all() and (width == width.flat[0]).all():
@@ -199,11 +207,17 @@ def _box_of_bytes(space: spaces.Box, path: tuple[Key, ...], convolutions: Convol
     elif (low == 0).all() and (width == 1).all():
         leaf = replace(leaf, low=None, width=None)
     kind = "an image, for convolutions" if leaf.kind == "image" else "numbers"
-    bounds = f"{low.min():g} to {high.max():g}" if size else "none"
     _log_once(
         f"the observation {_name(path)}, uint8 of shape {shape}, is taken as {kind}, scaled by its bounds {bounds}"
     )
     return leaf
+
+
+def _told(bounds: np.ndarray) -> str:
+    """Return bounds as a short text, another one for each other bounds."""
+    numbers = _without_repetition(bounds)
+    text = ",".join(map(str, numbers.ravel().tolist()))
+    return text if len(text) <= 40 else f"{text[:20]}... (SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def _without_repetition(bounds: np.ndarray) -> np.ndarray:
@@ -236,6 +250,18 @@ def _channels(shape: tuple[int, ...]) -> tuple[int, ...]:
     frames = tuple(range(len(shape) - 3))
     first, last = len(shape) - 3, len(shape) - 1
     return (*frames, first if shape[first] < shape[last] else last)
+
+
+def layout_metadata(layout: Sequence[Leaf]) -> dict[str, str]:
+    """Return which bytes are images and by which bounds they are scaled, since shapes of weights do not show it.
+
+    It is an entry of the metadata of weights; none where the layout has no bytes.
+    """
+    told = "; ".join(f"{_name(leaf.path)} {leaf.kind} {leaf.bounds}" for leaf in layout if leaf.bounds)
+    if len(told) > _LONGEST_TEXT:
+        # A worker sends it to the trainer in a message of limited size.
+        told = f"{told[:_LONGEST_TEXT]}... (SHA-256 {hashlib.sha256(told.encode()).hexdigest()[:16]})"
+    return {"layout": told} if told else {}
 
 
 def _name(path: tuple[Key, ...]) -> str:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from tmrl_core.actor.module import State
 from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.flattening import Leaf, layout_of, vector_size
+from tmrl_core.actor.policies.flattening import Leaf, layout_metadata, layout_of, vector_size
 from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN, is_masked
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.module import TorchActorModule
@@ -150,8 +150,8 @@ class TorchMLPActor(TorchActorModule):
         self.net, self.features = hidden_layers(self.encoder.features, hidden_sizes, activation, linear)
 
     def weights_metadata(self) -> dict[str, str]:
-        """Return the activation, which the shapes do not show."""
-        return {"activation": self._activation}
+        """Return the activation and the layout of bytes, which the shapes do not show."""
+        return {"activation": self._activation, **layout_metadata(self.layout)}
 
     def encode(self, flat_BD: Tensor) -> Tensor:
         """Return [B, H] features of flattened observations [B, D]."""
