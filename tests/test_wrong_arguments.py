@@ -85,9 +85,9 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "acts in a Box of floats, the environment's action space is Discrete(2)",
     ),
     "policy of videos": (
-        lambda: SquashedGaussianMLPActor(VIDEO, ACTIONS),
+        lambda: SquashedGaussianMLPActor(VIDEO, ACTIONS, convolutions="small"),
         ConfigError,
-        "is an image of shape (2, 2, 64, 64, 3). Allowed: [height, width]",
+        "(2, 2, 64, 64, 3), uint8) has no image. Leave it out, or make observations Boxes of bytes [height, width]",
     ),
     "policy without save": (
         lambda: Own(BOX, ACTIONS).save("policy.tmod"),

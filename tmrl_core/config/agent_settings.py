@@ -20,7 +20,7 @@ _HOLDS: dict[str, Callable[[float], bool]] = {
 _POLYAK = "fraction of the target networks that each Polyak update keeps; 0: copy the networks"
 _LEARNING_RATE = "learning rate of the "
 _OPTIMIZERS = "adam, adamw or sgd"
-_CONVOLUTIONS = "for images: tiny, small, large, or [filters, kernel, stride] of each layer; None: by size"
+_CONVOLUTIONS = "for images: tiny, small, large, none, or [filters, kernel, stride] of each layer; None: by size"
 _BETAS = "Adam's betas; None: torch's default"
 _DECAY = "weight decay; None: the optimizer's default"
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -111,10 +112,79 @@ def test_convolutions_without_an_image_are_refused() -> None:
         layout_of(spaces.Box(-1, 1, (3,), np.float32), convolutions="small")
 
 
-def test_an_image_of_five_dimensions_is_refused_by_name() -> None:
-    space = spaces.Dict({"camera": spaces.Box(0, 255, (2, 2, 8, 8, 3), np.uint8)})
-    with pytest.raises(ConfigError, match=r"\['camera'\] is an image of shape \(2, 2, 8, 8, 3\)\. Allowed: "):
-        layout_of(space)
+def of_bytes(*shape: int, low: Any = 0, high: Any = 255) -> spaces.Box:
+    return spaces.Box(low, high, shape, np.uint8)
+
+
+BOXES = {
+    "planes": of_bytes(6, 6, 2, high=1),
+    "board": of_bytes(8, 8, high=9),
+    "board of other numbers": of_bytes(5, 5, low=2, high=6),
+    "number": of_bytes(high=4),
+    "vector": of_bytes(128),
+    "each element": spaces.Box(np.array([0, 2, 7], np.uint8), np.array([10, 4, 8], np.uint8), dtype=np.uint8),
+    "one row": of_bytes(1, 4),
+    "one column": of_bytes(20, 1),
+    "many channels": of_bytes(8, 8, 111, high=1),
+    "five dimensions": of_bytes(2, 2, 4, 4, 3),
+    "stack": of_bytes(4, 6, 6, 3, high=10),
+}
+
+
+@pytest.mark.parametrize("box", BOXES.values(), ids=BOXES)
+def test_bytes_that_are_no_images_are_scaled_by_their_bounds(box: spaces.Box) -> None:
+    box.seed(5)
+    nested = spaces.Dict(b=box, c=spaces.Tuple((spaces.Discrete(2), box)))
+    low, high = box.low.astype(np.float64), box.high.astype(np.float64)
+    for _ in range(3):
+        obs = box.sample()
+        expected = ((obs - low) / (high - low)).ravel().tolist()
+        for space, value, vector in (
+            (box, obs, expected),
+            (nested, {"b": obs, "c": (1, obs)}, [*expected, 0.0, 1.0, *expected]),
+        ):
+            assert flat(space, value) == pytest.approx(vector)
+            batch = flatten_batch(layout_of(space), collate_one(value, "cpu"))
+            assert batch.dtype == torch.float32
+            assert batch[0].tolist() == flat(space, value)
+
+
+def test_an_element_with_one_value_is_zero() -> None:
+    space = spaces.Box(np.array([7, 0], np.uint8), np.array([7, 4], np.uint8), dtype=np.uint8)
+    assert flat(space, np.array([7, 3], np.uint8)) == [0, 0.75]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.uint16, np.int64, np.float32, np.float64])
+def test_other_numbers_stay_as_they_are(dtype: Any) -> None:
+    assert flat(spaces.Box(0, 9, (2, 2), dtype), np.array([[1, 2], [3, 4]], dtype)) == [1, 2, 3, 4]
+
+
+def test_set_convolutions_take_bytes_of_other_bounds_as_images_too() -> None:
+    (from_zero,) = layout_of(of_bytes(6, 6, 2, high=4), convolutions="tiny")
+    assert (from_zero.kind, from_zero.scale) == ("image", 0.25)
+    space = of_bytes(6, 6, low=1, high=4)
+    layout = layout_of(space, convolutions="tiny")
+    assert (layout[0].kind, layout[0].scale) == ("image", 1.0)
+    obs = np.full((6, 6), 4, np.uint8)
+    assert flatten_batch(layout, collate_one(obs, "cpu")).tolist() == [[1.0] * 36]
+
+
+def test_without_convolutions_pictures_are_numbers() -> None:
+    layout = layout_of(of_bytes(2, 2), convolutions="none")
+    vector = np.zeros(4, np.float32)
+    flatten_into(layout, np.array([[0, 51], [102, 255]], np.uint8), vector)
+    assert [leaf.kind for leaf in layout] == ["values"]
+    assert vector.tolist() == pytest.approx([0, 0.2, 0.4, 1])
+
+
+def test_the_layout_of_bytes_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    space = spaces.Dict(board=of_bytes(31, 17, high=6), view=of_bytes(31, 17, 3))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            layout_of(space)
+    board, view = caplog.messages
+    assert "['board'], uint8 of shape (31, 17), is taken as numbers, scaled by its bounds 0 to 6" in board
+    assert "['view'], uint8 of shape (31, 17, 3), is taken as an image, for convolutions" in view
 
 
 def test_a_space_without_numbers_is_refused() -> None:

@@ -38,6 +38,7 @@ NESTED = gym.spaces.Dict(
     {"place": gym.spaces.Discrete(4, start=2), "pair": gym.spaces.Tuple((VECTOR, gym.spaces.MultiDiscrete([2, 3])))}
 )
 IMAGES = gym.spaces.Box(0, 255, (4, 6, 6), np.uint8)
+BYTES = gym.spaces.Box(np.array([0, 2, 5], np.uint8), np.array([9, 4, 6], np.uint8), dtype=np.uint8)
 ACTIONS = gym.spaces.Box(-2, 2, (2,), np.float32)
 CHOICES = gym.spaces.Discrete(4, start=1)
 SMALL: dict[str, Any] = {"hidden_sizes": (8, 8), "compile": False}
@@ -84,6 +85,7 @@ AGENTS: dict[str, tuple[Callable[..., Any], Spaces, dict[str, Any]]] = {
     "dqn, single and dueling": (training.DQNAgent, (NESTED, CHOICES), {**SMALL, "double": False, "dueling": True}),
     "dqn, images": (training.DQNAgent, (IMAGES, CHOICES), {"model_cls": ImageNetwork, "compile": False}),
     "discrete sac": (training.DiscreteSacAgent, (VECTOR, CHOICES), SMALL),
+    "dqn, bytes with bounds of each element": (training.DQNAgent, (BYTES, CHOICES), SMALL),
     "sac, built-in convolutions": (training.SacAgent, (IMAGES, ACTIONS), SMALL),
 }
 

@@ -14,7 +14,10 @@ from typing import TypeAlias
 from tmrl_core.errors import ConfigError
 
 Convolutions: TypeAlias = str | Sequence[Sequence[int]]
-"""Name of layers in `LAYERS`, or `(filters, kernel, stride)` of each layer."""
+"""Name of layers in `LAYERS`, `(filters, kernel, stride)` of each layer, or `NO_CONVOLUTIONS`."""
+
+NO_CONVOLUTIONS = "none"
+"""Setting with which no observation is taken as an image."""
 
 LAYERS: dict[str, tuple[tuple[int, int, int], ...]] = {
     "tiny": ((16, 3, 1), (32, 3, 2), (32, 3, 2)),
@@ -64,7 +67,8 @@ def convolutions_of(setting: Convolutions | None, image_shape: tuple[int, int, i
     if not layers or not all(_is_layer(layer) for layer in layers):
         raise ConfigError(
             f"actor.kwargs.convolutions: found {setting!r:.200}, allowed: {', '.join(LAYERS)}, or a list with "
-            "[filters, kernel, stride] of each layer, such as [[32, 8, 4], [64, 4, 2], [64, 3, 1]]"
+            "[filters, kernel, stride] of each layer, such as [[32, 8, 4], [64, 4, 2], [64, 3, 1]]; or "
+            f"{NO_CONVOLUTIONS}: no images"
         )
     channels, *sides = image_shape
     made = []

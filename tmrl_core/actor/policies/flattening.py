@@ -2,29 +2,40 @@
 
 Order of the elements: a Dict's entries in the space's own order (Gymnasium sorts the keys of a plain dict), a Tuple's
 entries by index, each nested space in place; a Box in C order; a Discrete as a one-hot vector of its n values; a
-MultiDiscrete as one one-hot vector per entry; a MultiBinary as zeros and ones. Values are taken as they are, without
-scaling. An action mask (see `masks`) is left out.
+MultiDiscrete as one one-hot vector per entry; a MultiBinary as zeros and ones. A Box of bytes (uint8) is scaled by its
+bounds, element by element: (x - low) / (high - low). Other values are taken as they are. An action mask (see `masks`)
+is left out.
 
-Images come after all values, in C order. An encoder with convolutions scales them and makes features of them. A Box is
-an image if it is of bytes (uint8) and has two to four dimensions: [height, width], with channels first or last, or
-frames of these along the first axis. The smaller one of the first and the last axis counts the channels. Frames are
-further channels. Boxes of floats with three or four dimensions are images too where convolutions are set explicitly.
+Images come after all values, in C order. An encoder with convolutions makes features of them. A Box of bytes is an
+image if its bounds are 0 and 255 and its shape is one of an image: [height, width], with channels first or last, or
+frames of these along the first axis, with at least two rows and two columns. The smaller one of the first and the last
+axis counts the channels. Frames are further channels. Where convolutions are set explicitly, Boxes of bytes with other
+bounds and these shapes are images too, and Boxes of floats with three or four dimensions. With the convolutions `none`
+there are no images.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.actor.policies.convolutions import Convolutions
+from tmrl_core.actor.policies.convolutions import NO_CONVOLUTIONS, Convolutions
 from tmrl_core.actor.policies.masks import ACTION_MASK, is_masked
 from tmrl_core.actor.policies.spaces import is_box_of_floats
 from tmrl_core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_TEXT = 500
+"""Characters of a layout in metadata."""
 
 Kind = Literal["values", "one_hot", "one_hots", "image"]
 Key = str | int
@@ -44,7 +55,10 @@ class Leaf:
         counts: for the one-hot kinds, the number of values of each integer.
         first: for the one-hot kinds, the lowest value of each integer.
         channels: for an image, the axes that count channels and frames.
-        scale: for an image, the factor of its elements.
+        scale: for an image, the factor by which the encoder multiplies its elements.
+        low, width: lowest value and width of the bounds by which elements are scaled when they are flattened, float32,
+            with as many axes as `shape`, of length 1 where all are equal. None: elements are taken as they are.
+        bounds: of bytes, as text; empty for others.
     """
 
     path: tuple[Key, ...]
@@ -56,6 +70,14 @@ class Leaf:
     first: tuple[int, ...] = ()
     channels: tuple[int, ...] = ()
     scale: float = 1.0
+    low: np.ndarray | None = field(default=None, compare=False)
+    width: np.ndarray | None = field(default=None, compare=False)
+    bounds: str = ""
+
+    @property
+    def is_whole_vector(self) -> bool:
+        """True: the observation itself is the vector, if this is the only leaf."""
+        return self.kind == "values" and not self.path and self.width is None
 
     @property
     def sides(self) -> tuple[int, ...]:
@@ -74,6 +96,13 @@ class Leaf:
             obs = obs[key]
         return obs
 
+    def scale_by_bounds(self, elements: np.ndarray) -> None:
+        """Scale float32 elements [size] by their bounds, in place."""
+        if self.low is not None and self.width is not None:
+            array = elements.reshape(self.shape)
+            array -= self.low
+            array /= self.width
+
 
 def layout_of(space: Any, action_space: Any = None, convolutions: Convolutions | None = None) -> tuple[Leaf, ...]:
     """Return the leaves of an observation space, in order, without the mask of these actions.
@@ -83,20 +112,24 @@ def layout_of(space: Any, action_space: Any = None, convolutions: Convolutions |
         action_space: of the environment.
         convolutions: set by the user; None: not set.
 
+    Each Box of bytes is logged, once in a process: the user has to see which ones are images.
+
     Raises:
         ConfigError: the space, or a nested one, cannot be flattened to a vector of numbers; or convolutions are set,
             and there is no image.
     """
     masked = is_masked(space, action_space)
-    found = _leaves_of(space, (), convolutions is not None)
+    found = _leaves_of(space, (), convolutions)
     leaves = [leaf for leaf in found if not (masked and leaf.path == (ACTION_MASK,))]
     if not leaves:
         raise ConfigError(f"the observation space {space} has no elements, a policy needs at least one.")
     leaves.sort(key=lambda leaf: leaf.kind == "image")
-    if convolutions is not None and not images_of(leaves):
+    if convolutions not in (None, NO_CONVOLUTIONS) and not images_of(leaves):
         raise ConfigError(
             f"actor.kwargs.convolutions: found {convolutions!r:.200}, and the observation space {space} has no image. "
-            "Leave it out, or make observations Boxes of bytes, or of floats with three or four dimensions."
+            "Leave it out, or make observations Boxes of bytes [height, width], [height, width, channels] or "
+            "[channels, height, width], or frames of these along a first axis; or Boxes of floats with three or four "
+            "dimensions."
         )
     start, placed = 0, []
     for leaf in leaves:
@@ -120,21 +153,15 @@ def values_of(layout: Sequence[Leaf]) -> tuple[Leaf, ...]:
     return tuple(leaf for leaf in layout if leaf.kind != "image")
 
 
-def _leaves_of(space: Any, path: tuple[Key, ...], float_images: bool) -> Iterator[Leaf]:
+def _leaves_of(space: Any, path: tuple[Key, ...], convolutions: Convolutions | None) -> Iterator[Leaf]:
     if isinstance(space, spaces.Dict):
         for key, entry in space.spaces.items():
-            yield from _leaves_of(entry, (*path, key), float_images)
+            yield from _leaves_of(entry, (*path, key), convolutions)
     elif isinstance(space, spaces.Tuple):
         for index, entry in enumerate(space.spaces):
-            yield from _leaves_of(entry, (*path, index), float_images)
+            yield from _leaves_of(entry, (*path, index), convolutions)
     elif isinstance(space, spaces.Box):
-        shape, size = space.shape, math.prod(space.shape)
-        if space.dtype == np.uint8 and len(shape) >= 2:
-            yield Leaf(path, "image", 0, size, shape, channels=_channels(path, shape), scale=1.0 / 255.0)
-        elif float_images and is_box_of_floats(space) and len(shape) in (3, 4):
-            yield Leaf(path, "image", 0, size, shape, channels=_channels(path, shape))
-        else:
-            yield Leaf(path, "values", 0, size, shape)
+        yield _box_of_bytes(space, path, convolutions) if space.dtype == np.uint8 else _box(space, path, convolutions)
     elif isinstance(space, spaces.MultiBinary):
         shape = tuple(np.atleast_1d(space.shape).tolist())
         yield Leaf(path, "values", 0, math.prod(shape), shape)
@@ -152,23 +179,89 @@ def _leaves_of(space: Any, path: tuple[Key, ...], float_images: bool) -> Iterato
         )
 
 
-def _channels(path: tuple[Key, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the axes of an image that count channels and frames.
+def _box(space: spaces.Box, path: tuple[Key, ...], convolutions: Convolutions | None) -> Leaf:
+    """Return the leaf of a Box of another dtype than bytes."""
+    shape, size = space.shape, math.prod(space.shape)
+    asked = convolutions not in (None, NO_CONVOLUTIONS)
+    if asked and is_box_of_floats(space) and len(shape) in (3, 4) and size:
+        return Leaf(path, "image", 0, size, shape, channels=_channels(shape))
+    return Leaf(path, "values", 0, size, shape)
 
-    Raises:
-        ConfigError: the shape is not one of an image.
-    """
-    if len(shape) > 4 or 0 in shape:
-        raise ConfigError(
-            f"the observation {_name(path)} is an image of shape {shape}. Allowed: [height, width], "
-            "[height, width, channels] or [channels, height, width], and frames of these along a first axis. Reshape "
-            "it in the environment (gymnasium.wrappers.ReshapeObservation), in a callable that environment.cls names."
-        )
+
+def _box_of_bytes(space: spaces.Box, path: tuple[Key, ...], convolutions: Convolutions | None) -> Leaf:
+    """Return the leaf of a Box of bytes, and log it."""
+    shape, size = space.shape, math.prod(space.shape)
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    # An element that has only one value becomes 0.
+    width = np.where(high > low, high - low, np.float32(1))
+    declared = convolutions is None and bool((low == 0).all() and (width == 255).all())
+    asked = convolutions not in (None, NO_CONVOLUTIONS)
+    bounds = f"{_told(space.low)} to {_told(space.high)}"
+    leaf = Leaf(path, "values", 0, size, shape, low=_without_repetition(low), width=_without_repetition(width))
+    leaf = replace(leaf, bounds=bounds)
+    if (declared or asked) and _has_shape_of_image(shape):
+        leaf = replace(leaf, kind="image", channels=_channels(shape))
+        if (low == 0).all() and (width == width.flat[0]).all():
+            # The encoder scales them, so that bytes stay bytes as long as possible.
+            leaf = replace(leaf, scale=1.0 / float(width.flat[0]), low=None, width=None)
+    elif (low == 0).all() and (width == 1).all():
+        leaf = replace(leaf, low=None, width=None)
+    kind = "an image, for convolutions" if leaf.kind == "image" else "numbers"
+    _log_once(
+        f"the observation {_name(path)}, uint8 of shape {shape}, is taken as {kind}, scaled by its bounds {bounds}"
+    )
+    return leaf
+
+
+def _told(bounds: np.ndarray) -> str:
+    """Return bounds as a short text, another one for each other bounds."""
+    numbers = _without_repetition(bounds)
+    text = ",".join(map(str, numbers.ravel().tolist()))
+    return text if len(text) <= 40 else f"{text[:20]}... (SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+
+
+def _without_repetition(bounds: np.ndarray) -> np.ndarray:
+    """Return bounds with length 1 along each axis on which all are equal."""
+    for axis, length in enumerate(bounds.shape):
+        first = bounds.take(range(min(length, 1)), axis)
+        if (bounds == first).all():
+            bounds = first
+    return bounds
+
+
+@lru_cache(maxsize=64)
+def _log_once(text: str) -> None:
+    # A process makes the layout of one space for each of its networks.
+    logger.info("%s (actor.kwargs.convolutions)", text)
+
+
+def _has_shape_of_image(shape: tuple[int, ...]) -> bool:
+    """Tell whether convolutions take bytes of this shape: a single row or column is not an image."""
+    if not 2 <= len(shape) <= 4 or 0 in shape:
+        return False
+    channels = _channels(shape)
+    return all(length >= 2 for axis, length in enumerate(shape) if axis not in channels)
+
+
+def _channels(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the axes of an image that count channels and frames."""
     if len(shape) == 2:
         return ()
     frames = tuple(range(len(shape) - 3))
     first, last = len(shape) - 3, len(shape) - 1
     return (*frames, first if shape[first] < shape[last] else last)
+
+
+def layout_metadata(layout: Sequence[Leaf]) -> dict[str, str]:
+    """Return which bytes are images and by which bounds they are scaled, since shapes of weights do not show it.
+
+    It is an entry of the metadata of weights; none where the layout has no bytes.
+    """
+    told = "; ".join(f"{_name(leaf.path)} {leaf.kind} {leaf.bounds}" for leaf in layout if leaf.bounds)
+    if len(told) > _LONGEST_TEXT:
+        # A worker sends it to the trainer in a message of limited size.
+        told = f"{told[:_LONGEST_TEXT]}... (SHA-256 {hashlib.sha256(told.encode()).hexdigest()[:16]})"
+    return {"layout": told} if told else {}
 
 
 def _name(path: tuple[Key, ...]) -> str:
@@ -189,6 +282,7 @@ def flatten_into(layout: tuple[Leaf, ...], obs: Any, vector: np.ndarray) -> None
             if array.shape != leaf.shape:
                 raise ValueError(f"observation {_name(leaf.path)} has the shape {array.shape}, not {leaf.shape}")
             part[:] = array.ravel()
+            leaf.scale_by_bounds(part)
             continue
         part[:] = 0.0
         offset = 0

@@ -19,7 +19,24 @@ SAFETENSORS_FORMAT = "safetensors"
 def encode_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
     """The arrays as the content of a safetensors file."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return safetensors.numpy.save(contiguous, dict(metadata))
+    return with_sorted_metadata(safetensors.numpy.save(contiguous, dict(metadata)))
+
+
+def with_sorted_metadata(data: bytes) -> bytes:
+    """Return the content of a safetensors file with its metadata in order of their names.
+
+    The library writes several entries in random order, so that equal weights would be other bytes.
+    """
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    metadata = header.get("__metadata__", {})
+    if len(metadata) < 2:
+        return data
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # Padded as the library does, so that the arrays begin at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def decode_arrays(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -78,6 +95,17 @@ def check_finite(owner: str, bad: Iterable[str]) -> None:
 
 
 ADVICE = "Trainer and worker must use the same environment and the same actor.kwargs."
+
+
+def check_metadata(owner: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """Refuse weights that were trained for something that their shapes do not show.
+
+    Raises:
+        WeightsError: an entry of both differs.
+    """
+    for key, value in expected.items():
+        if key in found and found[key] != value:
+            raise WeightsError(f"the weights are not for {owner}: their {key} is {found[key]}, not {value}. {ADVICE}")
 
 
 def describe(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -109,6 +109,10 @@ class NumpyImageEncoder:
         pixels = np.asarray(self.leaf.of(obs))
         if pixels.shape != self.leaf.shape:
             raise ValueError(f"an image of the observation has the shape {pixels.shape}, not {self.leaf.shape}")
+        if self.leaf.width is not None:
+            elements = pixels.astype(np.float32).reshape(-1)
+            self.leaf.scale_by_bounds(elements)
+            pixels = elements.reshape(self.leaf.shape)
         self._image[...] = pixels.transpose(self._axes)
         for step in self._steps:
             step.compute()

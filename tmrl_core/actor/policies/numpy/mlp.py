@@ -13,19 +13,27 @@ import numpy as np
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.flattening import flatten_into, images_of, layout_of, values_of, vector_size
+from tmrl_core.actor.policies.flattening import (
+    flatten_into,
+    images_of,
+    layout_metadata,
+    layout_of,
+    values_of,
+    vector_size,
+)
 from tmrl_core.actor.policies.masks import is_masked
 from tmrl_core.actor.policies.numpy.encoder import NumpyImageEncoder
 from tmrl_core.actor.policies.weights import (
     ADVICE,
     SAFETENSORS_FORMAT,
     check_finite,
+    check_metadata,
     check_shapes,
     decode_arrays,
     describe,
     encode_arrays,
 )
-from tmrl_core.errors import ConfigError, WeightsError
+from tmrl_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,6 +88,7 @@ class NumpyActor(ActorModule):
                 f"activation is {self._activation!r}; without torch the policy knows "
                 f"{' and '.join(SUPPORTED_ACTIVATIONS)}. Set worker.backend to torch for others."
             )
+        self._metadata = {"activation": self._activation, **layout_metadata(self._layout)}
         self._rng = np.random.default_rng(seed)
         self._parameters = dict(parameters or {})
         self._encoders = [
@@ -144,8 +153,8 @@ class NumpyActor(ActorModule):
         self._rng = np.random.default_rng(seed)
 
     def architecture(self) -> dict[str, Any]:
-        """Return names and shapes of the weights, and the activation."""
-        return describe(self._shapes, {"activation": self._activation})
+        """Return names and shapes of the weights, the activation, and the layout of bytes."""
+        return describe(self._shapes, self._metadata)
 
     def to_bytes(self) -> bytes:
         """The weights as the content of a safetensors file, which the torch policy reads."""
@@ -156,7 +165,7 @@ class NumpyActor(ActorModule):
         for head, columns in self._columns.items():
             weights[f"{head}.weight"] = self._matrices[-1][:-1, columns].T
             weights[f"{head}.bias"] = self._matrices[-1][-1, columns]
-        return encode_arrays(weights, {"activation": self._activation})
+        return encode_arrays(weights, self._metadata)
 
     def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
         """Load the weights in place, and return self. After an error nothing has changed.
@@ -168,11 +177,7 @@ class NumpyActor(ActorModule):
         owner = self.owner or type(self).__name__
         check_shapes(owner, self._shapes, {name: array.shape for name, array in arrays.items()}, ADVICE)
         check_finite(owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
-        activation = metadata.get("activation", self._activation)
-        if activation != self._activation:
-            raise WeightsError(
-                f"the weights are not for {owner}: their activation is {activation}, not {self._activation}. {ADVICE}"
-            )
+        check_metadata(owner, self._metadata, metadata)
         self._take_over(arrays)
         return self
 
@@ -254,7 +259,7 @@ class NumpyMLPActor(NumpyActor):
         maximum, tanh_ufunc = np.maximum, np.tanh
         first_zeros = np.zeros_like(first_output)
         rows = [(*layer, np.zeros_like(layer[2])) for layer in layers]
-        direct = len(layout) == 1 and layout[0].kind == "values" and not layout[0].path
+        direct = len(layout) == 1 and layout[0].is_whole_vector
         direct_shape = layout[0].shape
         flat = direct and len(direct_shape) == 1
         prepare = self._prepare if self._normalizes else None

@@ -130,8 +130,7 @@ class NumpyRecurrentActor(RecurrentPolicy, NumpyActor):
         if len(self._flat_BD) != batch:
             self._make_buffers(batch)
         x = self._flat_BD
-        leaf = self._layout[0]
-        if len(self._layout) == 1 and leaf.kind == "values" and not leaf.path and obs_B.shape == x.shape:
+        if len(self._layout) == 1 and self._layout[0].is_whole_vector and obs_B.shape == x.shape:
             x[:] = obs_B
         else:
             for row in range(batch):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,7 +14,7 @@ from torch.nn import functional
 from tmrl_core.actor.module import State
 from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.flattening import Leaf, layout_of, vector_size
+from tmrl_core.actor.policies.flattening import Leaf, layout_metadata, layout_of, vector_size
 from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN, is_masked
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.module import TorchActorModule
@@ -44,12 +46,12 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
     parts: list[Tensor] = []
     for leaf in layout:
         value = leaf.of(obs)
-        if leaf.kind == "image":
+        if leaf.kind == "image" and leaf.width is None:
             # Bytes stay bytes as long as possible.
             parts.append(value.reshape(-1, leaf.size))
             continue
-        if leaf.kind == "values":
-            parts.append(value.reshape(-1, leaf.size).to(torch.float32))
+        if leaf.kind in ("values", "image"):
+            parts.append(_scaled_by_bounds(leaf, value.reshape(-1, leaf.size).to(torch.float32)))
             continue
         integers = value.reshape(-1, len(leaf.counts)).to(torch.int64)
         parts += [
@@ -57,6 +59,26 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
             for column, (count, first) in enumerate(zip(leaf.counts, leaf.first, strict=True))
         ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+def _scaled_by_bounds(leaf: Leaf, elements_BN: Tensor) -> Tensor:
+    """Return elements [B, size] of a leaf, scaled as `Leaf.scale_by_bounds`."""
+    if leaf.low is None or leaf.width is None:
+        return elements_BN
+    array_B = elements_BN.reshape(-1, *leaf.shape)
+    scaled_B = (array_B - _constant(leaf.low, elements_BN)) / _constant(leaf.width, elements_BN)
+    return scaled_B.reshape(-1, leaf.size)
+
+
+def _constant(bounds: np.ndarray, like: Tensor) -> Tensor | float:
+    """Return bounds as a number if all are equal, else as a tensor on the device of `like`.
+
+    The tensor is made of filled parts: an update must not wait for a copy to the device, and a graph cannot hold one.
+    """
+    if bounds.size == 1:
+        return float(bounds.item())
+    parts = [like.new_full((len(list(run)),), value) for value, run in itertools.groupby(bounds.ravel().tolist())]
+    return torch.cat(parts).reshape(bounds.shape)
 
 
 def forbid(logits_BN: Tensor, allowed_BN: Tensor | None) -> Tensor:
@@ -128,8 +150,8 @@ class TorchMLPActor(TorchActorModule):
         self.net, self.features = hidden_layers(self.encoder.features, hidden_sizes, activation, linear)
 
     def weights_metadata(self) -> dict[str, str]:
-        """Return the activation, which the shapes do not show."""
-        return {"activation": self._activation}
+        """Return the activation and the layout of bytes, which the shapes do not show."""
+        return {"activation": self._activation, **layout_metadata(self.layout)}
 
     def encode(self, flat_BD: Tensor) -> Tensor:
         """Return [B, H] features of flattened observations [B, D]."""

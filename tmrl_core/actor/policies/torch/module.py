@@ -18,9 +18,11 @@ from tmrl_core.actor.policies.weights import (
     ADVICE,
     SAFETENSORS_FORMAT,
     check_finite,
+    check_metadata,
     check_shapes,
     describe,
     read_metadata,
+    with_sorted_metadata,
 )
 from tmrl_core.errors import WeightsError
 
@@ -153,7 +155,7 @@ def module_bytes(module: torch.nn.Module, owner: str, metadata: Mapping[str, str
             tensor = tensor.clone()
         seen.add(tensor.data_ptr())
         tensors[name] = tensor
-    return bytes(safetensors.torch.save(tensors, metadata=dict(metadata) or None))
+    return with_sorted_metadata(bytes(safetensors.torch.save(tensors, metadata=dict(metadata) or None)))
 
 
 def load_module(
@@ -191,17 +193,6 @@ def _not_finite(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) ->
         values = tensor.float() if tensor.is_floating_point() else tensor  # not all dtypes support the check
         if not (values.isfinite() if name in parameters else ~values.isnan()).all():
             yield name
-
-
-def check_metadata(owner: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Refuse weights that were trained for something that their shapes do not show.
-
-    Raises:
-        WeightsError: an entry of both differs.
-    """
-    for key, value in expected.items():
-        if key in found and found[key] != value:
-            raise WeightsError(f"the weights are not for {owner}: their {key} is {found[key]}, not {value}. {ADVICE}")
 
 
 def collate_one(obs: Any, device: Any) -> Any:
