@@ -82,6 +82,13 @@ def test_its_configuration_keys_exist(page: Path, tmp_path: Path) -> None:
 
 
 @each_page
+def test_it_installs_the_checkout_as_editable(page: Path) -> None:
+    """In the quickstart's environment, another installation would replace the editable one by a copy."""
+    # An environment or container that holds nothing but the package (with the path of its pip) takes a copy.
+    assert re.findall(r"(?<!/bin/)pip install [\"']?\.\S*", text_of(page)) == []
+
+
+@each_page
 def test_its_links_have_targets(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
     assert [link for link in links if not (page.parent / link).exists()] == []
