@@ -4,7 +4,9 @@ pip installs only files whose SHA-256 is in requirements/, and runs no build bac
 is a build of torch that the package index does not have: PyTorch's own index serves it.
 
 Needs nothing but Python's standard library, since it runs before anything is installed. It works from any directory
-and in any shell. When nothing changed since the last time, it only compares a stamp and is done.
+and in any shell. When nothing changed since the last time, it only compares a stamp and is done. `pip install .` by
+hand replaces the editable installation by a copy, which no change of the checkout reaches. The next script that uses
+the environment repairs that.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 10)
@@ -32,7 +36,8 @@ CORE = "core"  # the file in requirements/ without any extra; that of BASE names
 BASE = "all"  # the extra that every environment has
 EXTRAS = (BASE, "dev", "docs")  # each has a file in requirements/
 BESIDE = ("torch", "source")  # more such files, which every environment needs
-STAMP = "tmrl_core.json"
+PACKAGE = "tmrl_core"
+STAMP = f"{PACKAGE}.json"
 TAIL_LINES = 25
 ALONE = ("--no-deps", "--no-build-isolation")
 
@@ -74,8 +79,15 @@ class Environment:
         """
         stamp = self._read_stamp()
         wanted = sorted({*extras, *stamp.get("extras", [])})
-        if stamp.get("made_of") == self._made_of() and stamp.get("extras") == wanted and (stamp["gpu"] or not gpu):
+        editable = self._is_editable()
+        unchanged = (
+            stamp.get("made_of") == self._made_of() and stamp.get("extras") == wanted and (stamp["gpu"] or not gpu)
+        )
+        if unchanged and editable:
             return self.python
+        if stamp and not editable:
+            print(f"{self.folder} holds no editable installation of {self.root}, but a copy or none: repairing that.")
+            print('(`pip install .` makes such a copy; `pip install -e ".[EXTRA]"` does not.)', flush=True)
         started = time.monotonic()
         if not self._is_usable():
             self._make()
@@ -120,6 +132,21 @@ class Environment:
             return stamp if self.python.exists() and isinstance(stamp, dict) and "gpu" in stamp else {}
         except (OSError, ValueError):
             return {}
+
+    def _is_editable(self) -> bool:
+        """Return True if the environment imports the package from this checkout, so that changes take effect."""
+        libraries = "Lib" if sys.platform == "win32" else "lib/python*"
+        found = list(self.folder.glob(f"{libraries}/site-packages/{PACKAGE}-*.dist-info"))
+        return bool(found) and all(self._names_this_checkout(folder / "direct_url.json") for folder in found)
+
+    def _names_this_checkout(self, record: Path) -> bool:
+        """Return True if a record of pip (PEP 610) is that of an editable installation of this checkout."""
+        try:
+            said = json.loads(record.read_text(encoding="utf-8"))
+            place = Path(url2pathname(urlsplit(said["url"]).path))
+            return said["dir_info"]["editable"] is True and place.resolve() == self.root.resolve()
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def _is_usable(self) -> bool:
         if not self.python.exists():

@@ -82,6 +82,13 @@ def test_its_configuration_keys_exist(page: Path, tmp_path: Path) -> None:
 
 
 @each_page
+def test_it_installs_the_checkout_as_editable(page: Path) -> None:
+    """In the quickstart's environment, another installation would replace the editable one by a copy."""
+    # An environment or container that holds nothing but the package (with the path of its pip) takes a copy.
+    assert re.findall(r"(?<!/bin/)pip install [\"']?\.\S*", text_of(page)) == []
+
+
+@each_page
 def test_its_links_have_targets(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text_of(page))
     assert [link for link in links if not (page.parent / link).exists()] == []
@@ -114,6 +121,34 @@ def test_the_scenario_of_many_agents_is_learned() -> None:
         exec(shown, {"__name__": "harbour"})
     before, after = map(int, re.fullmatch(r"cost before (\d+)\ncost after (\d+)\n", said.getvalue()).groups())  # type: ignore[union-attr]
     assert after <= before / 4
+
+
+SMALL = """
+server: {port: 0}
+environment: {kwargs: {id: Pendulum-v1, to_float32: true}}
+actor: {kwargs: {hidden_sizes: [8]}}
+worker: {max_env_steps_per_update: 8, max_samples_per_episode: 50}
+memory: {batch_size: 16}
+trainer: {epochs: 1, rounds: 1, steps: 20, start_training: 50, device: cpu}
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="bash")
+def test_the_runs_of_several_seeds_are_seen_in_tensorboard(tmp_path: Path) -> None:
+    """The recipe as it stands, with two seeds; TensorBoard lists what it finds instead of serving it."""
+    (recipe,) = (block for block in blocks(ROOT / "docs" / "howto.md", "bash") if "for seed in" in block)
+    assert "1 2 3 4 5" in recipe
+    (tmp_path / "my.yaml").write_text(SMALL, encoding="utf-8")
+    program(
+        tmp_path / "bin" / "python",
+        f'case "$2" in tmrl_core) more="--single-process --workers 1";; *) more=--inspect;; esac\n'
+        f'exec "{sys.executable}" "$@" $more',
+    )
+    said = run(tmp_path, "bash", "-c", recipe.replace("1 2 3 4 5", "1 2")).stdout
+    for seed in (1, 2):
+        assert f"runs/pendulum_{seed}/tensorboard" in said
+    assert "No event files" not in said
+    assert "train/critic_loss" in said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="bash and POSIX signals")

@@ -28,6 +28,10 @@ class NetworkError(TmrlError):
     """A failure of the communication between two machines."""
 
 
+class PortInUseError(NetworkError):
+    """Another process, or another Server of this one, listens on the port."""
+
+
 class LocalProtocolError(NetworkError):
     """Misuse of the protocol by this side: a defect of this package, never the peer's fault."""
 

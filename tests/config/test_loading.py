@@ -49,7 +49,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"a": 1, "server": {"b": 2}}, ["a: unknown section", "server.b: unknown key"]),
         ({"server": {"port": "abc"}}, ["server.port", "the text 'abc'", "a whole number from 0 to 65535"]),
         ({"server": {"port": 70000}}, ["server.port", "the number 70000", "a whole number from 0 to 65535"]),
-        ({"server": {"port": None}}, ["server.port", "found null"]),
+        ({"gateway": {"port": None}}, ["gateway.port", "found null"]),
         ({"server": {"port": True}}, ["server.port", "the flag true"]),
         ({"server": 3}, ["server: found the number 3", "a mapping with the keys host, bind"]),
         ({"memory": {"capacity": 1.5}}, ["memory.capacity", "1.5", "a whole number of at least 1"]),

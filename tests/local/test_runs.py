@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -152,6 +153,41 @@ def test_the_default_configuration_trains(tmp_path: Path) -> None:
         done = run(*THREADS, *(word for change in changes for word in ("--set", change)))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "default" / "policy.tmod").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_a_default_port_that_is_taken_gives_way_and_other_commands_find_the_new_one(
+    start: Start, tmp_path: Path
+) -> None:
+    with socket.socket() as holder:
+        with contextlib.suppress(OSError):  # taken by another program: as good
+            holder.bind(("127.0.0.1", 55555))
+            holder.listen()
+        small = ("-c", configured(tmp_path, 0.0), "--set", "server.port=null")
+        process = start("--local", *small, "--workers", "1", "--set", "trainer.rounds=1000000")
+        assert process.stdout is not None
+        told = next(line for line in process.stdout if "Port 55555 is taken" in line)
+        found = re.search(r"the Server of run small listens on port (\d+)\.", told)
+        assert found is not None, told
+        wait_for(tmp_path, lambda record: record.kind == "episode", process)
+        seen = start("--status", "--json", *small, "--log-level", "error")
+        played = start("--worker", *small, "--set", "worker.nb_episodes=1", "--set", "worker.name=more")
+        status, _ = seen.communicate(timeout=60)
+        assert seen.returncode == 0, status
+        assert [one["worker"] for one in json.loads(status)["streams"] if one["worker"] != "more"] == ["worker-1"]
+        out, _ = played.communicate(timeout=60)
+        assert played.returncode == 0, out
+        assert f"the Server of run small listens on port {found[1]}" in out
+        # A port that is set is refused, with its holder.
+        refused = start("--local", *small, "--set", f"server.port={found[1]}", "--set", "run.name=second")
+        out, _ = refused.communicate(timeout=60)
+        assert refused.returncode == 1, out
+        assert f"port {found[1]}" in out
+        assert sys.platform != "linux" or re.search(r"held by process \d+ \(.* -m tmrl_core --server", out), out
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    assert (tmp_path / "runs" / "small" / "server_port").read_bytes() == b""
 
 
 @pytest.mark.full

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import pytest
 
-from tmrl_core.config import Config, data_folder, from_values
-from tmrl_core.errors import ConfigError, NetworkError
+from tmrl_core.config import Config, data_folder, from_values, sections
+from tmrl_core.errors import ConfigError, NetworkError, PortInUseError
 from tmrl_core.networking import Server
+from tmrl_core.roles.from_config import make_server
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -64,6 +65,20 @@ def test_a_port_in_use_is_raised_and_leaves_no_thread() -> None:
         with pytest.raises(NetworkError, match=f"{server.port}.*in use.*another server.port"):
             Server(port=server.port, config=config())
         assert len([thread for thread in threading.enumerate() if thread.name == "tmrl-server"]) == 1
+
+
+def test_a_port_that_is_set_is_kept_and_the_default_one_may_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(config=config()) as first:
+        monkeypatch.setattr(sections, "DEFAULT_PORT", first.port)
+        default = config(server={})
+        with pytest.raises(PortInUseError):
+            make_server(default)
+        with pytest.raises(PortInUseError, match=f"port {first.port}"):
+            make_server(config(server={"port": first.port}), any_port=True)
+        with make_server(default, any_port=True) as second:
+            assert second.port not in (0, first.port)
+    with make_server(default, any_port=True) as third:
+        assert third.port == first.port
 
 
 SCRIPT = """

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 FAKE_PIP = """
-import json, os, sys
+import json, os, pathlib, sys
 with open({log!r}, "a") as log:
     names = ("PIP_USER", "PIP_CONSTRAINT", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
     log.write(json.dumps([sys.argv[1:], *map(os.environ.get, names)]) + "\\n")
@@ -30,6 +31,11 @@ if {fails!r} in sys.argv:
 print("WARNING: an odd index", file=sys.stderr)
 if "--report" in sys.argv:
     print({report!r})
+if "-e" in sys.argv:
+    (site,) = pathlib.Path(sys.argv[-1]).glob(".venv/[Ll]ib/**/site-packages")
+    (site / "tmrl_core-1.dist-info").mkdir(exist_ok=True)
+    record = {{"url": pathlib.Path(sys.argv[-1]).as_uri(), "dir_info": {{"editable": True}}}}
+    (site / "tmrl_core-1.dist-info" / "direct_url.json").write_text(json.dumps(record))
 """
 
 
@@ -168,6 +174,38 @@ def test_a_second_run_does_nothing_and_is_quick(checkout: Checkout, capsys: pyte
     assert capsys.readouterr().out == ""
 
 
+def test_a_copy_in_place_of_the_editable_installation_is_noticed_and_repaired(
+    checkout: Checkout, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = checkout.environment()
+    environment.ensure(["all"])
+    (record,) = environment.folder.glob("**/tmrl_core-*.dist-info/direct_url.json")
+    here = checkout.root.as_uri()
+    records: tuple[Any, ...] = (
+        {"url": here, "dir_info": {}},
+        {"url": here, "dir_info": {"editable": False}},
+        {"url": f"{here}/other", "dir_info": {"editable": True}},
+        {"url": "https://packages.example.org/x.whl", "archive_info": {}},
+        [],
+        None,
+    )
+    for content in records:
+        if content is None:
+            record.unlink()
+        else:
+            record.write_text(json.dumps(content), encoding="utf-8")
+        checkout.calls()
+        capsys.readouterr()
+        environment.ensure(["all"])
+        assert ["-e", str(checkout.root)] in [call[-2:] for call in checkout.calls()], content
+        assert "no editable installation" in capsys.readouterr().out
+        environment.ensure(["all"])
+        assert checkout.calls() == []
+    shutil.rmtree(record.parent)  # `pip uninstall`
+    environment.ensure(["all"])
+    assert len(checkout.calls()) == 5
+
+
 def test_earlier_installed_packages_stay(checkout: Checkout) -> None:
     checkout.environment().ensure(["dev"])
     checkout.calls()
@@ -247,8 +285,9 @@ def test_a_wrong_number_of_workers_is_refused() -> None:
 
 BACKEND = """
 import shutil
-def build_editable(folder, settings=None, metadata=None):
+def build_wheel(folder, settings=None, metadata=None):
     return shutil.copy({wheel!r}, folder) and {name!r}
+build_editable = build_wheel
 """
 
 
@@ -276,7 +315,7 @@ class Packages(Checkout):
         self.folder, outside = root / "packages", root / "outside"
         self.folder.mkdir()
         outside.mkdir()
-        wheel = make_wheel(outside, "x")
+        wheel = make_wheel(outside, "tmrl_core")
         (root / "backend.py").write_text(BACKEND.format(wheel=str(wheel), name=wheel.name))
         (root / "pyproject.toml").write_text(
             "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
@@ -323,6 +362,20 @@ def test_a_changed_file_is_refused_with_its_hash_and_advice(packages: Packages) 
     assert "scripts/pins.py --update" in message
 
 
+def test_pip_install_of_the_checkout_by_hand_is_repaired(packages: Packages) -> None:
+    make_wheel(packages.folder, "torch", "2.13.0+cpu")
+    packages.installed()
+    environment = packages.environment()
+    pip = [sys.executable, "-m", "pip", "--python", str(environment.python)]
+    command = [*pip, "install", "--no-deps", "--no-build-isolation", str(packages.root)]
+    (record,) = environment.folder.glob("**/tmrl_core-*.dist-info/direct_url.json")
+    assert json.loads(record.read_text(encoding="utf-8"))["dir_info"] == {"editable": True}
+    subprocess.run(command, check=True, capture_output=True)
+    assert json.loads(record.read_text(encoding="utf-8"))["dir_info"] == {}
+    packages.installed()
+    assert json.loads(record.read_text(encoding="utf-8"))["dir_info"] == {"editable": True}
+
+
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the package index has the CPU build")
 def test_a_foreign_build_of_torch_loses_against_the_index_of_cpu_builds(
@@ -334,4 +387,4 @@ def test_a_foreign_build_of_torch_loses_against_the_index_of_cpu_builds(
     wheel = make_wheel(index, "torch", "2.13.0+cpu")
     (index / "index.html").write_text(f"<a href='{wheel.name.replace('+', '%2B')}'>{wheel.name}</a>")
     monkeypatch.setattr(packages.module, "CPU_INDEX", index.parent.as_uri())
-    assert packages.installed() == {"of_all==1.0", "of_source==1.0", "torch==2.13.0+cpu", "x==1.0"}
+    assert packages.installed() == {"of_all==1.0", "of_source==1.0", "torch==2.13.0+cpu", "tmrl_core==1.0"}

@@ -11,7 +11,7 @@ import pytest
 
 from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.storage import FolderLock
-from tmrl_core.storage.lock import LOCKED_BYTE, lock_file
+from tmrl_core.storage.lock import LOCKED_BYTE, is_locked, lock_file
 
 HOLD = """
 import sys, time
@@ -79,3 +79,16 @@ def test_on_windows_a_lock_that_is_held_for_a_moment_is_tried_again_soon(
             with pytest.raises(BlockingIOError, match="held"):
                 lock_file(file.fileno())
     assert positions == [LOCKED_BYTE] * (3 if wait else 1)
+
+
+def test_a_test_sees_the_lock_of_another_open_file_and_no_other_test(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as first, path.open("rb") as second:
+        assert not is_locked(first.fileno())
+        assert os.name != "posix" or not is_locked(second.fileno())
+    with path.open("rb+") as holder, path.open("rb") as reader:
+        lock_file(holder.fileno())
+        assert is_locked(reader.fileno())
+        holder.close()
+        assert not is_locked(reader.fileno())

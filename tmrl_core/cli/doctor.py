@@ -10,6 +10,7 @@ import msgspec
 
 from tmrl_core.cli.main import all_overrides, common_options, config_file, module_folders, set_up_logging, shown
 from tmrl_core.config import load
+from tmrl_core.config.server_port import with_port_of_run
 from tmrl_core.doctor import Step, examine
 from tmrl_core.errors import ConfigError
 
@@ -58,7 +59,7 @@ def run_doctor(arguments: Sequence[str]) -> int:
     path = config_file(options)
     steps: list[Step] = []
     for step in examine(
-        lambda: load(path, all_overrides(options)),
+        lambda: with_port_of_run(load(path, all_overrides(options))),
         source=str(path) if path is not None else "built-in defaults",
         folders=module_folders(path),
         role=options.role,

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
+from tmrl_core.config.server_port import with_port_of_run
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.shutdown import ShutdownSignal
 from tmrl_core.terminal_log import TerminalHandler
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 """Switch interval of the interpreter's threads: the I/O thread must answer while Python code computes."""
+
+CLIENTS = ("worker", "expert", "trainer", "gateway", "status")
+"""Roles that connect to a Server."""
 
 EPILOG = """\
 examples:
@@ -226,7 +230,8 @@ def parser() -> argparse.ArgumentParser:
     supervised.add_argument(
         "--announce",
         action="store_true",
-        help="with --server or --gateway: print the port as a line of JSON once it listens",
+        help="with --server or --gateway: print the port as a line of JSON once it listens; a Server takes a free port "
+        "if the default one is taken",
     )
     return made
 
@@ -266,6 +271,8 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
             f"network.transport: local connects threads of one process, and --{options.role} is a process of its own; "
             "take --local --single-process, or network.transport: tls"
         )
+    if options.role in CLIENTS:
+        config = with_port_of_run(config)
     if config.multiagent is not None:
         check_multiagent(options)
     use(config)
@@ -411,7 +418,8 @@ def server(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.roles import from_config as roles
 
     roles.ensure_credentials(config)
-    with roles.make_server(config) as made:
+    # With --announce, the default port is not a promise: the supervisor passes the printed one on.
+    with roles.make_server(config, any_port=options.announce) as made:
         if options.announce:
             print(json.dumps({"port": made.port}), flush=True)
         lines = ServerLines(made)
@@ -459,7 +467,7 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
         collect = functools.partial(roles.run_worker, made, config, expert=options.role == "expert")
     try:
         shutdown.calls(made.stop)
-        where = f"{config.server.host} port {config.server.port}"
+        where = f"{config.server.host} port {config.server.tcp_port}"
         with Screen(WorkerDisplay(made, where, config.run.name)):
             collect()
     finally:

@@ -18,6 +18,7 @@ MIB = 2**20
 
 Reference = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+DEFAULT_PORT = 55555
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
@@ -259,7 +260,13 @@ class ServerSection(Section, frozen=True, kw_only=True):
         Text | None,
         doc("Address to listen on. null: loopback if `host` is a loopback name, else every interface."),
     ] = None
-    port: Annotated[Port, doc("TCP port. 0: the Server chooses a free port (`--local` passes it on).")] = 55555
+    port: Annotated[
+        Port | None,
+        doc(
+            "TCP port. null: 55555; if it is taken, `--local` takes a free port, which the other commands for the run "
+            "find in the run's folder. 0: a free port. A number that is taken is refused."
+        ),
+    ] = None
     max_workers: Annotated[
         Positive | None, doc("Maximum number of workers. Further workers are refused until one leaves. null: no limit.")
     ] = None
@@ -311,6 +318,11 @@ class ServerSection(Section, frozen=True, kw_only=True):
         if self.spool_bytes is not None:
             return self.spool_bytes
         return 80 * MIB if self.spool_dir is None else 320 * MIB
+
+    @property
+    def tcp_port(self) -> int:
+        """Return `port`, or the default port for null."""
+        return DEFAULT_PORT if self.port is None else self.port
 
     @property
     def bind_address(self) -> str:

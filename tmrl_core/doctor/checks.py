@@ -103,8 +103,8 @@ def examine(
     yield Step(
         "configuration",
         "ok",
-        f"{source}: run {config.run.name!r}, Server {server.host} port {server.port}, transport {network.transport}, "
-        f"as {role}",
+        f"{source}: run {config.run.name!r}, Server {server.host} port {server.tcp_port}, "
+        f"transport {network.transport}, as {role}",
     )
     try:
         yield Step("code", "ok", machine.code(config, role, folders))
@@ -179,11 +179,11 @@ class _Examiner:
         """Yield the steps in order, up to the first failure that the rest depends on."""
         name = "name"
         try:
-            addresses = way.resolve(self.host, self.config.server.port)
+            addresses = way.resolve(self.host, self.config.server.tcp_port)
             yield Step(name, "ok", f"{self.host} is {', '.join(map(str, addresses))}")
             name = "port"
             self._sock, address, seconds = way.connect(addresses, self.timeout_s)
-            port = self.config.server.port
+            port = self.config.server.tcp_port
             yield Step(name, "ok", f"{address} port {port} answers in {1000 * seconds:.1f} ms")
             name = "TLS"
             if self.config.network.transport == "tlspyo":
@@ -219,7 +219,7 @@ class _Examiner:
             self.why_not = "without what tlspyo needs"
             raise _Stop
         server = self.config.server
-        self._conversation = link = Conversation(self.transport, server.host, server.port, self.timeout_s)
+        self._conversation = link = Conversation(self.transport, server.host, server.tcp_port, self.timeout_s)
         failed: Step | None = None
         try:
             link.dial()

@@ -17,12 +17,13 @@ from types import TracebackType
 
 from tmrl_core.config import Config, is_loopback
 from tmrl_core.config.sections import gateway_url
-from tmrl_core.errors import CredentialsError, MissingExtraError, NetworkError, TmrlError
+from tmrl_core.errors import CredentialsError, MissingExtraError, NetworkError, PortInUseError, TmrlError
 from tmrl_core.gateway.from_config import make_agents
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.api_keys import ApiKeys, make_owner_token
 from tmrl_core.networking.security.tls_contexts import server_context
 from tmrl_core.networking.transports.base import new_event_loop
+from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.roles.server import raise_file_limit
 
 try:
@@ -260,9 +261,8 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
         for open_one in made:
             open_one.close()
         if exc.errno == errno.EADDRINUSE:
-            raise NetworkError(
-                f"port {port} of {host} is in use: end the program that listens there, or set gateway.port"
-            ) from exc
+            holder = port_holder(port) or "the program that listens there"
+            raise PortInUseError(f"port {port} of {host} is in use: end {holder}, or set gateway.port") from exc
         raise NetworkError(f"the gateway cannot listen on {host} port {port}: {exc.strerror or exc}") from exc
     return made
 

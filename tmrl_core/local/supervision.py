@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tmrl_core.config import Config, use, with_changes
+from tmrl_core.config.server_port import PortRecord
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.shutdown import CHECKPOINT, STOP, ShutdownSignal
 from tmrl_core.storage import open_own
@@ -313,6 +315,7 @@ class Pipeline(Processes):
         super().__init__(config)
         self._passed = list(passed)
         self._disk_due = 0.0
+        self._port_record: PortRecord | None = None
         self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
         names = [f"worker-{index + 1}" for index in range(workers)]
         self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
@@ -323,6 +326,7 @@ class Pipeline(Processes):
         """Start the Server first, because the others need its port."""
         self.server.start(announces=True)
         port = self.port_of_server(view)
+        self._record_port(port, view)
         there = [*self._passed, "--set", f"server.port={port}"]
         self.server.arguments = ["--server", "--announce", *there]
         self.trainer.arguments = ["--trainer", *there]
@@ -332,6 +336,23 @@ class Pipeline(Processes):
             gateway.arguments = ["--gateway", *there]
         for child in (self.trainer, *self.gateways, *self.workers):
             child.start()
+
+    def _record_port(self, port: int, view: Watcher) -> None:
+        """Say which port replaces the default one, and record the port for other commands of this run."""
+        server, run = self._config.server, self._config.run
+        if server.port is None and port != server.tcp_port:
+            holder = port_holder(server.tcp_port)
+            view.say(
+                f"Port {server.tcp_port} is taken{f' by {holder}' if holder else ''}: the Server of run {run.name} "
+                f"listens on port {port}. --status and --worker for this run find it in {self._config.run_folder}."
+            )
+        try:
+            self._port_record = PortRecord(self._config.run_folder, port)
+        except OSError as exc:
+            view.say(
+                f"The port cannot be recorded in {self._config.run_folder} ({exc.strerror or exc}): --status and "
+                f"--worker for this run need --set server.port={port}"
+            )
 
     def port_of_server(self, view: Watcher) -> int:
         """Wait for the line with the Server's port.
@@ -396,6 +417,8 @@ class Pipeline(Processes):
         self._end([self.trainer], TRAINER_END_S, view)
         if (self.trainer.status or 0) > 0:  # the log names a killed role
             self.failed = self.trainer.failure()
+        if self._port_record is not None:
+            self._port_record.close()
         self._end([self.server], SERVER_END_S, view)
 
     def checkpoint(self) -> None:
@@ -442,7 +465,7 @@ class Threads(Group):
 
     def start(self, view: Watcher) -> None:
         """Start Server, trainer and workers; each is created here and runs in its own thread."""
-        self._server = roles.make_server(self._config)
+        self._server = roles.make_server(self._config, any_port=True)
         config = with_changes(self._config, [f"server.port={self._server.port}"])
         use(config)
         self._trainer = roles.make_trainer(config)

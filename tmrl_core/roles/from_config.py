@@ -21,7 +21,7 @@ from tmrl_core.config.algorithms import (
     policy_problem,
     stacks_problem,
 )
-from tmrl_core.errors import ConfigError, MissingExtraError
+from tmrl_core.errors import ConfigError, MissingExtraError, PortInUseError
 
 if TYPE_CHECKING:
     from tmrl_core.networking import RolloutWorker, Server, Trainer
@@ -46,16 +46,26 @@ def ensure_credentials(config: Config) -> bool:
     return credentials.ensure(credentials.find(network.credentials_dir), tlspyo=network.transport == "tlspyo")
 
 
-def make_server(config: Config) -> Server:
+def make_server(config: Config, *, any_port: bool = False) -> Server:
     """Return the Server, which listens already.
+
+    Args:
+        config: the configuration.
+        any_port: True: if `server.port` is not set and the default port is taken, take a free one.
 
     Raises:
         ConfigError, CredentialsError: the settings or the credentials are invalid.
-        NetworkError: the port cannot be opened.
+        NetworkError: the port cannot be opened (PortInUseError: another process holds it).
     """
     from tmrl_core.networking import Server
 
-    return Server(config=config)
+    try:
+        return Server(config=config)
+    except PortInUseError:
+        if not any_port or config.server.port is not None:
+            raise
+    # The Server itself tries: a port that was found free beforehand may be taken when the Server starts.
+    return Server(port=0, config=config)
 
 
 def make_worker(

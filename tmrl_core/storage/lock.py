@@ -126,6 +126,32 @@ def _try_lock(descriptor: int) -> None:
             os.lseek(descriptor, 0, os.SEEK_SET)
 
 
+def is_locked(descriptor: int) -> bool:
+    """Return True if another open file holds the lock.
+
+    The test takes the lock, which closing this file releases. On POSIX, tests at the same time do not see each other.
+
+    Raises:
+        OSError: the lock cannot be tested.
+    """
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+    import msvcrt
+
+    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    except OSError:
+        return True
+    return False
+
+
 def _holder(descriptor: int) -> str:
     try:
         os.lseek(descriptor, 0, os.SEEK_SET)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
-from tmrl_core.errors import NetworkError
+from tmrl_core.errors import NetworkError, PortInUseError
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import StreamSender
@@ -152,9 +152,10 @@ class TransportSuite:
 
     @in_loop
     async def test_a_port_in_use_is_an_error(self) -> None:
-        """The error for a used port names the port."""
+        """The error for a used port is a PortInUseError that names the port."""
         async with Session(self) as session:
-            error = await _error_of(session.server.serve(self.host, session.listener.port, session.accept))
+            again = session.server.serve(self.host, session.listener.port, session.accept)
+            error = await _error_of(again, PortInUseError)
             assert str(session.listener.port) in error
             assert "in use" in error
 
@@ -270,12 +271,12 @@ def make_trainer() -> TrainerState:
     return TrainerState(run="run", name="trainer", peer=b"t" * 16, inbox_bytes=4 << 20)
 
 
-async def _error_of(work: Coroutine[Any, Any, object]) -> str:
+async def _error_of(work: Coroutine[Any, Any, object], kind: type[NetworkError] = NetworkError) -> str:
     try:
         await work
-    except NetworkError as error:
+    except kind as error:
         return str(error)
-    raise AssertionError("a NetworkError was expected")
+    raise AssertionError(f"a {kind.__name__} was expected")
 
 
 class Session:

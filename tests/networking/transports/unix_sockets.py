@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from tmrl_core.errors import NetworkError
+from tmrl_core.errors import NetworkError, PortInUseError
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
 
@@ -28,7 +28,7 @@ class UnixTransport(Transport):
         port = port or next(number for number in range(1, 65_536) if not self._path(number).exists())
         path = self._path(port)
         if path.exists():
-            raise NetworkError(f"port {port} is in use: {path} exists. Choose another port, or remove the file.")
+            raise PortInUseError(f"port {port} is in use: {path} exists. Choose another port, or remove the file.")
         listener = UnixListener(port, path)
 
         def make() -> UnixDriver:

@@ -39,7 +39,7 @@ def _of_env(name: str) -> Callable[[Config], Any]:
 
 _NAMES: dict[str, Callable[[Config], Any]] = {
     "PASSWORD": lambda config: token_from_environment(os.environ),
-    "PORT": lambda config: config.server.port,
+    "PORT": lambda config: config.server.tcp_port,
     "LOCAL_PORT_SERVER": lambda config: config.network.local_port_server,
     "LOCAL_PORT_WORKER": lambda config: config.network.local_port_worker,
     "LOCAL_PORT_TRAINER": lambda config: config.network.local_port_trainer,

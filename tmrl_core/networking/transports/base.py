@@ -43,7 +43,8 @@ class Transport(ABC):
         """Listen, and drive a connection from `accept` for each peer.
 
         Raises:
-            NetworkError: the address cannot be used, for example because the port is in use.
+            NetworkError: the address cannot be used.
+            PortInUseError: the port is in use.
         """
 
     @abstractmethod

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable
 
-from tmrl_core.errors import NetworkError
+from tmrl_core.errors import NetworkError, PortInUseError
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.transports.base import Driver, Listener, Transport
 
@@ -32,7 +32,7 @@ class LocalTransport(Transport):
             if port == 0:
                 port = next(number for number in _ports if number not in _listeners)
             elif port in _listeners:
-                raise NetworkError(f"port {port} of the transport 'local' is in use in this process; choose another")
+                raise PortInUseError(f"port {port} of the transport 'local' is in use in this process; choose another")
             listener.number = port
             _listeners[port] = listener
         return listener

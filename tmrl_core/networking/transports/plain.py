@@ -10,7 +10,7 @@ import stat
 import sys
 from pathlib import Path
 
-from tmrl_core.storage.lock import LOCKED_BYTE, lock_file
+from tmrl_core.storage.lock import is_locked, lock_file
 from tmrl_core.storage.own_files import BINARY
 
 
@@ -67,7 +67,7 @@ def plain_server(port: int) -> bool:
             if said["port"] != port or said["host"] != platform.node():  # data folders may be shared by machines
                 return False
             # A process id of 0 or less would mean a whole group of processes.
-            return type(pid) is int and pid > 0 and _alive(pid) and _is_locked(descriptor)
+            return type(pid) is int and pid > 0 and _alive(pid) and is_locked(descriptor)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return False
 
@@ -90,27 +90,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return False
     return True
-
-
-def _is_locked(descriptor: int) -> bool:
-    """Return True if another open file holds the lock. Closing this file releases the lock taken by the check.
-
-    Raises:
-        OSError: the lock cannot be tested.
-    """
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
-    import msvcrt
-
-    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
-    try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-    except OSError:
-        return True
-    return False

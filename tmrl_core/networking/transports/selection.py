@@ -71,7 +71,7 @@ def link_settings(
     address, folder = given(host, config.server.host), given(keys_dir, network.credentials_dir)
     arguments: dict[str, Any] = {
         "host": "127.0.0.1" if address is None else address,
-        "port": given(port, config.server.port),
+        "port": given(port, config.server.tcp_port),
         "transport": given(transport, network.transport),
         "security": network.security if isinstance(security, Cfg) else security,
         "credentials_dir": str(folder) if folder is not None else None,

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from tmrl_core.errors import HandshakeError, NetworkError
+from tmrl_core.errors import HandshakeError, NetworkError, PortInUseError
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import spare
 from tmrl_core.networking.security.admission import Admission, PendingConnection
@@ -27,6 +27,7 @@ from tmrl_core.networking.security.authentication import ClientAccess, ServerAcc
 from tmrl_core.networking.security.certificates import clean_serial
 from tmrl_core.networking.security.handshakes import reason_of, weight_of
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
+from tmrl_core.networking.transports.port_holder import port_in_use_text
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +58,13 @@ _WHICH_SECURITY = (
 )
 
 
-def _what_to_do(exc: OSError) -> str:
+def _what_to_do(exc: OSError, port: int) -> str:
     """Return the next step for a port that cannot be listened on."""
     if exc.errno == errno.EADDRNOTAVAIL or isinstance(exc, socket.gaierror):
         return "That is not an address of this machine: set server.bind to one of its addresses, or to null."
     if exc.errno == errno.EACCES:
         return "This user may not use that port: set a server.port of 1024 or more."
-    return "Is another Server running there? Stop it, or set another server.port."
+    return port_in_use_text(port)
 
 
 class TlsTransport(Transport):
@@ -119,8 +120,9 @@ class TlsTransport(Transport):
                 lambda: _Gate(self, make, loop), host or None, port, backlog=256, reuse_address=sys.platform != "win32"
             )
         except OSError as exc:
-            raise NetworkError(
-                f"cannot listen on {host or '*'} port {port}: {exc.strerror or exc}. {_what_to_do(exc)}"
+            kind = PortInUseError if exc.errno == errno.EADDRINUSE else NetworkError
+            raise kind(
+                f"cannot listen on {host or '*'} port {port}: {exc.strerror or exc}. {_what_to_do(exc, port)}"
             ) from exc
         listener.timer = loop.call_later(_POLL_S, poll_credentials)
         return listener

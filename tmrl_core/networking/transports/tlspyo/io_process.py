@@ -20,6 +20,7 @@ connection, or when its parent process changes.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
 import os
@@ -200,7 +201,8 @@ class TlspyoRelay(Server):  # type: ignore[misc]
             else:
                 self._listener = reactor.listenTCP(port, factory, backlog=256, interface=host)
         except error.CannotListenError as exc:
-            self.endpoint.tell(0, "FAILED", ["port", exc.socketError.strerror or str(exc)])
+            kind = "port in use" if exc.socketError.errno == errno.EADDRINUSE else "port"
+            self.endpoint.tell(0, "FAILED", [kind, exc.socketError.strerror or str(exc)])
         except Exception as exc:
             self.endpoint.tell(0, "FAILED", ["credentials", f"{type(exc).__name__}: {exc}"])
         else:

@@ -19,12 +19,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from tmrl_core.errors import ConfigError, CredentialsError, HandshakeError, NetworkError, RemoteProtocolError
+from tmrl_core.errors import (
+    ConfigError,
+    CredentialsError,
+    HandshakeError,
+    NetworkError,
+    PortInUseError,
+    RemoteProtocolError,
+)
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import spare
 from tmrl_core.networking.protocol.messages import plain
 from tmrl_core.networking.security.admission import AdmissionSettings
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
+from tmrl_core.networking.transports.port_holder import port_in_use_text
 from tmrl_core.networking.transports.tlspyo.link import MAX_MESSAGE_BYTES, LinkPieces, PieceKind, piece_bytes
 from tmrl_core.networking.transports.tlspyo.process import START_S, IoProcess, check_installed
 
@@ -471,11 +479,10 @@ class TlspyoListener(Listener):
                 self._listening.set_exception(self._explain(*content))
 
     def _explain(self, kind: str, text: str) -> NetworkError | CredentialsError:
-        if kind == "port":
-            return NetworkError(
-                f"cannot listen on {self._host or '*'} port {self._asked}: {text}. "
-                "Is another Server running there? Stop it, or set another server.port."
-            )
+        if kind in ("port", "port in use"):
+            error = PortInUseError if kind == "port in use" else NetworkError
+            todo = port_in_use_text(self._asked)
+            return error(f"cannot listen on {self._host or '*'} port {self._asked}: {text}. {todo}")
         return CredentialsError(f"tlspyo's Relay cannot use certificate.pem and key.pem: {text}")
 
     @property
