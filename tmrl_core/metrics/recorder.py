@@ -53,7 +53,8 @@ class Recorder:
         longest_pause_s: see `pause_s`.
         elapsed_s: duration of the run before this process (after a resume).
         env_steps: environment steps of the run before this process.
-        clock: seconds since 1970.
+        clock: monotonic seconds, for the elapsed time.
+        wall_clock: seconds since 1970, for the time of a record.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Recorder:
         longest_pause_s: float = 60.0,
         elapsed_s: float = 0.0,
         env_steps: int = 0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if queue_records < 1 or attempts < 1:
             raise ValueError(f"queue_records and attempts must be at least 1, got {queue_records} and {attempts}")
         self._clock = clock
-        self.started_s = clock() - elapsed_s
+        self._wall_clock = wall_clock
+        self._started_s = clock() - elapsed_s
         self._env_steps = env_steps
         self._closed = False
         self._closed_in_time = False
@@ -83,7 +86,7 @@ class Recorder:
     @property
     def elapsed_s(self) -> float:
         """Return the seconds since the run began, over resumes, for a checkpoint."""
-        return max(0.0, self._clock() - self.started_s)
+        return self._clock() - self._started_s
 
     @property
     def states(self) -> list[SinkState]:
@@ -105,7 +108,7 @@ class Recorder:
             values: values by name; see `names.VOCABULARY`.
             step: number of updates so far.
         """
-        made = record(kind, values, step=step, started_s=self.started_s, now_s=self._clock())
+        made = record(kind, values, step=step, elapsed_s=self.elapsed_s, time_s=self._wall_clock())
         if made.env_steps is None:
             made = msgspec.structs.replace(made, env_steps=self._env_steps)
         self._env_steps = made.env_steps or 0

@@ -37,7 +37,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         time_s: time in seconds since 1970 (UTC).
-        elapsed_s: time in seconds since the run began.
+        elapsed_s: time in seconds since the run began, of a clock that nobody sets.
         step: number of updates (gradient steps) so far.
         kind: subject of the record.
         values: values by name; see `names.VOCABULARY`.
@@ -109,23 +109,22 @@ def record(
     values: Mapping[str, Any],
     *,
     step: int,
-    started_s: float,
-    now_s: float | None = None,
+    elapsed_s: float,
+    time_s: float | None = None,
 ) -> MetricRecord:
-    """Create a record with the present time.
+    """Create a record.
 
     Args:
         kind: subject of the record.
         values: values by name, also by the names of rows (`names.OF_ROWS`); `plain` converts them.
         step: number of updates so far.
-        started_s: start of the run, in seconds since 1970; after a resume, the present time minus the earlier duration.
-        now_s: seconds since 1970; None: the clock's.
+        elapsed_s: seconds since the run began. It is not computed from `time_s`, since the wall clock may be set.
+        time_s: seconds since 1970; None: the present time.
     """
-    now_s = time.time() if now_s is None else now_s
     named = names.with_metric_names(kind, plain(values))
     return MetricRecord(
-        time_s=now_s,
-        elapsed_s=max(0.0, now_s - started_s),
+        time_s=time.time() if time_s is None else time_s,
+        elapsed_s=elapsed_s,
         step=int(step),
         kind=kind,
         values=named,

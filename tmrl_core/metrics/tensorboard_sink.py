@@ -53,6 +53,7 @@ class TensorBoardSink(MetricSink):
         self._tensor_type: Any = tensor_pb2.TensorProto
         self._text_metadata: Any = metadata.create_summary_metadata(display_name="", description="")
         self._x_axis: Axis = x_axis
+        self._began_s: float | None = None
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard searches and sorts files by this name. tensorboard's own EventFileWriter would add a thread and a
@@ -78,10 +79,12 @@ class TensorBoardSink(MetricSink):
         if record.kind == "event" and (text := record.text(names.MESSAGE) or record.text(names.PHASE)):
             values.append(self._text(f"event/{record.text(names.EVENT) or 'event'}", text))
         if values:
+            if self._began_s is None:
+                self._began_s = record.time_s - record.elapsed_s
+            # TensorBoard's relative axis subtracts these times, so they must not jump when somebody sets the clock.
+            wall_time = self._began_s + record.elapsed_s
             summary = self._summary_type(value=values)
-            self._write(
-                self._event_type(wall_time=record.time_s, step=int(record.at(self._x_axis) or 0), summary=summary)
-            )
+            self._write(self._event_type(wall_time=wall_time, step=int(record.at(self._x_axis) or 0), summary=summary))
 
     def flush(self) -> None:
         """Pass written records to the operating system."""
