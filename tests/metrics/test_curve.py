@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -41,6 +42,11 @@ def network(index: int, **values: float) -> MetricRecord:
 def evaluation(index: int, **values: float) -> MetricRecord:
     values = {"return_evaluation": -500.0 + index, "samples_received": 200.0 * index, **values}
     return record("evaluation", values, step=100 * index, elapsed_s=float(index))
+
+
+def cut(index: int, mode: str = "train") -> MetricRecord:
+    made = episode(index, mode)
+    return msgspec.structs.replace(made, values={**made.values, "worker": "late", "end": "aborted"})
 
 
 @pytest.fixture
@@ -96,6 +102,22 @@ def test_a_whole_run(tmp_path: Path, drawn: list[Figure]) -> None:
     assert np.asarray(upper.collections[0].get_offsets()).shape == (60, 2)
     low, high = upper.get_ylim()
     assert low < -1000 < -200 < high
+
+
+def test_episodes_that_were_cut_are_not_drawn(tmp_path: Path, drawn: list[Figure]) -> None:
+    records = [start(), *map(episode, range(0, 20, 2)), cut(30), cut(31, "test"), cut(59)]
+    write(tmp_path, records)
+    draw(tmp_path)
+    upper = drawn[0].axes[0]
+    assert np.asarray(upper.collections[0].get_offsets())[:, 1].tolist() == [
+        -1000.0 + 10.0 * index for index in range(0, 20, 2)
+    ]
+    shown = texts(drawn[0])
+    assert "training episodes" in shown
+    assert "test episodes" not in shown
+    (summary,) = [text for text in shown if "elapsed" in text]
+    assert "12,000 environment steps" in summary
+    assert "0:59 elapsed" in summary
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,19 @@ def test_the_phase_is_inferred_until_it_is_recorded() -> None:
     assert phases == ["waiting", "collecting", "learning", "evaluating", "evaluating", "evaluating", "done"]
 
 
+def test_returns_of_episodes_that_were_cut_are_left_out() -> None:
+    shown = display([episode(1, -200.0), episode(2, -300.0)])
+    values = episode_values(
+        worker="a", mode="train", episode_return=-7.0, length=3, samples_received=900, end="aborted"
+    )
+    test = episode_values(worker="a", mode="test", episode_return=-7.0, length=3, samples_received=900, end="aborted")
+    shown.update([record("episode", made, step=0, elapsed_s=3.0) for made in (values, test)])
+    line = shown.line()
+    assert "train -250" in line
+    assert "test" not in line
+    assert "samples 900" in line
+
+
 def test_the_clock_stops_at_the_end_of_the_run() -> None:
     shown = display([*RUN, make("event", 50, 2500, event="end", message="learned")], now_s=500.0)
     assert shown.elapsed_s == 50.0

@@ -27,6 +27,16 @@ def test_the_time_is_the_clocks_when_it_is_not_given() -> None:
     assert made.time_s > 1_000_000_000
 
 
+@pytest.mark.parametrize(("end", "cut"), [("terminated", False), ("truncated", False), ("aborted", True), ("", False)])
+def test_a_cut_episode_gives_no_numbers_for_charts(end: str, cut: bool) -> None:
+    values = episode_values(worker="a", mode="train", episode_return=-7.0, length=3, samples_received=9, end=end)
+    made = record("episode", values, step=1, elapsed_s=1.0)
+    assert made.is_cut == cut
+    assert made.number(names.RETURN_TRAIN) == -7.0
+    assert made.env_steps == 9
+    assert (names.RETURN_TRAIN in made.numbers()) != cut
+
+
 def test_a_record_survives_its_line() -> None:
     made = make(memory_len=10, return_test=-1.25, worker="näme", connected=True, lack=None)
     line = encode_line(made)

@@ -111,7 +111,7 @@ class ProgressDisplay:
             self._window.append((record.elapsed_s, samples, record.step))
             while record.elapsed_s - self._window[0][0] > _RATE_WINDOW_S and len(self._window) > 2:
                 self._window.popleft()
-        if record.kind == "episode":
+        if record.kind == "episode" and not record.is_cut:
             if (train := record.number(names.RETURN_TRAIN)) is not None:
                 self._train.add(train)
                 self._recent_train.append(train)

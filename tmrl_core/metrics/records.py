@@ -51,6 +51,11 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, Value]
     env_steps: int | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """True: an episode that its environment or the end of a run cut. Its return is left out of means and curves."""
+        return self.kind == "episode" and self.values.get(names.END) == "aborted"
+
     def at(self, axis: Axis) -> float | None:
         """Return the position on an axis; None: unknown."""
         return {"env_steps": self.env_steps, "updates": self.step, "wall_time": self.elapsed_s}[axis]
@@ -63,7 +68,12 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
         return float(value)
 
     def numbers(self) -> dict[str, float]:
-        """Return the metrics without labels. True and False become 1 and 0; values that are not finite are included."""
+        """Return the metrics for a chart, without labels; {} for a cut episode.
+
+        True and False become 1 and 0; values that are not finite are included.
+        """
+        if self.is_cut:
+            return {}
         return {
             name: float(value) for name, value in self.values.items() if "/" in name and isinstance(value, int | float)
         }

@@ -94,7 +94,7 @@ class TrainingMemory(ABC):
 
     Attributes:
         stat_test_return, stat_train_return: return of the latest episode of each mode; NaN before the first. Episodes
-            of an evaluation do not count.
+            of an evaluation and aborted ones do not count.
         stat_test_steps, stat_train_steps: length of that episode.
         deferred: on disk, write with `commit` only.
     """
@@ -130,7 +130,7 @@ class TrainingMemory(ABC):
     def note_statistics(self, buffer: Buffer) -> None:
         """Record the latest episodes of `buffer`."""
         for record in buffer.episodes:
-            if record.evaluation is not None:
+            if record.evaluation is not None or record.end == "aborted":
                 continue
             if record.mode == "test":
                 self.stat_test_return, self.stat_test_steps = record.episode_return, record.length
