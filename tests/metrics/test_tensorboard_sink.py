@@ -62,6 +62,17 @@ def test_setting_the_wall_clock_does_not_move_the_curves(tmp_path: Path) -> None
     assert [(point.wall_time, point.step) for point in points] == [(5000.0, 60), (5010.0, 70), (5020.0, 80)]
 
 
+def test_tensorboard_discards_what_a_resume_has_cut(tmp_path: Path) -> None:
+    for purge_step, steps in ((None, range(100, 700, 100)), (301, range(350, 750, 100))):
+        with TensorBoardSink(tmp_path, x_axis="updates", purge_step=purge_step) as sink:
+            for step in steps:
+                sink.write(record("round", {"return_test": 1.0}, step=step, elapsed_s=1.0))
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    shown = [point.step for point in accumulator.Scalars("rollout/test_ep_rew")]
+    assert shown == [100, 200, 300, 350, 450, 550, 650]
+
+
 def test_tensorboard_shows_events_as_text(tmp_path: Path) -> None:
     with TensorBoardSink(tmp_path) as sink:
         sink.write(record("event", {"event": "checkpoint", "message": "wrote näme"}, step=7, elapsed_s=0.0))

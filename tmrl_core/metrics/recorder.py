@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tmrl_core.metrics.branch import position_in
 from tmrl_core.metrics.records import Kind, MetricRecord, record
-from tmrl_core.metrics.sinks import MetricSink
+from tmrl_core.metrics.sinks import JsonLinesSink, MetricSink
 
 logger = logging.getLogger(__name__)
 
@@ -122,11 +123,17 @@ class Recorder:
             named["message"] = message
         return self.record("event", {**named, **values}, step=step)
 
-    def write(self, record: MetricRecord) -> None:
-        """Add a record to every sink's queue. Safe from any thread; never blocks. After `close`, do nothing."""
+    def write(self, record: MetricRecord, *, in_file: bool = False) -> None:
+        """Add a record to every sink's queue. Safe from any thread; never blocks. After `close`, do nothing.
+
+        Args:
+            record: the record.
+            in_file: True: `metrics.jsonl` has it already.
+        """
         if not self._closed:
             for lane in self._lanes:
-                lane.put(record)
+                if not (in_file and isinstance(lane.sink, JsonLinesSink)):
+                    lane.put(record)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every sink has written and flushed the earlier records; return False after `timeout_s` seconds."""
@@ -134,6 +141,18 @@ class Recorder:
         marks = [(lane, lane.ask_flush()) for lane in self._lanes]
         late = [lane for lane, mark in marks if not lane.wait_flushed(mark, deadline - time.monotonic())]
         return not late
+
+    def position(self, timeout_s: float = 1.0) -> tuple[int, int] | None:
+        """Return the position after the earlier records in `metrics.jsonl`, for a checkpoint (`branch.position_in`).
+
+        After `timeout_s` seconds, return the position after the records that are written by then. None: there is no
+        such file.
+        """
+        for lane in self._lanes:
+            if isinstance(lane.sink, JsonLinesSink):
+                lane.wait_flushed(lane.ask_flush(), timeout_s)
+                return position_in(lane.sink.path)
+        return None
 
     def close(self, timeout_s: float = 20.0) -> bool:
         """Make every sink write the queued records, flush and close. Further calls do nothing.
@@ -169,7 +188,7 @@ class _Lane:
     """
 
     def __init__(self, sink: MetricSink, limit: int, *, attempts: int, pause_s: float, longest_pause_s: float) -> None:
-        self._sink = sink
+        self.sink = sink
         self._limit = limit
         self._attempts = attempts
         self._pause_s = pause_s
@@ -192,7 +211,7 @@ class _Lane:
     def state(self) -> SinkState:
         with self._wake:
             return SinkState(
-                name=self._sink.name,
+                name=self.sink.name,
                 written=self._written,
                 waiting=len(self._queue),
                 dropped=self._dropped,
@@ -233,9 +252,7 @@ class _Lane:
             left = len(self._queue)
             self._dropped += left
             self._queue.clear()
-        logger.warning(
-            "metric sink %s did not finish in time; it is left behind with %d records", self._sink.name, left
-        )
+        logger.warning("metric sink %s did not finish in time; it is left behind with %d records", self.sink.name, left)
         return False
 
     def _run(self) -> None:
@@ -255,13 +272,13 @@ class _Lane:
                     continue
             # The queue is empty: flush, so that readers see the records.
             if unflushed:
-                self._try("flush", self._sink.flush)
+                self._try("flush", self.sink.flush)
                 unflushed = False
             with self._wake:
                 self._flushes_done = max(self._flushes_done, asked)
                 self._wake.notify_all()
             if closing and record is None:
-                self._try("close", self._sink.close)
+                self._try("close", self.sink.close)
                 with self._wake:
                     self._ended = True
                     self._wake.notify_all()
@@ -269,7 +286,7 @@ class _Lane:
 
     def _deliver(self, record: MetricRecord) -> None:
         for _ in range(self._attempts):
-            if self._try("write", lambda: self._sink.write(record)):
+            if self._try("write", lambda: self.sink.write(record)):
                 with self._wake:
                     self._written += 1
                 return
@@ -288,7 +305,7 @@ class _Lane:
             if failures in (1, 10, 100) or failures % 1000 == 0:
                 logger.warning(
                     "metric sink %s failed to %s (%d in a row): %s: %s; training continues",
-                    self._sink.name,
+                    self.sink.name,
                     what,
                     failures,
                     type(error).__name__,

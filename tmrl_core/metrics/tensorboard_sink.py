@@ -28,6 +28,7 @@ class TensorBoardSink(MetricSink):
             one.
         x_axis: axis of TensorBoard's steps; whole seconds for wall_time.
         hparams: the run's configuration, nested; its single values are shown as hyper-parameters.
+        purge_step: TensorBoard discards the points of earlier files from this step on; None: it shows all.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
@@ -40,6 +41,7 @@ class TensorBoardSink(MetricSink):
         *,
         x_axis: Axis = "env_steps",
         hparams: Mapping[str, Any] | None = None,
+        purge_step: int | None = None,
     ) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
@@ -65,6 +67,9 @@ class TensorBoardSink(MetricSink):
         self._file = self.path.open("xb")
         self._writer: Any = RecordWriter(self._file)
         self._write(self._event_type(wall_time=now_s, file_version="brain.Event:2"))
+        if purge_step is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(self._event_type(wall_time=now_s, step=purge_step, session_log=start))
         if hparams:
             # The run has one session group, also over resumes.
             summary = summary_v2.hparams_pb(flattened(hparams), trial_id=self.folder.resolve().parent.name)

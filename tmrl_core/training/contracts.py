@@ -226,8 +226,8 @@ class TrainingLoop(ABC):
         total_samples: samples received since the run began.
         samples_stale: samples that were discarded on arrival, because their policy was too old.
         elapsed_s: seconds since the run began; set before a checkpoint.
-        delivery: committed offsets, counters of policies and of lost samples; set before a checkpoint. Streams resume
-            from it, so a checkpoint has to hold it. Empty at first.
+        delivery: committed offsets, counters of policies and of lost samples, position of the records; set before a
+            checkpoint. Streams and records resume from it, so a checkpoint has to hold it. Empty at first.
         agent: the agent; None: there is no policy to evaluate or to write to a file at the end.
         environment_identity: identity of the trainer's environment (`envs.identity`); workers are compared with it.
             Empty: unknown.
