@@ -77,7 +77,7 @@ def points_of(records: Iterable[MetricRecord], steps_per_round: int | None) -> l
     points = []
     trained: list[float] = []
     for record in records:
-        if record.kind == "episode" and record.values.get("end") != "aborted":
+        if record.kind == "episode" and not record.is_cut:
             value = record.number(names.RETURN_TRAIN)
             trained += [] if value is None else [value]
         elif record.kind == "round" and steps_per_round is not None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -20,9 +21,7 @@ def write(folder: Path, records: list[MetricRecord]) -> None:
 
 
 def start(step: int = 0, name: str = "my run") -> MetricRecord:
-    return record(
-        "event", {"event": "start", "run_name": name, "return_target": -200.0}, step=step, started_s=0.0, now_s=0.0
-    )
+    return record("event", {"event": "start", "run_name": name, "return_target": -200.0}, step=step, elapsed_s=0.0)
 
 
 def episode(index: int, mode: str = "train") -> MetricRecord:
@@ -33,16 +32,21 @@ def episode(index: int, mode: str = "train") -> MetricRecord:
         length=200,
         samples_received=200 * (index + 1),
     )
-    return record("episode", values, step=100 * index, started_s=0.0, now_s=float(index))
+    return record("episode", values, step=100 * index, elapsed_s=float(index))
 
 
 def network(index: int, **values: float) -> MetricRecord:
-    return record("network", {"samples_received": 200 * index, **values}, step=100 * index, started_s=0.0, now_s=index)
+    return record("network", {"samples_received": 200 * index, **values}, step=100 * index, elapsed_s=index)
 
 
 def evaluation(index: int, **values: float) -> MetricRecord:
     values = {"return_evaluation": -500.0 + index, "samples_received": 200.0 * index, **values}
-    return record("evaluation", values, step=100 * index, started_s=0.0, now_s=float(index))
+    return record("evaluation", values, step=100 * index, elapsed_s=float(index))
+
+
+def cut(index: int, mode: str = "train") -> MetricRecord:
+    made = episode(index, mode)
+    return msgspec.structs.replace(made, values={**made.values, "worker": "late", "end": "aborted"})
 
 
 @pytest.fixture
@@ -100,6 +104,22 @@ def test_a_whole_run(tmp_path: Path, drawn: list[Figure]) -> None:
     assert low < -1000 < -200 < high
 
 
+def test_episodes_that_were_cut_are_not_drawn(tmp_path: Path, drawn: list[Figure]) -> None:
+    records = [start(), *map(episode, range(0, 20, 2)), cut(30), cut(31, "test"), cut(59)]
+    write(tmp_path, records)
+    draw(tmp_path)
+    upper = drawn[0].axes[0]
+    assert np.asarray(upper.collections[0].get_offsets())[:, 1].tolist() == [
+        -1000.0 + 10.0 * index for index in range(0, 20, 2)
+    ]
+    shown = texts(drawn[0])
+    assert "training episodes" in shown
+    assert "test episodes" not in shown
+    (summary,) = [text for text in shown if "elapsed" in text]
+    assert "12,000 environment steps" in summary
+    assert "0:59 elapsed" in summary
+
+
 @pytest.mark.parametrize(
     "records",
     [
@@ -108,7 +128,7 @@ def test_a_whole_run(tmp_path: Path, drawn: list[Figure]) -> None:
         [episode(0)],
         [start(), episode(0), episode(1)],
         [evaluation(3)],
-        [record("round", {"return_train": -5.0, "memory_len": 1}, step=10, started_s=0.0, now_s=1.0)],
+        [record("round", {"return_train": -5.0, "memory_len": 1}, step=10, elapsed_s=1.0)],
         [network(1, samples_per_s=0.0, updates_per_s=0.0)],
         [episode(index) for index in range(8)] + [evaluation(index, return_evaluation_std=1.0) for index in range(99)],
     ],
@@ -121,10 +141,7 @@ def test_few_or_unusual_points_are_drawn(tmp_path: Path, records: list[MetricRec
 
 def test_huge_numbers_neither_end_the_drawing_nor_hide_the_rest(tmp_path: Path, drawn: list[Figure]) -> None:
     huge = [1e308, -1e308, 1e30]
-    odd = [
-        record("episode", {"rollout/ep_rew": value, "worker": "wolf"}, step=1, started_s=0.0, now_s=1.0)
-        for value in huge
-    ]
+    odd = [record("episode", {"rollout/ep_rew": value, "worker": "wolf"}, step=1, elapsed_s=1.0) for value in huge]
     write(
         tmp_path, [start(), *odd, *(evaluation(i, return_evaluation=huge[i]) for i in (0, 1)), *map(episode, range(40))]
     )
@@ -163,7 +180,7 @@ def test_policy_lag_is_shown_without_rates(tmp_path: Path, drawn: list[Figure]) 
 
 
 def test_records_that_do_not_count_steps_are_placed_by_their_time(tmp_path: Path, drawn: list[Figure]) -> None:
-    middle = record("evaluation", {"return_evaluation": -3.0}, step=5, started_s=0.0, now_s=5.0)
+    middle = record("evaluation", {"return_evaluation": -3.0}, step=5, elapsed_s=5.0)
     write(tmp_path, [network(0), middle, network(10)])
     draw(tmp_path)
     (line,) = [line for line in drawn[0].axes[0].lines if line.get_marker() == "o"]

@@ -14,7 +14,7 @@ from tmrl_core.metrics.text import bytes_text
 
 
 def make(kind: Kind, at_s: float, step: int = 0, **values: object) -> MetricRecord:
-    return record(kind, values, step=step, started_s=1000.0, now_s=1000.0 + at_s)
+    return record(kind, values, step=step, elapsed_s=at_s)
 
 
 def episode(at_s: float, value: float, samples: int = 0, step: int = 0) -> MetricRecord:
@@ -38,8 +38,12 @@ RUN = [
 
 
 def display(records: list[MetricRecord], now_s: float = 41.0, **options: float) -> ProgressDisplay:
-    shown = ProgressDisplay(clock=lambda: 1000.0 + now_s, **options)  # type: ignore[arg-type]
-    shown.update(records)
+    clock_s = 1000.0
+    shown = ProgressDisplay(clock=lambda: clock_s, **options)  # type: ignore[arg-type]
+    for made in records:
+        clock_s = 1000.0 + made.elapsed_s
+        shown.update([made])
+    clock_s = 1000.0 + now_s
     return shown
 
 
@@ -134,12 +138,25 @@ def test_the_phase_is_inferred_until_it_is_recorded() -> None:
     assert phases == ["waiting", "collecting", "learning", "evaluating", "evaluating", "evaluating", "done"]
 
 
+def test_returns_of_episodes_that_were_cut_are_left_out() -> None:
+    shown = display([episode(1, -200.0), episode(2, -300.0)])
+    values = episode_values(
+        worker="a", mode="train", episode_return=-7.0, length=3, samples_received=900, end="aborted"
+    )
+    test = episode_values(worker="a", mode="test", episode_return=-7.0, length=3, samples_received=900, end="aborted")
+    shown.update([record("episode", made, step=0, elapsed_s=3.0) for made in (values, test)])
+    line = shown.line()
+    assert "train -250" in line
+    assert "test" not in line
+    assert "samples 900" in line
+
+
 def test_the_clock_stops_at_the_end_of_the_run() -> None:
     shown = display([*RUN, make("event", 50, 2500, event="end", message="learned")], now_s=500.0)
     assert shown.elapsed_s == 50.0
     assert "learned" in drawn(shown)
     shown.update([make("event", 51, 2500, event="start")])
-    assert shown.elapsed_s == 500.0
+    assert shown.elapsed_s == 51.0
 
 
 def test_the_clock_of_a_display_that_waited_for_the_run_does_not_jump_back() -> None:
@@ -147,24 +164,52 @@ def test_the_clock_of_a_display_that_waited_for_the_run_does_not_jump_back() -> 
     shown = ProgressDisplay(clock=lambda: now_s)
     now_s = 1005.0
     assert shown.elapsed_s == 5.0
-    shown.update([record("event", {"event": "start"}, step=0, started_s=now_s, now_s=now_s)])
+    shown.update([record("event", {"event": "start"}, step=0, elapsed_s=0.0)])
     assert shown.elapsed_s == 5.0
     now_s = 1009.0
-    shown.update([record("network", {}, step=1, started_s=1005.0, now_s=now_s)])
+    shown.update([record("network", {}, step=1, elapsed_s=4.0)])
     assert shown.elapsed_s == 9.0
 
 
 def test_the_clock_of_a_resumed_run_includes_its_earlier_time() -> None:
     shown = ProgressDisplay(clock=lambda: 1000.0)
-    shown.update([record("event", {"event": "start"}, step=100, started_s=940.0, now_s=1000.0)])
+    shown.update([record("event", {"event": "start"}, step=100, elapsed_s=60.0)])
     assert shown.elapsed_s == 60.0
 
 
 def test_the_clock_restarts_with_a_new_run_in_the_same_file() -> None:
     shown = ProgressDisplay(clock=lambda: 1000.0)
-    shown.update([record("event", {"event": "start"}, step=0, started_s=100.0, now_s=100.0)])
-    shown.update([record("event", {"event": "start"}, step=0, started_s=960.0, now_s=960.0)])
+    shown.update([make("event", 900, 5, event="end")])
+    shown.update([make("event", 40, event="start")])
     assert shown.elapsed_s == 40.0
+
+
+@pytest.mark.parametrize("set_s", [-3 * 3600.0, 30 * 3600.0])
+def test_setting_the_wall_clock_moves_no_time_and_no_rate(set_s: float) -> None:
+    now_s = 1000.0
+    shown = ProgressDisplay(clock=lambda: now_s)
+    for at_s in range(11):
+        now_s = 1000.0 + at_s
+        wall_s = 1_700_000_000.0 + at_s + (set_s if at_s >= 5 else 0.0)
+        values = {"samples_received": 20 * at_s}
+        shown.update([record("network", values, step=10 * at_s, elapsed_s=float(at_s), time_s=wall_s)])
+        if at_s == 6:
+            shown.update([record("event", {"event": "checkpoint"}, step=60, elapsed_s=6.0, time_s=wall_s)])
+    assert shown.elapsed_s == 10.0
+    assert shown.rates() == (20.0, 10.0)
+    assert "0:04 ago" in row(drawn(shown), "checkpoint")
+
+
+def test_a_resumed_run_goes_back_to_its_checkpoint() -> None:
+    now_s = 1000.0
+    shown = ProgressDisplay(clock=lambda: now_s)
+    shown.update([make("network", 90, 900, samples_received=9000)])
+    now_s = 1030.0
+    shown.update([make("event", 60, 600, event="start"), make("network", 60, 600, samples_received=6000)])
+    now_s = 1032.0
+    shown.update([make("network", 62, 620, samples_received=6200)])
+    assert shown.elapsed_s == 62.0
+    assert shown.rates() == (100.0, 10.0)
 
 
 def test_names_that_workers_choose_are_not_kept() -> None:

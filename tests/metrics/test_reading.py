@@ -11,7 +11,7 @@ from tmrl_core.metrics.records import encode_line, record
 
 
 def line(step: int) -> bytes:
-    return encode_line(record("round", {"x": step}, step=step, started_s=0.0, now_s=1.0))
+    return encode_line(record("round", {"x": step}, step=step, elapsed_s=1.0, time_s=1.0))
 
 
 def append(path: Path, data: bytes) -> None:

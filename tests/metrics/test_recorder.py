@@ -201,14 +201,25 @@ def test_records_may_come_from_several_threads() -> None:
 def test_the_elapsed_time_continues_after_a_resume() -> None:
     now = [1000.0]
     sink = MemorySink()
-    recorder = Recorder([sink], elapsed_s=60.0, clock=lambda: now[0])
+    recorder = Recorder([sink], elapsed_s=60.0, clock=lambda: now[0], wall_clock=lambda: 5000.0)
     now[0] += 5.0
     assert recorder.elapsed_s == 65.0
     made = recorder.event("checkpoint", "written", step=3, path="runs/x")
     assert recorder.close(30.0)
     assert sink.records == [made]
-    assert (made.time_s, made.elapsed_s, made.step, made.kind) == (1005.0, 65.0, 3, "event")
+    assert (made.time_s, made.elapsed_s, made.step, made.kind) == (5000.0, 65.0, 3, "event")
     assert made.values == {"event": "checkpoint", "message": "written", "path": "runs/x"}
+
+
+@pytest.mark.parametrize("set_s", [-3 * 3600.0, 30 * 3600.0])
+def test_setting_the_wall_clock_does_not_move_the_elapsed_time(set_s: float) -> None:
+    wall_s = 5000.0
+    with Recorder([], elapsed_s=60.0, wall_clock=lambda: wall_s) as recorder:
+        before = recorder.record("round", {}, step=1)
+        wall_s += set_s
+        made = recorder.record("round", {}, step=2)
+        assert made.time_s == 5000.0 + set_s
+        assert 60.0 <= before.elapsed_s <= made.elapsed_s <= recorder.elapsed_s < 120.0
 
 
 def test_a_recorder_without_sinks_does_nothing() -> None:

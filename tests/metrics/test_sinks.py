@@ -13,7 +13,7 @@ from tmrl_core.testing.metric_sinks import SinkSuite, Written
 
 
 def make(step: int = 0, **values: object) -> MetricRecord:
-    return record("round", values, step=step, started_s=0.0, now_s=65.0)
+    return record("round", values, step=step, elapsed_s=65.0)
 
 
 class TestMemorySink(SinkSuite):
@@ -143,8 +143,8 @@ def test_the_console_shows_a_rounds_row() -> None:
 def test_the_console_omits_frequent_records() -> None:
     shown: list[str] = []
     sink = ConsoleSink(log=shown.append)
-    sink.write(record("episode", {"x": 1}, step=0, started_s=0.0))
-    sink.write(record("network", {"x": 1}, step=0, started_s=0.0))
+    sink.write(record("episode", {"x": 1}, step=0, elapsed_s=0.0))
+    sink.write(record("network", {"x": 1}, step=0, elapsed_s=0.0))
     assert shown == []
 
 
@@ -157,24 +157,22 @@ def test_the_console_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
 def test_an_evaluation_is_one_line() -> None:
     values = {"evaluation": 2, "return_evaluation": -150.5, "return_evaluation_std": 80.0, "episodes": 10,
               "return_target": -200.0}  # fmt: skip
-    made = record("evaluation", values, step=1000, started_s=0.0, now_s=65.0)
+    made = record("evaluation", values, step=1000, elapsed_s=65.0)
     text = "evaluation 2: mean return -150 ± 80 over 10 episodes, target -200 (1:05, 1,000 updates)"
     assert describe(made) == text
 
 
 def test_an_event_is_its_message_or_its_values() -> None:
-    made = record("event", {"event": "checkpoint", "message": "written"}, step=1, started_s=0.0, now_s=1.0)
+    made = record("event", {"event": "checkpoint", "message": "written"}, step=1, elapsed_s=1.0)
     assert describe(made) == "checkpoint: written (0:01, 1 updates)"
-    made = record("event", {"event": "worker_joined", "worker": "robot7"}, step=1, started_s=0.0, now_s=1.0)
+    made = record("event", {"event": "worker_joined", "worker": "robot7"}, step=1, elapsed_s=1.0)
     assert describe(made) == "worker_joined: worker robot7 (0:01, 1 updates)"
     values = {"event": "worker_joined", "worker": "robot7", "message": "worker robot7 joined"}
-    assert (
-        describe(record("event", values, step=1, started_s=0.0, now_s=1.0)) == "worker robot7 joined (0:01, 1 updates)"
-    )
+    assert describe(record("event", values, step=1, elapsed_s=1.0)) == "worker robot7 joined (0:01, 1 updates)"
     start: dict[str, str | float] = {"event": "start", "run_name": "pendulum", "return_target": -200.0}
-    made = record("event", start, step=0, started_s=0.0, now_s=1.0)
+    made = record("event", start, step=0, elapsed_s=1.0)
     assert describe(made) == "start: run pendulum, target -200 (0:01, 0 updates)"
-    made = record("event", {"event": "phase", "phase": "learning"}, step=1, started_s=0.0, now_s=1.0)
+    made = record("event", {"event": "phase", "phase": "learning"}, step=1, elapsed_s=1.0)
     assert describe(made) == "phase: learning (0:01, 1 updates)"
 
 
@@ -203,7 +201,7 @@ def test_a_round_fits_the_terminal_with_important_values_first(width: int) -> No
         "samples_stale": 0,
         "redistributed": 0,
     }
-    heading, *lines = describe(record("round", row, step=2000, started_s=0.0, now_s=65.0), width).splitlines()
+    heading, *lines = describe(record("round", row, step=2000, elapsed_s=65.0), width).splitlines()
     assert 1 <= len(lines) <= 3
     assert max(map(len, [heading, *lines])) <= width - 4  # a log indents further lines
     assert lines[0].split()[:3:2] == ["updates_skipped", "return_test"]

@@ -44,19 +44,40 @@ def test_tensorboard_shows_scalars_at_their_steps_and_times(tmp_path: Path, axis
     with TensorBoardSink(tmp_path, x_axis=axis) as sink:
         for step in (0, 100, 200):
             row = {"return_test": -step / 4, "samples_received": 2 * step}
-            sink.write(record("round", row, step=step, started_s=1_000.0 - 2 * step, now_s=1_000.0 + step))
+            sink.write(record("round", row, step=step, elapsed_s=3.0 * step, time_s=1_000.0 + 3 * step))
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
     assert accumulator.Tags()["scalars"] == ["rollout/test_ep_rew", "time/total_timesteps"]
     got = [(point.wall_time, point.step, point.value) for point in accumulator.Scalars("rollout/test_ep_rew")]
-    assert got == [(1000.0, 0, 0.0), (1100.0, 100 * scale, -25.0), (1200.0, 200 * scale, -50.0)]
+    assert got == [(1000.0, 0, 0.0), (1300.0, 100 * scale, -25.0), (1600.0, 200 * scale, -50.0)]
+
+
+def test_setting_the_wall_clock_does_not_move_the_curves(tmp_path: Path) -> None:
+    with TensorBoardSink(tmp_path, x_axis="wall_time") as sink:
+        for elapsed_s, time_s in ((60.0, 5000.0), (70.0, 5010.0 - 10_800.0), (80.0, 5020.0 + 108_000.0)):
+            sink.write(record("round", {"return_test": 1.0}, step=1, elapsed_s=elapsed_s, time_s=time_s))
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    points = accumulator.Scalars("rollout/test_ep_rew")
+    assert [(point.wall_time, point.step) for point in points] == [(5000.0, 60), (5010.0, 70), (5020.0, 80)]
+
+
+def test_tensorboard_discards_what_a_resume_has_cut(tmp_path: Path) -> None:
+    for purge_step, steps in ((None, range(100, 700, 100)), (301, range(350, 750, 100))):
+        with TensorBoardSink(tmp_path, x_axis="updates", purge_step=purge_step) as sink:
+            for step in steps:
+                sink.write(record("round", {"return_test": 1.0}, step=step, elapsed_s=1.0))
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    shown = [point.step for point in accumulator.Scalars("rollout/test_ep_rew")]
+    assert shown == [100, 200, 300, 350, 450, 550, 650]
 
 
 def test_tensorboard_shows_events_as_text(tmp_path: Path) -> None:
     with TensorBoardSink(tmp_path) as sink:
-        sink.write(record("event", {"event": "checkpoint", "message": "wrote näme"}, step=7, started_s=0.0))
-        sink.write(record("event", {"event": "phase", "phase": "learning"}, step=7, started_s=0.0))
-        sink.write(record("event", {"event": "silent"}, step=7, started_s=0.0))
+        sink.write(record("event", {"event": "checkpoint", "message": "wrote näme"}, step=7, elapsed_s=0.0))
+        sink.write(record("event", {"event": "phase", "phase": "learning"}, step=7, elapsed_s=0.0))
+        sink.write(record("event", {"event": "silent"}, step=7, elapsed_s=0.0))
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
     # Older data that TensorBoard migrates on loading gets this suffix.
@@ -77,7 +98,7 @@ def test_hyper_parameters_are_the_configurations_values(tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_are_written(tmp_path: Path) -> None:
     with TensorBoardSink(tmp_path) as sink:
-        sink.write(record("round", {"loss_actor": math.nan}, step=1, started_s=0.0))
+        sink.write(record("round", {"loss_actor": math.nan}, step=1, elapsed_s=0.0))
     assert math.isnan(events(tmp_path)[-1].summary.value[0].simple_value)
 
 

@@ -123,7 +123,7 @@ def wandb_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeWandb]:
 
 
 def make(step: int = 0) -> MetricRecord:
-    return record("round", {"return_test": -1.5, "worker": "robot7"}, step=step, started_s=0.0)
+    return record("round", {"return_test": -1.5, "worker": "robot7"}, step=step, elapsed_s=0.0)
 
 
 def runs(folder: Path) -> list[Path]:

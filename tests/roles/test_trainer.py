@@ -33,7 +33,8 @@ from tmrl_core.config.sections import (
 )
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import CheckpointError, FolderLockedError, StarvedError, StorageError
-from tmrl_core.metrics import read_records
+from tmrl_core.metrics import JsonLinesSink, names, read_records, record
+from tmrl_core.metrics.branch import CUT_NAME
 from tmrl_core.networking import RolloutWorker, Server, Trainer
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.roles import trainer as trainer_module
@@ -279,6 +280,38 @@ def test_a_resumed_run_is_marked_in_its_records(server: Server, tmp_path: Path) 
         record for record in read_records(tmp_path / "tests" / "metrics.jsonl") if record.values.get("event") == "start"
     )
     assert start.step == 700  # with 0 it would be a new run, and the learning curve begin there
+
+
+def test_what_a_killed_trainer_recorded_after_its_checkpoint_is_cut(
+    server: Server, worker: Worker, tmp_path: Path
+) -> None:
+    path = tmp_path / "tests" / "metrics.jsonl"
+    Trainer(server_port=server.port, config=make_config(tmp_path, epochs=1)).run()
+    ended = path.read_bytes()
+    elapsed_s = read_records(path)[-1].elapsed_s
+
+    def resume() -> None:
+        trainer = Trainer(server_port=server.port, config=make_config(tmp_path, epochs=3))
+        trainer.stop()
+        trainer.run()
+        assert trainer.training.elapsed_s >= elapsed_s
+
+    resume()
+    resumed = path.read_bytes()
+    assert resumed.startswith(ended)
+    assert not path.with_name(CUT_NAME).exists()
+    with JsonLinesSink(path) as sink:
+        for step in (41, 80):
+            sink.write(record("round", {}, step=step, elapsed_s=elapsed_s + step))
+    resume()
+    found = read_records(path)
+    assert max(made.step for made in found) == 40
+    times = [made.elapsed_s for made in found]
+    assert times == sorted(times)
+    lost = read_records(path.with_name(CUT_NAME))
+    assert [made.step for made in lost][-2:] == [41, 80]
+    counts = [made.number(names.CUT_RECORDS) for made in found if made.text(names.EVENT) == names.EVENT_CUT]
+    assert counts == [len(lost)]
 
 
 def test_a_failed_checkpoint_is_not_an_event(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,12 @@ def latest_run(records: Sequence[MetricRecord]) -> Sequence[MetricRecord]:
 
 
 def _drawable(record: MetricRecord) -> MetricRecord:
-    """Return the record without numbers that are too large for axes. Any worker can report such numbers."""
+    """Return the record without numbers that are too large for axes, and a cut episode without its values.
+
+    Any worker can report such numbers.
+    """
+    if record.is_cut:
+        return msgspec.structs.replace(record, values={})
     bad = {name: None for name, value in record.numbers().items() if abs(value) > _LARGEST}
     return msgspec.structs.replace(record, values={**record.values, **bad}) if bad else record
 

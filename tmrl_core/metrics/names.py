@@ -159,6 +159,9 @@ RECONNECTS: Final = _name("wire/reconnects", "reconnections of the trainer's lin
 REDISTRIBUTED: Final = _name(
     "wire/redistributed", "lockstep assignments that were moved to other workers", row="redistributed"
 )
+CUT_RECORDS: Final = _name(
+    "time/cut_records", "records of a killed trainer that its resume moved to metrics.cut.jsonl", row="cut_records"
+)
 
 # Labels.
 WORKER: Final = _name("worker", "name of the worker")
@@ -187,6 +190,8 @@ EVENT_TARGET: Final = "target"
 """An evaluation has reached the target. A second evaluation, of the policy at that time, decides."""
 EVENT_LEARNED: Final = "learned"
 """The second evaluation has reached the target too. Training ends."""
+EVENT_CUT: Final = "cut"
+"""A resumed trainer has moved records of its killed predecessor to `metrics.cut.jsonl`."""
 EVENT_END: Final = "end"
 
 _OTHERWISE: Final[Mapping[tuple[str, str], str]] = {

@@ -45,7 +45,7 @@ class ProgressDisplay:
         run_name: name in the title; "": taken from the records.
         return_target: mean return at which an evaluation counts as learned; None: taken from the records.
         time_limit_s: shown beside the elapsed time.
-        clock: seconds since 1970.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ProgressDisplay:
         *,
         return_target: float | None = None,
         time_limit_s: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run_name = run_name
         self.return_target = return_target
@@ -108,10 +108,10 @@ class ProgressDisplay:
             self.return_target = record.number(names.RETURN_TARGET)
         samples = record.number(names.SAMPLES_RECEIVED)
         if samples is not None:
-            self._window.append((record.time_s, samples, record.step))
-            while record.time_s - self._window[0][0] > _RATE_WINDOW_S and len(self._window) > 2:
+            self._window.append((record.elapsed_s, samples, record.step))
+            while record.elapsed_s - self._window[0][0] > _RATE_WINDOW_S and len(self._window) > 2:
                 self._window.popleft()
-        if record.kind == "episode":
+        if record.kind == "episode" and not record.is_cut:
             if (train := record.number(names.RETURN_TRAIN)) is not None:
                 self._train.add(train)
                 self._recent_train.append(train)
@@ -124,10 +124,12 @@ class ProgressDisplay:
             self._guess_phase(samples)
 
     def _take_start(self, record: MetricRecord) -> None:
-        started_s = record.time_s - record.elapsed_s
-        is_new = record.kind == "event" and record.step == 0 and record.text(names.EVENT) == names.EVENT_START
-        if is_new and self._has_records:
+        # Records are taken soon after they were made. Their own times are the wall clock's, which somebody may set.
+        started_s = self._clock() - record.elapsed_s
+        if record.kind == "event" and record.text(names.EVENT) == names.EVENT_START and self._has_records:
+            # A new run begins at 0, a resumed one at its checkpoint.
             self._started_s = started_s
+            self._window.clear()
         else:
             # For a run that is still starting, the clock continues instead of returning to 0.
             self._started_s = min(self._started_s, started_s)
@@ -142,7 +144,7 @@ class ProgressDisplay:
         elif event == names.EVENT_WORKER_JOINED:
             self._workers.add(record.text(names.WORKER))
         elif event == names.EVENT_CHECKPOINT:
-            self._checkpoint_s = record.time_s - self._started_s
+            self._checkpoint_s = self._clock() - self._started_s
         elif event == names.EVENT_LEARNED:
             self._confirmed = True
         elif event == names.EVENT_WORKER_LEFT:
@@ -150,7 +152,7 @@ class ProgressDisplay:
         phase = record.text(names.PHASE) or ("done" if event == names.EVENT_END else "")
         if phase in PHASES:
             self.phase, self._told_phase = phase, True
-            self._ended_s = record.time_s if phase == "done" else None
+            self._ended_s = self._clock() if phase == "done" else None
         if record.text(names.MESSAGE):
             self.note = record.text(names.MESSAGE)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
+from tmrl_core.metrics import names
 from tmrl_core.metrics.records import MetricRecord, decode_line
 from tmrl_core.storage import open_now
 
 _BYTES_A_READ = 16 << 20
+_TAIL_BYTES = 256
 
 
 class RecordReader:
@@ -26,12 +30,15 @@ class RecordReader:
         """Number of complete lines without a valid record: truncated by a crash, or foreign."""
         self._offset = 0
         self._rest = b""
+        self._tail = b""
+        """The latest bytes that were read."""
         self._identity: tuple[int, int] | None = None
 
     def read(self) -> list[MetricRecord]:
         """Return the new records, oldest first; []: there are none, or no file yet.
 
-        An incomplete last line is left for the next call. A file that was truncated or replaced is read from its start.
+        An incomplete last line is left for the next call. A file that was truncated or replaced is read from its start;
+        of one that a resumed trainer has cut (`branch.py`), the records after the cut are new.
 
         Raises:
             OSError: the file exists and cannot be read.
@@ -44,14 +51,24 @@ class RecordReader:
         with file:
             status = os.fstat(file.fileno())
             identity = (status.st_dev, status.st_ino)
-            if identity != self._identity or status.st_size < self._offset:
-                self._offset, self._rest, self._identity = 0, b"", identity
+            known = self._offset > 0
+            if identity != self._identity or status.st_size < self._offset or not self._has_tail(file):
+                self._offset, self._rest, self._tail, self._identity = 0, b"", b"", identity
+            cut = known and not self._offset
             file.seek(self._offset)
             while block := file.read(_BYTES_A_READ):
                 self._offset += len(block)
+                self._tail = (self._tail + block)[-_TAIL_BYTES:]
                 *lines, self._rest = (self._rest + block).split(b"\n")
                 records.extend(record for line in lines if (record := self._decode(line)) is not None)
-        return records
+        return _after_cut(records) if cut else records
+
+    def _has_tail(self, file: BinaryIO) -> bool:
+        """Return True if the bytes before the offset are unchanged. A cut file may have grown beyond the offset."""
+        if not self._tail:
+            return True
+        file.seek(self._offset - len(self._tail))
+        return file.read(len(self._tail)) == self._tail
 
     def _decode(self, line: bytes) -> MetricRecord | None:
         if not line.strip():
@@ -61,6 +78,22 @@ class RecordReader:
         except msgspec.DecodeError:
             self.bad_lines += 1
             return None
+
+
+def _after_cut(records: list[MetricRecord]) -> list[MetricRecord]:
+    for index in range(len(records) - 1, -1, -1):
+        if records[index].text(names.EVENT) == names.EVENT_CUT:
+            return records[index:]
+    return records
+
+
+def records_of(lines: bytes) -> list[MetricRecord]:
+    """Return the records in a part of a file, oldest first. Invalid lines are skipped."""
+    records = []
+    for line in lines.split(b"\n"):
+        with contextlib.suppress(msgspec.DecodeError):
+            records.append(decode_line(line))
+    return records
 
 
 def follow(path: str | os.PathLike[str]) -> RecordReader:

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tmrl_core.metrics.branch import position_in
 from tmrl_core.metrics.records import Kind, MetricRecord, record
-from tmrl_core.metrics.sinks import MetricSink
+from tmrl_core.metrics.sinks import JsonLinesSink, MetricSink
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class Recorder:
         longest_pause_s: see `pause_s`.
         elapsed_s: duration of the run before this process (after a resume).
         env_steps: environment steps of the run before this process.
-        clock: seconds since 1970.
+        clock: monotonic seconds, for the elapsed time.
+        wall_clock: seconds since 1970, for the time of a record.
     """
 
     def __init__(
@@ -66,12 +68,14 @@ class Recorder:
         longest_pause_s: float = 60.0,
         elapsed_s: float = 0.0,
         env_steps: int = 0,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if queue_records < 1 or attempts < 1:
             raise ValueError(f"queue_records and attempts must be at least 1, got {queue_records} and {attempts}")
         self._clock = clock
-        self.started_s = clock() - elapsed_s
+        self._wall_clock = wall_clock
+        self._started_s = clock() - elapsed_s
         self._env_steps = env_steps
         self._closed = False
         self._closed_in_time = False
@@ -83,7 +87,7 @@ class Recorder:
     @property
     def elapsed_s(self) -> float:
         """Return the seconds since the run began, over resumes, for a checkpoint."""
-        return max(0.0, self._clock() - self.started_s)
+        return self._clock() - self._started_s
 
     @property
     def states(self) -> list[SinkState]:
@@ -105,7 +109,7 @@ class Recorder:
             values: values by name; see `names.VOCABULARY`.
             step: number of updates so far.
         """
-        made = record(kind, values, step=step, started_s=self.started_s, now_s=self._clock())
+        made = record(kind, values, step=step, elapsed_s=self.elapsed_s, time_s=self._wall_clock())
         if made.env_steps is None:
             made = msgspec.structs.replace(made, env_steps=self._env_steps)
         self._env_steps = made.env_steps or 0
@@ -119,11 +123,17 @@ class Recorder:
             named["message"] = message
         return self.record("event", {**named, **values}, step=step)
 
-    def write(self, record: MetricRecord) -> None:
-        """Add a record to every sink's queue. Safe from any thread; never blocks. After `close`, do nothing."""
+    def write(self, record: MetricRecord, *, in_file: bool = False) -> None:
+        """Add a record to every sink's queue. Safe from any thread; never blocks. After `close`, do nothing.
+
+        Args:
+            record: the record.
+            in_file: True: `metrics.jsonl` has it already.
+        """
         if not self._closed:
             for lane in self._lanes:
-                lane.put(record)
+                if not (in_file and isinstance(lane.sink, JsonLinesSink)):
+                    lane.put(record)
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every sink has written and flushed the earlier records; return False after `timeout_s` seconds."""
@@ -131,6 +141,18 @@ class Recorder:
         marks = [(lane, lane.ask_flush()) for lane in self._lanes]
         late = [lane for lane, mark in marks if not lane.wait_flushed(mark, deadline - time.monotonic())]
         return not late
+
+    def position(self, timeout_s: float = 1.0) -> tuple[int, int] | None:
+        """Return the position after the earlier records in `metrics.jsonl`, for a checkpoint (`branch.position_in`).
+
+        After `timeout_s` seconds, return the position after the records that are written by then. None: there is no
+        such file.
+        """
+        for lane in self._lanes:
+            if isinstance(lane.sink, JsonLinesSink):
+                lane.wait_flushed(lane.ask_flush(), timeout_s)
+                return position_in(lane.sink.path)
+        return None
 
     def close(self, timeout_s: float = 20.0) -> bool:
         """Make every sink write the queued records, flush and close. Further calls do nothing.
@@ -166,7 +188,7 @@ class _Lane:
     """
 
     def __init__(self, sink: MetricSink, limit: int, *, attempts: int, pause_s: float, longest_pause_s: float) -> None:
-        self._sink = sink
+        self.sink = sink
         self._limit = limit
         self._attempts = attempts
         self._pause_s = pause_s
@@ -189,7 +211,7 @@ class _Lane:
     def state(self) -> SinkState:
         with self._wake:
             return SinkState(
-                name=self._sink.name,
+                name=self.sink.name,
                 written=self._written,
                 waiting=len(self._queue),
                 dropped=self._dropped,
@@ -230,9 +252,7 @@ class _Lane:
             left = len(self._queue)
             self._dropped += left
             self._queue.clear()
-        logger.warning(
-            "metric sink %s did not finish in time; it is left behind with %d records", self._sink.name, left
-        )
+        logger.warning("metric sink %s did not finish in time; it is left behind with %d records", self.sink.name, left)
         return False
 
     def _run(self) -> None:
@@ -252,13 +272,13 @@ class _Lane:
                     continue
             # The queue is empty: flush, so that readers see the records.
             if unflushed:
-                self._try("flush", self._sink.flush)
+                self._try("flush", self.sink.flush)
                 unflushed = False
             with self._wake:
                 self._flushes_done = max(self._flushes_done, asked)
                 self._wake.notify_all()
             if closing and record is None:
-                self._try("close", self._sink.close)
+                self._try("close", self.sink.close)
                 with self._wake:
                     self._ended = True
                     self._wake.notify_all()
@@ -266,7 +286,7 @@ class _Lane:
 
     def _deliver(self, record: MetricRecord) -> None:
         for _ in range(self._attempts):
-            if self._try("write", lambda: self._sink.write(record)):
+            if self._try("write", lambda: self.sink.write(record)):
                 with self._wake:
                     self._written += 1
                 return
@@ -285,7 +305,7 @@ class _Lane:
             if failures in (1, 10, 100) or failures % 1000 == 0:
                 logger.warning(
                     "metric sink %s failed to %s (%d in a row): %s: %s; training continues",
-                    self._sink.name,
+                    self.sink.name,
                     what,
                     failures,
                     type(error).__name__,

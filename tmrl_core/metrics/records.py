@@ -37,7 +37,7 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         time_s: time in seconds since 1970 (UTC).
-        elapsed_s: time in seconds since the run began.
+        elapsed_s: time in seconds since the run began, of a clock that nobody sets.
         step: number of updates (gradient steps) so far.
         kind: subject of the record.
         values: values by name; see `names.VOCABULARY`.
@@ -51,6 +51,11 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, Value]
     env_steps: int | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """True: an episode that its environment or the end of a run cut. Its return is left out of means and curves."""
+        return self.kind == "episode" and self.values.get(names.END) == "aborted"
+
     def at(self, axis: Axis) -> float | None:
         """Return the position on an axis; None: unknown."""
         return {"env_steps": self.env_steps, "updates": self.step, "wall_time": self.elapsed_s}[axis]
@@ -63,7 +68,12 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
         return float(value)
 
     def numbers(self) -> dict[str, float]:
-        """Return the metrics without labels. True and False become 1 and 0; values that are not finite are included."""
+        """Return the metrics for a chart, without labels; {} for a cut episode.
+
+        True and False become 1 and 0; values that are not finite are included.
+        """
+        if self.is_cut:
+            return {}
         return {
             name: float(value) for name, value in self.values.items() if "/" in name and isinstance(value, int | float)
         }
@@ -109,23 +119,22 @@ def record(
     values: Mapping[str, Any],
     *,
     step: int,
-    started_s: float,
-    now_s: float | None = None,
+    elapsed_s: float,
+    time_s: float | None = None,
 ) -> MetricRecord:
-    """Create a record with the present time.
+    """Create a record.
 
     Args:
         kind: subject of the record.
         values: values by name, also by the names of rows (`names.OF_ROWS`); `plain` converts them.
         step: number of updates so far.
-        started_s: start of the run, in seconds since 1970; after a resume, the present time minus the earlier duration.
-        now_s: seconds since 1970; None: the clock's.
+        elapsed_s: seconds since the run began. It is not computed from `time_s`, since the wall clock may be set.
+        time_s: seconds since 1970; None: the present time.
     """
-    now_s = time.time() if now_s is None else now_s
     named = names.with_metric_names(kind, plain(values))
     return MetricRecord(
-        time_s=now_s,
-        elapsed_s=max(0.0, now_s - started_s),
+        time_s=time.time() if time_s is None else time_s,
+        elapsed_s=elapsed_s,
         step=int(step),
         kind=kind,
         values=named,

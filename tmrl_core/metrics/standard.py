@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics.branch import Cut
 from tmrl_core.metrics.records import Axis
 from tmrl_core.metrics.sinks import ConsoleSink, JsonLinesSink, MetricSink
 
@@ -43,6 +44,7 @@ def open_sinks(
     console: bool = True,
     x_axis: Axis = "env_steps",
     hparams: Mapping[str, Any] | None = None,
+    cut: Cut | None = None,
 ) -> list[MetricSink]:
     """Open a run's sinks: always `metrics.jsonl`, and the other requested ones.
 
@@ -55,6 +57,7 @@ def open_sinks(
         console: log each round's row.
         x_axis: horizontal axis of TensorBoard and wandb.
         hparams: the run's configuration, for TensorBoard.
+        cut: place at which the records of a resumed run continue; TensorBoard discards later ones too.
 
     Raises:
         OSError: `metrics.jsonl` cannot be opened.
@@ -67,7 +70,8 @@ def open_sinks(
         from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
 
         try:
-            sinks.append(TensorBoardSink(folder / "tensorboard", x_axis=x_axis, hparams=hparams))
+            purge_step = None if cut is None or cut.event is None else cut.next_step(x_axis)
+            sinks.append(TensorBoardSink(folder / "tensorboard", x_axis=x_axis, hparams=hparams, purge_step=purge_step))
         except (MissingExtraError, OSError) as error:
             logger.warning("no TensorBoard files: %s", error)
     if wandb is not None:

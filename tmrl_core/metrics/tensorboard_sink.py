@@ -28,6 +28,7 @@ class TensorBoardSink(MetricSink):
             one.
         x_axis: axis of TensorBoard's steps; whole seconds for wall_time.
         hparams: the run's configuration, nested; its single values are shown as hyper-parameters.
+        purge_step: TensorBoard discards the points of earlier files from this step on; None: it shows all.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
@@ -40,6 +41,7 @@ class TensorBoardSink(MetricSink):
         *,
         x_axis: Axis = "env_steps",
         hparams: Mapping[str, Any] | None = None,
+        purge_step: int | None = None,
     ) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
@@ -53,6 +55,7 @@ class TensorBoardSink(MetricSink):
         self._tensor_type: Any = tensor_pb2.TensorProto
         self._text_metadata: Any = metadata.create_summary_metadata(display_name="", description="")
         self._x_axis: Axis = x_axis
+        self._began_s: float | None = None
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard searches and sorts files by this name. tensorboard's own EventFileWriter would add a thread and a
@@ -64,6 +67,9 @@ class TensorBoardSink(MetricSink):
         self._file = self.path.open("xb")
         self._writer: Any = RecordWriter(self._file)
         self._write(self._event_type(wall_time=now_s, file_version="brain.Event:2"))
+        if purge_step is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(self._event_type(wall_time=now_s, step=purge_step, session_log=start))
         if hparams:
             # The run has one session group, also over resumes.
             summary = summary_v2.hparams_pb(flattened(hparams), trial_id=self.folder.resolve().parent.name)
@@ -78,10 +84,12 @@ class TensorBoardSink(MetricSink):
         if record.kind == "event" and (text := record.text(names.MESSAGE) or record.text(names.PHASE)):
             values.append(self._text(f"event/{record.text(names.EVENT) or 'event'}", text))
         if values:
+            if self._began_s is None:
+                self._began_s = record.time_s - record.elapsed_s
+            # TensorBoard's relative axis subtracts these times, so they must not jump when somebody sets the clock.
+            wall_time = self._began_s + record.elapsed_s
             summary = self._summary_type(value=values)
-            self._write(
-                self._event_type(wall_time=record.time_s, step=int(record.at(self._x_axis) or 0), summary=summary)
-            )
+            self._write(self._event_type(wall_time=wall_time, step=int(record.at(self._x_axis) or 0), summary=summary))
 
     def flush(self) -> None:
         """Pass written records to the operating system."""

@@ -21,6 +21,7 @@ from tmrl_core.config.run_folder import check_run_folder, write_in_force
 from tmrl_core.config.sections import NetworkSection
 from tmrl_core.errors import ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import names
+from tmrl_core.metrics.branch import cut_after
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
@@ -318,6 +319,12 @@ class Trainer:
             ConfigError: the records cannot be written.
         """
         try:
+            cut = cut_after(
+                self._config.metrics_path,
+                training.delivery.get("metrics"),
+                updates=training.total_updates,
+                elapsed_s=training.elapsed_s,
+            )
             sinks = open_sinks(
                 self._config.run_folder,
                 tensorboard=self._config.metrics.tensorboard,
@@ -325,15 +332,18 @@ class Trainer:
                 console=self._config.metrics.console,
                 x_axis=self._config.metrics.x_axis if self._config.trainer.offline is None else "updates",
                 hparams=msgspec.to_builtins(self._config, enc_hook=str),
+                cut=cut,
             )
         except OSError as exc:
             raise ConfigError(f"no records can be written to {self._config.run_folder}: {exc}") from exc
         recorder = Recorder(
             sinks,
-            elapsed_s=training.elapsed_s,
+            elapsed_s=max(training.elapsed_s, 0.0 if cut is None else cut.elapsed_s),
             env_steps=training.total_samples,
         )
         closing.callback(recorder.close)
+        if cut is not None and cut.event is not None:
+            recorder.write(cut.event, in_file=True)
         return recorder
 
     def open_interface(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
@@ -524,7 +534,7 @@ class Trainer:
         """Notify workers that wait for this run's trainer of the run's end."""
         samples = training.total_samples
         with contextlib.ExitStack() as closing:
-            recorder = Recorder([])
+            recorder = Recorder([], elapsed_s=training.elapsed_s, env_steps=samples)
             interface = self._linked.open(training, recorder)
             closing.callback(self._linked.close)
             deadline = time.monotonic() + FINISHED_S

@@ -94,7 +94,7 @@ class TrainingMemory(ABC):
 
     Attributes:
         stat_test_return, stat_train_return: return of the latest episode of each mode; NaN before the first. Episodes
-            of an evaluation do not count.
+            of an evaluation and aborted ones do not count.
         stat_test_steps, stat_train_steps: length of that episode.
         deferred: on disk, write with `commit` only.
     """
@@ -130,7 +130,7 @@ class TrainingMemory(ABC):
     def note_statistics(self, buffer: Buffer) -> None:
         """Record the latest episodes of `buffer`."""
         for record in buffer.episodes:
-            if record.evaluation is not None:
+            if record.evaluation is not None or record.end == "aborted":
                 continue
             if record.mode == "test":
                 self.stat_test_return, self.stat_test_steps = record.episode_return, record.length
@@ -226,8 +226,8 @@ class TrainingLoop(ABC):
         total_samples: samples received since the run began.
         samples_stale: samples that were discarded on arrival, because their policy was too old.
         elapsed_s: seconds since the run began; set before a checkpoint.
-        delivery: committed offsets, counters of policies and of lost samples; set before a checkpoint. Streams resume
-            from it, so a checkpoint has to hold it. Empty at first.
+        delivery: committed offsets, counters of policies and of lost samples, position of the records; set before a
+            checkpoint. Streams and records resume from it, so a checkpoint has to hold it. Empty at first.
         agent: the agent; None: there is no policy to evaluate or to write to a file at the end.
         environment_identity: identity of the trainer's environment (`envs.identity`); workers are compared with it.
             Empty: unknown.

@@ -138,6 +138,13 @@ def test_the_return_is_nan_before_the_first_episode() -> None:
         assert (memory.stat_train_steps, memory.stat_test_steps) == (0, 0)
 
 
+def test_the_return_of_an_aborted_episode_is_left_out(make_buffer: Any) -> None:
+    records = [EpisodeRecord("", -1.0, 5, "train", "terminated"), EpisodeRecord("", -0.5, 2, "train", "aborted")]
+    for memory in (GenericTorchMemory(), ReplayMemory()):
+        memory.append(make_buffer([], records))
+        assert (memory.stat_train_return, memory.stat_train_steps) == (-1.0, 5)
+
+
 def test_episodes_of_an_evaluation_are_not_test_episodes(make_buffer: Any) -> None:
     for memory in (GenericTorchMemory(), ReplayMemory()):
         memory.append(make_buffer([], [EpisodeRecord("", -9.0, 6, "test", "truncated", evaluation=3)]))

@@ -115,7 +115,8 @@ class LinkedTraining:
             self._link.close()
 
     def note_delivery(self, training: TrainingLoop, recorder: Recorder | None) -> None:
-        """Copy the streams' committed offsets and the link's counters into the training object, for a checkpoint."""
+        """Copy the streams' offsets, the link's counters and the position of the records into the training object."""
+        metrics = training.delivery.get("metrics")
         if self.interface is not None:
             self.commit(training)
             link = self.interface.link
@@ -131,6 +132,9 @@ class LinkedTraining:
             }
         if recorder is not None:
             training.own.elapsed_s = recorder.elapsed_s
+            metrics = recorder.position() or metrics
+        if metrics is not None:
+            training.own.delivery = {**training.delivery, "metrics": metrics}
 
     def commit(self, training: TrainingLoop) -> None:
         """Acknowledge inserted samples that the memory's disk has stored. Workers keep the others."""
