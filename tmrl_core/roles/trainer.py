@@ -116,10 +116,11 @@ class Trainer:
         )
         self._run_name = given(run_name, config.run.name)
         model = given(model_path, config.trainer_model_path)
-        self._model = ModelFile(Path(model) if model is not None else None)
+        # Absolute, because the environment may change the working folder.
+        self._model = ModelFile(Path(model).absolute() if model is not None else None)
         checkpoint = given(checkpoint_path, config.checkpoint_path)
         self._checkpoints = RunCheckpoints(
-            Path(checkpoint) if checkpoint is not None else None,
+            Path(checkpoint).absolute() if checkpoint is not None else None,
             config,
             self._make,
             dump_run_instance_fn,
