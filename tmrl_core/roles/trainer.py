@@ -28,6 +28,7 @@ from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.iterations import Iterations
 from tmrl_core.roles.offline import OfflineInterface
 from tmrl_core.roles.training import prepare_torch, training_from_config
+from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpoints.model_file import ModelFile
 from tmrl_core.training.checkpoints.resumption import RunCheckpoints
 from tmrl_core.training.contracts import LoopLike, TrainingLoop, actor_of, as_loop
@@ -583,4 +584,7 @@ class Trainer:
             random.seed(seed)
             np.random.seed(seed)
             torch.manual_seed(seed)
-        return self.training_cls()
+        try:
+            return self.training_cls()
+        finally:
+            take_back()  # for modules and loops of users that install signal handlers
