@@ -76,6 +76,8 @@ RULES = """
   configuration file are searched too: the command line adds them to `sys.path`, and scripts must add them themselves.
   The key `kwargs` beside a reference holds its keyword arguments.
 - `<run>` is the run's folder, `<run.folder>/<run.name>`.
+- Relative paths mean the folder in which the command was started (in scripts: in which the configuration was loaded),
+  even if the environment changes the working folder.
 
 ## Secrets
 

@@ -29,6 +29,7 @@ LAYERS: list[tuple[str, ...]] = [
         "lazy_names",
         "rate_limit",
         "rate_limited_log",
+        "signal_handlers",
         "terminal_log",
         "token_bucket",
     ),

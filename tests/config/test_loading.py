@@ -19,7 +19,8 @@ from msgspec import UNSET
 from tmrl_core import config as configuration
 from tmrl_core.config import CFG, Config, current, data_folder, find_credentials_folder, given, load, resolved, use
 from tmrl_core.config.documents import read_document
-from tmrl_core.config.loading import from_values, token_from_environment
+from tmrl_core.config.loading import convert, from_values, token_from_environment, with_changes
+from tmrl_core.config.resuming import in_force, plain
 from tmrl_core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,9 +283,9 @@ def test_the_credentials_folder_is_searched_in_order(tmp_path: Path) -> None:
     (here / "README.md").touch()
     assert find_credentials_folder(Config(), environ) == tmp_path / "home" / "credentials"
     (here / "ca.pem").touch()
-    assert find_credentials_folder(Config(), environ) == Path("credentials")
+    assert find_credentials_folder(Config(), environ) == here
     named = from_values({"network": {"credentials_dir": "keys"}})
-    assert find_credentials_folder(named, environ) == Path("keys")
+    assert find_credentials_folder(named, environ) == tmp_path / "keys"
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------
@@ -382,7 +383,7 @@ def test_the_server_listens_beyond_this_machine_only_with_a_public_host(host: st
 
 def test_one_run_name_names_every_file() -> None:
     config = from_values({"run": {"name": "x", "folder": "all"}})
-    folder = Path("all") / "x"
+    folder = Path.cwd() / "all" / "x"
     assert config.run_folder == folder
     assert config.worker_model_path == folder / "worker" / "policy.tmod"
     assert config.worker_history_path == str(folder / "worker" / "history" / "policy_")
@@ -390,6 +391,74 @@ def test_one_run_name_names_every_file() -> None:
     assert config.checkpoint_path == folder / "checkpoint"
     assert config.metrics_path == folder / "metrics.jsonl"
     assert from_values({"checkpoint": {"enabled": False}}).checkpoint_path is None
+
+
+PATHS: dict[str, dict[str, str]] = {
+    "run": {"folder": "all", "name": "x"},
+    "worker": {"model_path": "w", "model_path_history": "h/", "record": "r"},
+    "network": {"credentials_dir": "keys"},
+    "memory": {"folder": "m", "recorded": "s"},
+    "trainer": {"model_path": "t", "offline": "o"},
+    "checkpoint": {"path": "c"},
+}
+
+
+def paths_of(config: Config) -> list[str]:
+    return [
+        str(path)
+        for path in (
+            config.run_folder,
+            config.worker_model_path,
+            config.worker_history_path,
+            config.worker_record_path,
+            find_credentials_folder(config),
+            config.memory_path,
+            config.recorded_path,
+            config.trainer_model_path,
+            config.offline_path,
+            config.checkpoint_path,
+            config.metrics_path,
+        )
+    ]
+
+
+def test_relative_paths_mean_the_folder_in_which_the_configuration_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = convert(PATHS, "a test")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    names = ["all/x", "w", "h/", "r", "keys", "m", "s", "t", "o", "c", "all/x/metrics.jsonl"]
+    assert paths_of(config) == [os.path.join(tmp_path, *name.split("/")) for name in names]
+    defaults = ["runs/x", "runs/x/worker/policy.tmod", "runs/x/policy.tmod", "runs/x/memory", "runs/x/checkpoint"]
+    changed = with_changes(Config().started_in(tmp_path), ["run.name=x"])
+    assert [
+        changed.run_folder,
+        changed.worker_model_path,
+        changed.trainer_model_path,
+        changed.memory_path,
+        changed.checkpoint_path,
+    ] == [tmp_path / path for path in defaults]
+    # Absolute paths stay, and what is written and compared does not name the folder, so that runs can be moved.
+    absolute = convert({"run": {"folder": str(tmp_path / "far")}}, "a test")
+    assert absolute.run_folder == tmp_path / "far" / "default"
+    assert convert(PATHS, "a test") == config
+    assert str(tmp_path) not in resolved(config)
+    stored = plain(from_values({"run": {"seed": 1}}))
+    assert (
+        in_force(stored, from_values({"run": {"seed": 2}}).started_in(tmp_path)).run_folder.parent == tmp_path / "runs"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps a process's working folder")
+def test_a_configuration_can_be_changed_in_a_folder_that_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert with_changes(config, ["run.name=x"]).run_folder == tmp_path / "runs" / "x"
 
 
 def test_the_resolved_configuration_loads_again(tmp_path: Path) -> None:

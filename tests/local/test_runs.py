@@ -76,6 +76,44 @@ def roles_running(folder: Path) -> list[str]:
 THREADS = ("--local", "--single-process", "--workers", "1")
 
 
+WANDERING = """
+import os, tempfile
+from pathlib import Path
+from tmrl_core.envs import GenericGymEnv
+
+class Wandering(GenericGymEnv):
+    def __init__(self):
+        super().__init__("Pendulum-v1", to_float32=True)
+        self.folder = tempfile.mkdtemp(dir=Path(__file__).parent)
+        os.chdir(self.folder)
+
+    def close(self):
+        os.rmdir(self.folder)  # fails if something was written there
+        super().close()
+"""
+
+
+def test_an_environment_that_changes_the_working_folder_does_not_move_the_runs_files(tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    (tmp_path / "wandering.py").write_text(WANDERING, encoding="utf-8")
+    file = configured(tmp_path, -1e6)
+    with in_this_process(start, ["wandering"]) as run:
+        changes = [
+            "environment={cls: 'wandering:Wandering', kwargs: {}}",
+            "worker.record=recorded",
+            "memory.storage=disk",
+        ]
+        done = run(*THREADS, "-c", file, *(word for change in changes for word in ("--set", change)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != "__pycache__") == ["start"]
+    run_folder = start / "runs" / "small"
+    for name in ("metrics.jsonl", "config.yaml", "policy.tmod", "checkpoint/lock", "worker/policy.tmod", "memory"):
+        assert (run_folder / name).exists(), name
+    assert list((start / "recorded").glob("*/*.seg"))
+    assert "folder: runs" in (run_folder / "config.yaml").read_text(encoding="utf-8")
+
+
 def test_threads_of_one_process_learn_too(tmp_path: Path) -> None:
     with in_this_process(tmp_path) as run:
         done = run(*THREADS, "-c", configured(tmp_path, -1e6))

@@ -196,6 +196,19 @@ def test_a_worker_that_fails_during_shutdown_is_logged(caplog: pytest.LogCapture
         assert group.failed is None
 
 
+def test_children_start_in_the_folder_of_the_configuration(
+    processes: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.yaml").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    child = processes.trainer
+    child.arguments = ["--test", "-c", "small.yaml"]
+    child.start()
+    ended(child)
+    assert f"neither {tmp_path / 'runs' / 'default' / 'policy.tmod'} nor" in child.last_lines(1)[0]
+
+
 def test_a_full_disk_is_reported_on_the_terminal(processes: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Listener()
     processes._check_disk(listener)
@@ -207,7 +220,8 @@ def test_a_full_disk_is_reported_on_the_terminal(processes: Pipeline, monkeypatc
     monkeypatch.setattr(supervision, "DISK_S", 0.0)
     processes._disk_due = 0.0
     processes._check_disk(listener)
-    assert [line.startswith("No space is left on the disk of runs") for line in listener.said] == [True]
+    start = f"No space is left on the disk of {Path.cwd() / 'runs' / 'default'}:"
+    assert [line.startswith(start) for line in listener.said] == [True]
     processes._disk_due = 0.0
     monkeypatch.setattr(processes, "_logs", Path("gone"))
     processes._check_disk(listener)

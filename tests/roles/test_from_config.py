@@ -36,7 +36,7 @@ def test_the_longest_episode_comes_from_the_registry() -> None:
 
 def test_the_saved_policy_is_the_newer_of_the_two_copies() -> None:
     config = Config()
-    with pytest.raises(ConfigError, match=r"neither runs.default.policy\.tmod nor"):
+    with pytest.raises(ConfigError, match=r"neither .*runs.default.policy\.tmod nor"):
         roles.saved_policy(config)
     for age, path in enumerate([config.worker_model_path, config.trainer_model_path]):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ import functools
 import inspect
 import logging
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -491,3 +492,30 @@ def test_a_run_is_logged_only_when_it_is_verbose(make: Any, caplog: pytest.LogCa
     lines = [record.getMessage() for record in caplog.records if "episode" in record.getMessage()]
     assert lines[0].startswith("worker robot: episode 2, 2 steps, return")
     assert len(lines) < 5  # not one for each of a simulator's short episodes
+
+
+def test_relative_arguments_mean_the_folder_of_the_construction(
+    make: Callable[..., RolloutWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    class Wandering(GenericGymEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            os.chdir(tmp_path / "elsewhere")
+
+    worker = make(
+        env_cls=Wandering,
+        standalone=True,
+        model_path="policy.tmod",
+        record="recorded",
+        max_samples_per_episode=5,
+    )
+    worker.collect_train_episode()
+    worker.send_and_clear_buffer()
+    worker.close()
+    assert Path.cwd() == tmp_path / "elsewhere"
+    assert worker.model_path == tmp_path / "policy.tmod"
+    assert list((tmp_path / "recorded").glob("*/*.seg"))
+    assert list(Path.cwd().iterdir()) == []

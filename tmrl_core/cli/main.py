@@ -250,6 +250,10 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
         # If a library or an environment crashes the interpreter, the log shows each thread's place.
         faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    for name in ("TMRL_CORE_HOME", "TMRL_CORE_TOKEN_FILE"):
+        # Links read them when the environment may have changed the working folder.
+        if written := os.environ.get(name):
+            os.environ[name] = str(Path(written).expanduser().absolute())
     config = load_config(options)
     if options.new:
         from tmrl_core.config.run_folder import free_run_name
@@ -597,10 +601,10 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
     if config.multiagent is not None:
         return test_many(config, episodes, shutdown)
     returns: list[float] = []
-    video = Path(options.video).expanduser() if options.video else None
+    video = config.absolute(Path(options.video).expanduser()) if options.video else None
     if video is not None:
         if video.suffix not in ("", *SUFFIXES):
-            raise ConfigError(f"--video: found {video}, allowed: a file {' or '.join(SUFFIXES)}, or a folder")
+            raise ConfigError(f"--video: found {options.video}, allowed: a file {' or '.join(SUFFIXES)}, or a folder")
         check_encoder("--video")
     made = roles.make_worker(
         config,
@@ -626,7 +630,7 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
         made.close()
     print_mean(returns)
     if video is not None:
-        print(f"video: {video}" if video.exists() else f"there is no video {video}", flush=True)
+        print(f"video: {options.video}" if video.exists() else f"there is no video {options.video}", flush=True)
         return 0 if video.exists() else 1
     return 0
 

@@ -306,7 +306,7 @@ class TrainerInterface(RemoteInterface):
         )
         path = given(model_path, config.trainer_model_path)
         super().__init__(link)
-        self.model_path = None if path is None else Path(path)
+        self.model_path = None if path is None else Path(path).absolute()
         self.server_ip = settings.host
         link.start()
 

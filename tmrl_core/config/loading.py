@@ -92,8 +92,8 @@ def find_credentials_folder(config: Config, environ: Mapping[str, str] | None = 
     `credentials/` in the current folder counts if it holds more than a README. The returned folder need not exist.
     """
     if config.network.credentials_dir is not None:
-        return Path(config.network.credentials_dir).expanduser()
-    here = Path("credentials")
+        return config.absolute(Path(config.network.credentials_dir).expanduser())
+    here = config.absolute("credentials")
     if here.is_dir() and any(p.name not in ("README.md", ".gitignore") for p in here.iterdir()):
         return here
     return data_folder(environ) / "credentials"
@@ -182,7 +182,7 @@ def from_values(values: Mapping[str, Any], source: str = "configuration") -> Con
 
 
 def with_changes(config: Config, changes: Iterable[str]) -> Config:
-    """Return the configuration with changes `section.key=value`, in the form of `--set`.
+    """Return the configuration with changes `section.key=value`, in the form of `--set`, and the same start folder.
 
     Raises:
         ConfigError: a change is invalid.
@@ -191,7 +191,7 @@ def with_changes(config: Config, changes: Iterable[str]) -> Config:
     for change in changes:
         path, value = parse_override(change)
         put(values, path, value, f"--set {path}")
-    return from_values(values, "changed configuration")
+    return from_values(values, "changed configuration").started_in(config.start_folder)
 
 
 _CONVERTING = threading.Lock()

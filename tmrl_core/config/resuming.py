@@ -92,7 +92,7 @@ def in_force(stored: Mapping[str, Any], config: Config) -> Config:
     values = plain(config)
     for change in changes:
         put(values, change.key, None if change.then is LEFT_OUT else change.then, "checkpoint")
-    return convert(values, "checkpoint")
+    return convert(values, "checkpoint").started_in(config.start_folder)
 
 
 def plain(config: Config) -> dict[str, Any]:

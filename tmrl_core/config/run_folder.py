@@ -59,7 +59,7 @@ def write_in_force(config: Config, now: datetime.datetime | None = None) -> Path
 
 def free_run_name(config: Config) -> str:
     """Return the run's name, with a number if a run of that name exists."""
-    folder, name = Path(config.run.folder), config.run.name
+    folder, name = config.run_folder.parent, config.run.name
     number = 1
     while (folder / name).exists():
         number += 1

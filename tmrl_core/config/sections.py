@@ -7,6 +7,7 @@ The JSON Schema and `docs/configuration.md` are generated from these structures.
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -965,8 +966,11 @@ class MultiAgentSection(Section, frozen=True, kw_only=True):
         return self.agent_ids or tuple(self.agents)
 
 
-class Config(Section, frozen=True, kw_only=True):
-    """The whole configuration, the same file for all roles."""
+class Config(Section, frozen=True, kw_only=True, dict=True):
+    """The whole configuration, the same file for all roles.
+
+    Its relative paths mean the folder in which it was made, because environments may change the working folder.
+    """
 
     run: RunSection = field(default_factory=RunSection)
     environment: EnvironmentSection = field(default_factory=EnvironmentSection)
@@ -983,37 +987,81 @@ class Config(Section, frozen=True, kw_only=True):
     multiagent: MultiAgentSection | None = None
     """Many agents in one environment; None: one agent, of the sections `agent`, `actor` and `memory`."""
 
+    def __post_init__(self) -> None:
+        # The folder is no setting: it is neither compared nor written, so that a run's files can be moved.
+        try:
+            self.__dict__["start_folder"] = Path.cwd()
+        except OSError:  # the working folder was removed
+            self.__dict__["start_folder"] = Path()
+
+    @property
+    def start_folder(self) -> Path:
+        """Return the folder that relative paths mean."""
+        folder: Path = self.__dict__["start_folder"]
+        return folder
+
+    def started_in(self, folder: Path) -> Config:
+        """Let relative paths mean this folder. Return this configuration."""
+        self.__dict__["start_folder"] = folder
+        return self
+
+    def absolute(self, path: str | os.PathLike[str]) -> Path:
+        """Return the absolute path that this path in the configuration means."""
+        return self.start_folder / path
+
+    @property
+    def written_run_folder(self) -> Path:
+        """Return the folder of this run's files as the configuration writes it, for commands that users type."""
+        return Path(self.run.folder) / self.run.name
+
     @property
     def run_folder(self) -> Path:
         """Return the folder of this run's files."""
-        return Path(self.run.folder) / self.run.name
+        return self.absolute(self.written_run_folder)
 
     @property
     def worker_model_path(self) -> Path:
         """Return the file of a worker's copy of the policy."""
-        return Path(self.worker.model_path or self.run_folder / "worker" / "policy.tmod")
+        return self.absolute(self.worker.model_path or self.run_folder / "worker" / "policy.tmod")
 
     @property
     def worker_history_path(self) -> str:
         """Return the prefix of the names of a worker's dated copies of the policy."""
-        return self.worker.model_path_history or str(self.run_folder / "worker" / "history" / "policy_")
+        written = self.worker.model_path_history
+        # The prefix may end in a separator, which a Path would drop.
+        return os.path.join(self.start_folder, written or self.run_folder / "worker" / "history" / "policy_")
+
+    @property
+    def worker_record_path(self) -> Path | None:
+        """Return the folder of a worker's recorded sessions; None: nothing is recorded."""
+        return None if self.worker.record is None else self.absolute(self.worker.record)
 
     @property
     def trainer_model_path(self) -> Path:
         """Return the file of the trainer's current weights."""
-        return Path(self.trainer.model_path or self.run_folder / "policy.tmod")
+        return self.absolute(self.trainer.model_path or self.run_folder / "policy.tmod")
 
     @property
     def memory_path(self) -> Path:
         """Return the folder of a memory on disk."""
-        return Path(self.memory.folder or self.run_folder / "memory")
+        return self.absolute(self.memory.folder or self.run_folder / "memory")
+
+    @property
+    def recorded_path(self) -> Path | None:
+        """Return the folder of the recorded sessions `memory.recorded`; None: there are none."""
+        return None if self.memory.recorded is None else self.absolute(self.memory.recorded)
+
+    @property
+    def offline_path(self) -> Path | None:
+        """Return the folder of the recorded sessions `trainer.offline`; None: workers collect."""
+        return None if self.trainer.offline is None else self.absolute(self.trainer.offline)
 
     @property
     def checkpoint_path(self) -> Path | None:
         """Return the folder of the checkpoints; None if they are disabled."""
         if not self.checkpoint.enabled:
             return None
-        return Path(self.checkpoint.path or self.run_folder / "checkpoint")
+        return self.absolute(self.checkpoint.path or self.run_folder / "checkpoint")
 
     @property
     def metrics_path(self) -> Path:

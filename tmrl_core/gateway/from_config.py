@@ -9,14 +9,13 @@ import re
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
-from tmrl_core.config import Config, environment_maker, resolve_optional
+from tmrl_core.config import Config, environment_maker, find_credentials_folder, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
 from tmrl_core.config.sections import GatewayAgentSection
 from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.gateway.central import CentralAgent
 from tmrl_core.gateway.contracts import GatewayAgent
 from tmrl_core.networking.links import WorkerLink
-from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.tls_contexts import client_name
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.from_config import check_device
@@ -153,4 +152,4 @@ def _label(config: Config) -> str:
     """Return the name in the gateway's own certificate, if it has one."""
     if config.network.transport == "local":
         return LABEL
-    return client_name(credentials.find(config.network.credentials_dir), "worker") or LABEL
+    return client_name(find_credentials_folder(config), "worker") or LABEL

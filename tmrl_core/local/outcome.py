@@ -154,7 +154,7 @@ def _seen_with(config: Config) -> str:
 
 def what_next(config: Config) -> str:
     """Return the commands to type next: play, continue, split the roles over machines."""
-    path = config.run_folder / "config.yaml"
+    path = config.written_run_folder / "config.yaml"
     python = python_here()
     seen = _seen_with(config)
     play = "watch what it does" if seen else "play ten episodes"

@@ -114,13 +114,14 @@ def watch(group: Group, view: Watcher, shutdown: ShutdownSignal) -> None:
 
 
 class Child:
-    """One role as a process, with its control pipe and its log."""
+    """One role as a process, with its control pipe and its log. It starts in `folder`."""
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, threads: int | None) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, threads: int | None, folder: Path) -> None:
         self.name = name
         self.arguments = list(arguments)
         self.log = log
         self.threads = threads
+        self.folder = folder
         self.restarts = 0
         self.resting_until = 0.0
         self.started_at = 0.0
@@ -142,6 +143,7 @@ class Child:
                 stdout=subprocess.PIPE if announces else log,
                 stderr=log,
                 env=environment(self.threads),
+                cwd=self.folder,
                 **own,
             )
 
@@ -221,7 +223,7 @@ class Processes(Group):
         self._logs.mkdir(parents=True, exist_ok=True)
 
     def _child(self, name: str, arguments: Sequence[str], threads: int | None) -> Child:
-        return Child(name, arguments, self._logs / f"{name}.log", threads)
+        return Child(name, arguments, self._logs / f"{name}.log", threads, self._config.start_folder)
 
     def _care(self, child: Child, view: Watcher) -> None:
         status = child.status

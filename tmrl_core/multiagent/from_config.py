@@ -13,7 +13,7 @@ import msgspec
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
-from tmrl_core.config import Config
+from tmrl_core.config import Config, find_credentials_folder
 from tmrl_core.config.references import resolve_with
 from tmrl_core.config.sections import AgentPolicySection, MultiAgentSection
 from tmrl_core.errors import ConfigError
@@ -179,10 +179,13 @@ def make_worker(
     label = worker_label(
         name or settings.name,
         standalone=standalone,
-        keys_dir=network.credentials_dir,
+        keys_dir=find_credentials_folder(config),
         certified=network.transport != "local",
     )
     release = label.claim.close if label.claim is not None else None
+    # Files and credentials are found before the environment is made, which may change the working folder.
+    copy = config.worker_model_path if model_path is None else model_path.absolute()
+    connection = None if standalone else link_settings(config)
     with contextlib.ExitStack() as undo:
         if release is not None:
             undo.callback(release)
@@ -200,11 +203,10 @@ def make_worker(
             seed=mixed_seed(config.run.seed, label.seeding),
         )
         undo.callback(collector.close)
-        copy = model_path or config.worker_model_path
         link: WorkerLink | None = None
-        if not standalone:
+        if connection is not None:
             link = WorkerLink(
-                link_settings(config),
+                connection,
                 name=label.text,
                 run=config.run.name,
                 model_path=copy,

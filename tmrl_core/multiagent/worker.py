@@ -34,6 +34,7 @@ from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Evaluation, Version
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.samples.segments import MOST_METRIC_CHARACTERS, MOST_METRICS
+from tmrl_core.signal_handlers import take_back
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,7 +61,10 @@ class PolledEnvironment(EventEnvironment):
 
     def __init__(self, make: Callable[[], EventEnvironment]) -> None:
         self._make = make
-        self.env = make()
+        try:
+            self.env = make()
+        finally:
+            take_back()
         self.begun = False
         self.decisions = 0
         self.truncated = False
@@ -105,15 +109,18 @@ class PolledEnvironment(EventEnvironment):
 
     def reset(self) -> None:
         """See `EventEnvironment`. Make the environment again first if its last reset failed."""
-        if self._broken:
-            try:
-                self.env.close()
-            except Exception:
-                logger.warning("the environment that failed could not be closed either", exc_info=True)
-            self.env = self._make()
-        self._broken = True
-        self.env.reset()
-        self._broken = False
+        try:
+            if self._broken:
+                try:
+                    self.env.close()
+                except Exception:
+                    logger.warning("the environment that failed could not be closed either", exc_info=True)
+                self.env = self._make()
+            self._broken = True
+            self.env.reset()
+            self._broken = False
+        finally:
+            take_back()
 
     def step(self, action: Any) -> tuple[Any, Any, bool]:
         """See `EventEnvironment`."""
@@ -125,6 +132,8 @@ class PolledEnvironment(EventEnvironment):
         if self._stopping:
             self.leave()
         result = self.env.step(action)
+        if not self.begun:
+            take_back()
         self.begun = True
         metrics = result[0] if isinstance(result, tuple) and result else None
         self.truncated = isinstance(metrics, Mapping) and bool(metrics.get("truncated"))
@@ -142,7 +151,10 @@ class PolledEnvironment(EventEnvironment):
 
     def close(self) -> None:
         """See `EventEnvironment`."""
-        self.env.close()
+        try:
+            self.env.close()
+        finally:
+            take_back()
 
     def _poll(self) -> None:
         self._polling.end(self._slice)

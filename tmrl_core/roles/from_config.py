@@ -22,6 +22,7 @@ from tmrl_core.config.algorithms import (
     stacks_problem,
 )
 from tmrl_core.errors import ConfigError, MissingExtraError, PortInUseError
+from tmrl_core.signal_handlers import take_back
 
 if TYPE_CHECKING:
     from tmrl_core.networking import RolloutWorker, Server, Trainer
@@ -262,13 +263,17 @@ def check_spaces(config: Config) -> None:
     ours = algorithm is not None or actor_of(config.actor.cls) is not None or stacks
     if not ours or config.environment.cls not in GYMNASIUM_ENVIRONMENTS:
         return
-    env = environment_maker(config.environment.cls, config.environment.kwargs)()
     try:
-        accepted = algorithm.action_spaces if algorithm is not None else frozenset()
-        problem = action_space_problem(config.agent.cls, accepted, env.action_space)
-        problem = problem or policy_problem(config, env.action_space) or stacks_problem(config, env.observation_space)
+        env = environment_maker(config.environment.cls, config.environment.kwargs)()
+        try:
+            accepted = algorithm.action_spaces if algorithm is not None else frozenset()
+            problem = action_space_problem(config.agent.cls, accepted, env.action_space)
+            problem = problem or policy_problem(config, env.action_space)
+            problem = problem or stacks_problem(config, env.observation_space)
+        finally:
+            env.close()
     finally:
-        env.close()
+        take_back()
     if problem is not None:
         raise ConfigError(problem)
 

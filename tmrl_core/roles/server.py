@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from tmrl_core.config import CFG, Cfg, given
+from tmrl_core.config import CFG, Cfg, Config, given
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import NetworkSection, ServerSection, is_loopback
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
@@ -103,7 +103,7 @@ class Server:
             )
         except ValueError as exc:
             raise ConfigError(f"server.budget_bytes: {exc}") from exc
-        self._spool = _spool(server)
+        self._spool = _spool(config)
         self.relay = Relay(
             settings,
             authenticate,
@@ -240,18 +240,19 @@ class Server:
         self.close()
 
 
-def _spool(section: ServerSection) -> Spool | None:
+def _spool(config: Config) -> Spool | None:
     """Create the store for samples of workers that end while there is no trainer; None: the spool is off.
 
     Raises:
         StorageError: the folder cannot be used, or another Server uses it.
     """
+    section = config.server
     limit = section.spool_limit_bytes
     if not limit:
         return None
     if section.spool_dir is None:
         return MemorySpool(limit)
-    folder = Path(section.spool_dir).expanduser()
+    folder = config.absolute(Path(section.spool_dir).expanduser())
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"server.spool_dir: {folder} is a file, allowed: a folder, or null to keep samples in memory")
     return DiskSpool(folder, limit, sync=section.spool_sync)

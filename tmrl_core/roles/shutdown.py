@@ -2,6 +2,7 @@
 
 A second request to end ends the role immediately, except for SIGHUP, which a lost terminal may send more than once. If
 SIGHUP is ignored when the role starts, as under `nohup`, it stays ignored. SIGUSR1 requests a trainer's checkpoint.
+`tmrl_core.signal_handlers` keeps the handlers in force when environments install their own.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
+from tmrl_core.signal_handlers import SignalHandlers, take_back
 from tmrl_core.terminal_log import WAIT_S
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,9 @@ then the supervisor has died."""
 
 CHECKPOINT = b"checkpoint"
 """Line on the control pipe that requests a checkpoint."""
+
+HANDLER_FAILED = 0
+"""Byte in the pipe of signals for a failed handler of an environment; no signal has this number."""
 
 AT_ONCE = 130
 """Exit status after a second request, the same as shells use for Ctrl-C."""
@@ -57,7 +62,8 @@ class ShutdownSignal:
         self._last_calls: list[Callable[[], Any]] = []
         self._checkpoint_calls: list[Callable[[], Any]] = []
         self._terminals: list[int] = []
-        self._before: dict[int, Any] = {}
+        self._handlers = SignalHandlers(self._write, self._on_failure)
+        self._failures: deque[BaseException] = deque()
         self._pipe: tuple[int, int] | None = None
 
     @property
@@ -67,6 +73,7 @@ class ShutdownSignal:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a request; True: one has arrived. Signals interrupt short waits on every platform."""
+        take_back()  # for environments in other threads, which cannot do it
         return self._requested.wait(timeout_s)
 
     def calls(self, stop: Callable[[], Any]) -> None:
@@ -115,24 +122,27 @@ class ShutdownSignal:
         self._pipe = os.pipe()
         threading.Thread(target=self._obey_signals, args=(self._pipe[0],), name="tmrl-signals", daemon=True).start()
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
-        for name in ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP", "SIGUSR1"):
-            number = signal.Signals.__members__.get(name)
-            if number is not None and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
-                self._before[number] = signal.signal(number, self._on_signal)
+        named = signal.Signals.__members__
+        numbers = [named[name] for name in ("SIGINT", "SIGTERM", "SIGBREAK", "SIGHUP", "SIGUSR1") if name in named]
+        self._handlers.install(
+            number for number in numbers if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
+        )
         if self._control:
             threading.Thread(target=self._obey_control, name="tmrl-control", daemon=True).start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for number, before in self._before.items():
-            # The system ignores the signals, because Python removes its handlers while the interpreter ends.
-            signal.signal(number, signal.SIG_IGN if self._last else before)
-        self._before.clear()
+        # The system ignores the signals, because Python removes its handlers while the interpreter ends.
+        self._handlers.remove(ignore=self._last)
         if self._pipe is not None:
             os.close(self._pipe[1])  # ends the thread, which closes its end of the pipe
             self._pipe = None
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_failure(self, failure: BaseException) -> None:
+        self._failures.append(failure)
+        self._write(HANDLER_FAILED)
+
+    def _write(self, number: int) -> None:
         if self._pipe is not None:
             with contextlib.suppress(OSError):
                 os.write(self._pipe[1], bytes([number]))
@@ -140,6 +150,9 @@ class ShutdownSignal:
     def _obey_signals(self, descriptor: int) -> None:
         while data := os.read(descriptor, 1):
             number = data[0]
+            if number == HANDLER_FAILED:
+                logger.error("a signal handler of the environment has failed", exc_info=self._failures.popleft())
+                continue
             why = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             request = self.request_checkpoint if why == "SIGUSR1" else self.request
             if why == "SIGHUP":

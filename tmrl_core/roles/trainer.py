@@ -29,6 +29,7 @@ from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.iterations import Iterations
 from tmrl_core.roles.offline import OfflineInterface
 from tmrl_core.roles.training import prepare_torch, training_from_config
+from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpoints.model_file import ModelFile
 from tmrl_core.training.checkpoints.resumption import RunCheckpoints
 from tmrl_core.training.contracts import LoopLike, TrainingLoop, actor_of, as_loop
@@ -117,10 +118,11 @@ class Trainer:
         )
         self._run_name = given(run_name, config.run.name)
         model = given(model_path, config.trainer_model_path)
-        self._model = ModelFile(Path(model) if model is not None else None)
+        # Absolute, because the environment may change the working folder.
+        self._model = ModelFile(Path(model).absolute() if model is not None else None)
         checkpoint = given(checkpoint_path, config.checkpoint_path)
         self._checkpoints = RunCheckpoints(
-            Path(checkpoint) if checkpoint is not None else None,
+            Path(checkpoint).absolute() if checkpoint is not None else None,
             config,
             self._make,
             dump_run_instance_fn,
@@ -592,4 +594,7 @@ class Trainer:
             random.seed(seed)
             np.random.seed(seed)
             torch.manual_seed(seed)
-        return self.training_cls()
+        try:
+            return self.training_cls()
+        finally:
+            take_back()  # for modules and loops of users that install signal handlers

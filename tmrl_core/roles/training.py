@@ -207,8 +207,8 @@ def _environment(config: Config) -> Any:
         ConfigError: `environment.cls` names nothing, or there are no recorded sessions.
     """
     environment = config.environment
-    offline = config.trainer.offline
-    key, path = ("trainer.offline", offline) if offline is not None else ("memory.recorded", config.memory.recorded)
+    offline = config.offline_path
+    key, path = ("trainer.offline", offline) if offline is not None else ("memory.recorded", config.recorded_path)
     if path is None:
         return environment_maker(environment.cls, environment.kwargs)
     from tmrl_core.sessions.files import read_spaces, spaces_problem
@@ -282,7 +282,8 @@ def loop_settings(config: Config, loop: Any) -> dict[str, Any]:
         "agent_scheduler": resolve_optional(trainer.agent_scheduler, "trainer.agent_scheduler"),
         "bad_updates_folder": config.run_folder / "bad_updates",
         "threads": threads,
-        "recorded": config.memory.recorded,
+        "offline": config.offline_path,
+        "recorded": config.recorded_path,
     }
     ours = isinstance(loop, type) and issubclass(loop, TrainingOffline)
     return {

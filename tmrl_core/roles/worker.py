@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import socket
 import weakref
 import zlib
@@ -23,7 +24,7 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.actor.rollout.worker import Worker, make_loop
-from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import NetworkSection, WorkerSection
 from tmrl_core.envs.identity import identity_of
@@ -130,15 +131,36 @@ class RolloutWorker(Worker):
         label = worker_label(
             given(name, settings.name),
             standalone=standalone,
-            keys_dir=given(keys_dir, config.network.credentials_dir),
+            keys_dir=given(keys_dir, find_credentials_folder(config)),
             certified=kind != "local",
         )
         # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
         chosen_seed = mixed_seed(config.run.seed, label.seeding) if isinstance(seed, Cfg) else seed
         drain_s = given(drain_timeout_s, settings.drain_timeout_s)
+        # Files and credentials are found before the environment is made, which may change the working folder.
         copy = given(model_path, config.worker_model_path)
+        copy = None if copy is None else Path(copy).absolute()
         history = given(model_path_history, config.worker_history_path)
+        if history is not None and not os.path.isabs(history):
+            history = os.path.join(os.getcwd(), history)  # may end in a separator, which a Path would drop
+        record_into = given(record, config.worker_record_path)
+        record_into = None if record_into is None else Path(record_into).absolute()
+        connection = None
+        if not standalone:
+            connection = link_settings(
+                config,
+                host=server_ip,
+                port=server_port,
+                transport=kind,
+                security=security,
+                keys_dir=keys_dir,
+                hostname=hostname,
+                password=password,
+                local_port=given(local_port, config.network.local_port_worker),
+                header_size=header_size,
+                max_buf_len=max_buf_len,
+            )
         loop = make_loop(
             env_cls,
             choose_actor(actor_module_cls, device=device, backend=given(backend, settings.backend)),
@@ -158,24 +180,12 @@ class RolloutWorker(Worker):
         with contextlib.ExitStack() as undo:
             undo.callback(loop.environment.close)
             link: WorkerLink | None = None
-            if not standalone:
+            if connection is not None:
                 full = given(when_full, settings.when_full)
                 if full == "auto":
                     full = "drop_oldest" if given(collection, settings.collection) == "asynchronous" else "block"
                 link = WorkerLink(
-                    link_settings(
-                        config,
-                        host=server_ip,
-                        port=server_port,
-                        transport=kind,
-                        security=security,
-                        keys_dir=keys_dir,
-                        hostname=hostname,
-                        password=password,
-                        local_port=given(local_port, config.network.local_port_worker),
-                        header_size=header_size,
-                        max_buf_len=max_buf_len,
-                    ),
+                    connection,
                     name=label.text,
                     run=given(run_name, config.run.name),
                     model_path=copy,
@@ -185,18 +195,17 @@ class RolloutWorker(Worker):
                     drain_timeout_s=drain_s,
                     lateness=loop.lateness.report if loop.lateness is not None else None,
                 )
-            record_into = given(record, settings.record)
             recording = None
             if record_into is not None:
                 limit = given(record_bytes, settings.record_bytes)
-                recording = open_recording(Path(record_into), label.text, loop.environment.env, limit)
+                recording = open_recording(record_into, label.text, loop.environment.env, limit)
                 undo.callback(recording.close)
             uplink = Uplink(
                 link,
                 loop.recorder,
                 loop.runner,
                 files=PolicyFiles(
-                    Path(copy) if copy is not None else None,
+                    copy,
                     str(history) if history is not None else None,
                     given(model_history, settings.model_history),
                 ),

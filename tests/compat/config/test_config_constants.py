@@ -40,7 +40,7 @@ def test_folders_and_files_are_paths() -> None:
     for name in NAMES:
         if name.endswith(("_FOLDER", "_DIRECTORY", "_PATH", "PATH_DATA")) or name.startswith("MODEL_PATH"):
             assert isinstance(getattr(cfg, name), Path), name
-    assert Path("runs") / "default" == cfg.WEIGHTS_FOLDER
+    assert Path.cwd() / "runs" / "default" == cfg.WEIGHTS_FOLDER
     assert cfg.CHECKPOINT_PATH.parent == cfg.CHECKPOINTS_FOLDER
 
 

@@ -99,7 +99,7 @@ def test_it_stops_when_the_policy_has_moved_too_far() -> None:
 
 @pytest.mark.parametrize(("share", "updates"), [(1.6, 1), (1.4, 2)])
 def test_it_stops_at_one_and_a_half_of_the_target(share: float, updates: int) -> None:
-    once = {"lr": 1e-2, "update_epochs": 1, "minibatch_size": 64}
+    once: dict[str, Any] = {"lr": 1e-2, "update_epochs": 1, "minibatch_size": 64}
     agent = make(FEW, **once)
     batch, _ = play(agent, 128, 5.0)
     measured = 2 * agent.train(batch)["kl"]  # the mean of two minibatches, of which the first has none

@@ -20,6 +20,7 @@ from tmrl_core.config.references import as_environment
 from tmrl_core.envs.identity import unwrapped
 from tmrl_core.envs.json_spaces import observation_reader
 from tmrl_core.errors import ConfigError, EnvironmentFailedError, ObservationError
+from tmrl_core.signal_handlers import take_back
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +46,17 @@ class CheckedEnvironment:
     def __init__(self, make: Callable[[], Any], *, strict_spaces: bool = False, safe_action: Any = None) -> None:
         check_maker("env_cls", make)
         self._make = make
-        self.env = as_environment(make(), f"env_cls: {make!r:.100}")
+        try:
+            self.env = as_environment(make(), f"env_cls: {make!r:.100}")
+        finally:
+            take_back()
         self.fault: Exception | None = None
         self.real_time: RealTimeEnv | None
         self._find_real_time()
         self._check = StepCheck(self.env.observation_space, strict_spaces)
         self._broken = False
         self._moving = False
+        self._first_step = False
         self._closed = False
         try:
             self._safe_action = None if safe_action is None else _action(self.env.action_space, safe_action)
@@ -99,7 +104,7 @@ class CheckedEnvironment:
         real_time = self.real_time
         if real_time is not None:
             keep_sent_action(real_time)
-        self._moving = True
+        self._moving = self._first_step = True
         try:
             result: Any = self.env.reset() if seed is None else self.env.reset(seed=seed)
             problem = reset_problem(result)
@@ -111,6 +116,8 @@ class CheckedEnvironment:
             self.fault = exc
             self._broken = True
             raise
+        finally:
+            take_back()
 
     def step(self, action: Any, keep: bool = False) -> tuple[Any, Any, Any, Any, Any]:
         """Step the environment.
@@ -130,6 +137,9 @@ class CheckedEnvironment:
             if keep:
                 action = action.copy() if type(action) is ndarray else copy_action(action)
             result: tuple[Any, Any, Any, Any, Any] = self.env.step(action)
+            if self._first_step:
+                self._first_step = False
+                take_back()
             obs, reward, terminated, truncated, info = result
             check = self._check
             if (
@@ -173,7 +183,10 @@ class CheckedEnvironment:
         if not self._closed:
             self.make_safe()
             self._closed = True
-            self.env.close()
+            try:
+                self.env.close()
+            finally:
+                take_back()
 
     def _renew(self) -> None:
         """Make the environment again.
@@ -192,6 +205,8 @@ class CheckedEnvironment:
         except Exception as exc:
             self.fault = exc
             raise
+        finally:
+            take_back()
         if (self.env.observation_space, self.env.action_space) != old_spaces:
             raise EnvironmentFailedError(
                 f"the recreated environment has other spaces: {self.env.observation_space} and "

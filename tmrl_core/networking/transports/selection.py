@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from tmrl_core.config import CFG, Cfg, Config, given
+from tmrl_core.config import CFG, Cfg, Config, find_credentials_folder, given
 from tmrl_core.config.loading import token_from_environment
 from tmrl_core.config.sections import NetworkSection
 from tmrl_core.config.sections import is_loopback as is_loopback
@@ -64,15 +64,23 @@ def link_settings(
 ) -> LinkSettings:
     """Merge the public classes' arguments with the configuration; `CFG` selects the configuration's value.
 
+    The folder of the credentials is searched here, unless the transport is `local`, because links read it again when
+    an environment may have changed the working folder.
+
     Raises:
         ConfigError: the file of the token cannot be read or is empty.
     """
     network = config.network
     address, folder = given(host, config.server.host), given(keys_dir, network.credentials_dir)
+    kind = given(transport, network.transport)
+    if folder is not None and not isinstance(keys_dir, Cfg):
+        folder = Path(folder).expanduser().absolute()
+    elif kind != "local":
+        folder = find_credentials_folder(config)
     arguments: dict[str, Any] = {
         "host": "127.0.0.1" if address is None else address,
         "port": given(port, config.server.tcp_port),
-        "transport": given(transport, network.transport),
+        "transport": kind,
         "security": network.security if isinstance(security, Cfg) else security,
         "credentials_dir": str(folder) if folder is not None else None,
         "hostname": given(hostname, network.hostname),

@@ -22,6 +22,7 @@ from tmrl_core.errors import StorageError
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress, plain
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
 from tmrl_core.training.contracts import AgentLike, MemoryLike, Row, TrainingLoop, TrainingMemory, as_agent, as_memory
@@ -154,12 +155,15 @@ class TrainingOffline(TrainingLoop):
         if isinstance(env_cls, tuple):
             observation_space, action_space = env_cls
         else:
-            env = env_cls()
             try:
-                observation_space, action_space = env.observation_space, env.action_space
-                self.environment_identity = identity_of(env)
+                env = env_cls()
+                try:
+                    observation_space, action_space = env.observation_space, env.action_space
+                    self.environment_identity = identity_of(env)
+                finally:
+                    env.close()
             finally:
-                env.close()
+                take_back()
 
         def make_agent() -> Any:
             return training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
