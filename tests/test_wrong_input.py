@@ -236,11 +236,11 @@ WRONG: list[tuple[list[str], int, str]] = [
     ),
     (sets("local", "worker.collection=lockstep"), 2, "does not train in lockstep"),
     # files, ports and credentials of this machine
-    (sets("trainer", "run.folder=file"), 2, "run.folder: file/default cannot be written"),
+    (sets("trainer", "run.folder=file"), 2, "/file/default cannot be written: Not a directory"),
     (
         sets("server", "server.spool_dir=file", SERVER),
         2,
-        "server.spool_dir: file is a file, allowed: a folder, or null",
+        "/file is a file, allowed: a folder, or null",
     ),
     (sets("server", "server.bind=203.0.113.7", SERVER), 1, "not an address of this machine: set server.bind"),
     (
@@ -266,7 +266,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (
         ["--credentials", "revoke", "nobody", "--set", "network.credentials_dir=all"],
         1,
-        "no certificate was issued to 'nobody' from all, but to ",
+        "/all, but to hpc, robot7",
     ),
     (["--credentials", "create", "--days", "-3"], 2, "--days: found '-3', allowed: a number of days, more than 0"),
     (["--credentials", "create", "--host", "http://x"], 1, "'http://x' is neither a host name nor an IP address"),
