@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping
@@ -40,6 +42,9 @@ def prepare_torch(config: Config) -> None:
         import torch
     except ModuleNotFoundError as exc:
         raise MissingExtraError("torch", "trainer", "the Trainer") from exc
+    # Optimizers load this with their first step. Its import fails in a folder that an environment has left and removed.
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("torch._dynamo")
     check_device(config.trainer.device, "trainer.device", compute=True)
     threads = config.trainer.threads
     if threads is not None:
