@@ -82,8 +82,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay import Relay, RelaySettings
 
-ATTEMPTS, ATTEMPTS_FULL = 800, 10_000
-ATTEMPTS_TO_NOTICE = 1_400
+ATTEMPTS, ATTEMPTS_FULL = 1_400, 10_000
 KEPT = 60
 """Frames of each kind that the attacker remembers."""
 AT_ONCE = 10
@@ -907,4 +906,4 @@ def test_the_attack_notices_a_removed_check(name: str, mode: Mode, monkeypatch: 
     monkeypatch.setattr(*MUTATIONS[name])
     world = World(17, mode)  # honest ends need no check
     with pytest.raises(AcceptedForgeryError):
-        attack(world, ATTEMPTS_TO_NOTICE, all_counted=False)
+        attack(world, ATTEMPTS, all_counted=False)
