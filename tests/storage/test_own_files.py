@@ -134,7 +134,7 @@ def test_a_trainer_refuses_a_folder_with_a_pipe_in_the_place_of_its_records(tmp_
     config.run_folder.mkdir()
     os.mkfifo(config.metrics_path)
     TrainerDisplay(config).refresh()
-    training: Any = SimpleNamespace(elapsed_s=0.0, total_samples=0)
+    training: Any = SimpleNamespace(elapsed_s=0.0, total_samples=0, total_updates=0, delivery={})
     with ExitStack() as closing, pytest.raises(ConfigError, match=r"no records can be written to .*metrics\.jsonl"):
         Trainer(config=config).open_recorder(training, closing)
 

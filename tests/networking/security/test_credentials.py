@@ -727,7 +727,7 @@ def test_encrypted_key_is_refused_instead_of_asking_the_terminal(folder: Path) -
 
 def test_find_prefers_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert credentials.find("elsewhere") == Path("elsewhere")
+    assert credentials.find("elsewhere") == tmp_path / "elsewhere"
     assert credentials.find() == Path(os.environ["TMRL_CORE_HOME"]) / "credentials"
     create(tmp_path / "credentials")
     assert credentials.find().resolve() == tmp_path / "credentials"
