@@ -33,7 +33,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Requests:
-    """What a ShutdownSignal was asked for."""
+    """Requests that a ShutdownSignal has received."""
 
     def __init__(self) -> None:
         self.ended: list[int] = []

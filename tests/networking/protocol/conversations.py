@@ -75,7 +75,7 @@ to a link: `open`, `lost`; or `time` and the seconds that pass."""
 
 
 class Recording(NamedTuple):
-    """What is recorded: conversations of one version, and the certificates of those who authenticate."""
+    """The recording: conversations of one version, and the certificates of those who authenticate."""
 
     version: int
     certificates: dict[str, Signed]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def transitions(memory: ReplayMemory) -> list[tuple[int, int, int]]:
-    """Where the end of each belongs, oldest first; each is what was sent, byte for byte."""
+    """Places at which the transitions end, oldest first. Each transition is as it was sent, byte for byte."""
     found = []
     for item in range(len(memory)):
         prev_obs, _, reward, obs, terminated, truncated, _ = memory.get_transition(item)
@@ -52,7 +52,7 @@ def run_and_kill(writers: Writers, folder: Path, kind: str, times: int) -> None:
     generator = random.Random(0)
     make = partial(writer.make_memory, kind=kind)
     in_ram = make(None)
-    """What an undisturbed memory holds after as many messages."""
+    """Content of an undisturbed memory after as many messages."""
     given = said = saved = 0
     for _ in range(times):
         # In any of its phases: while it opens what is there, while it commits, or draws, or saves.
