@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
 from tests.networking.end_to_end.ends import signer, verifier
+from tests.networking.protocol.conversations import hear, said
 from tmrl_core.networking.end_to_end import stream_keys
 from tmrl_core.networking.end_to_end import worker as worker_module
 from tmrl_core.networking.end_to_end.identity import PROOF_BYTES
@@ -161,25 +162,6 @@ def _frames(reader: FrameReader, data: bytes) -> list[Frame]:
         rest = rest[n:]
         found += reader.take()
     return found
-
-
-def said(end: Connection, now: float) -> bytes:
-    """Return everything that an end has to say."""
-    parts = []
-    while out := end.to_send(now):
-        parts.append(b"".join(out))
-    return b"".join(parts)
-
-
-def hear(end: Connection, data: bytes, now: float) -> None:
-    """Have one end receive these bytes."""
-    rest = memoryview(data)
-    while rest and not end.closing:
-        buffer = end.get_buffer()
-        n = min(len(buffer), len(rest))
-        buffer[:n] = rest[:n]
-        end.received(n, now)
-        rest = rest[n:]
 
 
 class Stream:
