@@ -12,10 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.waiting import until
 from tmrl_core.actor import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import encode_arrays
+from tmrl_core.config import from_values
 from tmrl_core.metrics import MemorySink, Recorder
+from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.peers import Member
 from tmrl_core.networking.peers.inbox import TAKEN_BYTES
@@ -240,6 +243,23 @@ def test_a_worker_is_idle_when_it_waits_for_a_round_and_not_for_a_policy() -> No
     ):
         link._trainer.waits[stream] = text
         assert interface.says_idle(stream) == idle
+
+
+def test_the_turn_follows_a_policy_that_gets_its_number_from_the_server() -> None:
+    """A worker knows the policy by the Server's number only, and waits for a turn of that number without a report."""
+    with Server(config=from_values({"network": {"transport": "local"}, "server": {"port": 0}})) as server:
+        link = TrainerLink(LinkSettings(transport="local", port=server.port), name="t", run="run")
+        interface = RemoteInterface(link)
+        interface.broadcast_model(Bare())  # before the Server admits this trainer
+        interface.give_turn()
+        published = link.version
+        link.start()
+        try:
+            until(lambda: link.version != published)
+            assert interface.has_turn()
+            assert interface.progress.turn == link.version
+        finally:
+            link.close()
 
 
 def test_thousands_of_linked_streams_are_not_looked_at_in_each_call() -> None:

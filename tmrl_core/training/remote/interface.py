@@ -403,6 +403,8 @@ class RemoteInterface(TrainingInterface):
         wait.
         """
         self._note_members()
+        if self._turn != self.version:
+            self.give_turn()  # a Server that admits this trainer gives what was published before another number
         if not self._takes_turns or len(self._live) != 1:
             return True
         (stream,) = self._live
@@ -411,8 +413,6 @@ class RemoteInterface(TrainingInterface):
             self._turner = stream
         if self._turner != stream:
             return True
-        if self._turn != self.version:
-            self.give_turn()  # the version has changed
         if text.startswith(turn_text(self._turn)):
             return True
         if self._clock() - self._turn_since < TURN_S:
