@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from tmrl_core.config.descriptions import described, described_by
+import pytest
+
+from tmrl_core.config.descriptions import add_descriptions, described, described_by
 from tmrl_core.config.sections import Positive, Section, doc
 
 
@@ -38,3 +40,23 @@ def test_parameters_get_the_descriptions_of_keys_unless_they_have_one() -> None:
 
 def test_the_type_of_a_field_comes_without_its_limits() -> None:
     assert described(Parts)["color"] == (int, "color of a part")
+
+
+@pytest.mark.parametrize(
+    ("written", "completed"),
+    [
+        ("One line.", "One line.\n\n    Args:\n        size: Size in bytes.\n"),
+        (
+            "One line.\n\n    Args:\n        other: it.\n    ",
+            "One line.\n\n    Args:\n        other: it.\n        size: Size in bytes.\n",
+        ),
+        (
+            "One line.\n\n    Raises:\n        ValueError: so.\n    ",
+            "One line.\n\n    Args:\n        size: Size in bytes.\n\n    Raises:",
+        ),
+    ],
+)
+def test_descriptions_are_added_whichever_sections_a_docstring_has(written: str, completed: str) -> None:
+    documented = add_descriptions(type("Described", (), {"__doc__": written}), {"size": "Size in bytes."})
+    assert documented.__doc__ is not None
+    assert f"{documented.__doc__}\n".startswith(completed)

@@ -44,5 +44,10 @@ def add_descriptions(documented: Class, texts: Mapping[str, str]) -> Class:
             if f"\n        {name}: " not in doc:
                 line = f"{name}: {meaning}" if meaning.endswith(".") else f"{name}: {meaning}."
                 text += textwrap.fill(line, 120, initial_indent="\n        ", subsequent_indent=" " * 12)
-        documented.__doc__ = doc.replace("\n\n    Raises:", f"{text}\n\n    Raises:", 1)
+        arguments = re.search(r"\n    Args:(\n {8}.*)*", doc)
+        if text and arguments is None:
+            text = f"\n\n    Args:{text}"
+            arguments = re.search(r"[^\n](?=\n\n    Raises:|\s*\Z)", doc)
+        if arguments is not None:
+            documented.__doc__ = doc[: arguments.end()] + text + doc[arguments.end() :]
     return documented
