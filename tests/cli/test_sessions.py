@@ -41,6 +41,12 @@ def test_a_list_shows_numbers_ends_and_returns(recording: Path, capsys: pytest.C
     assert lines[2] == "sessions:     2 (1 terminated, 1 truncated), 14 ticks"
     assert lines[3] == f"returns:      mean {(low + high) / 2:.4g}, lowest {low:.4g}, highest {high:.4g}"
     assert lines[4] == "recorded by:  robot7"
+    assert lines[5:] == [
+        "range:        action[0] -1.88901 to 1.80142",
+        "range:        action[1] -2.71116 to 2.11784",
+        "outside the action space: action[0] is -1.88901 to 1.80142, allowed: -1 to 1; "
+        "action[1] is -2.71116 to 2.11784, allowed: -1 to 1",
+    ]
 
 
 @pytest.mark.parametrize(("name", "package"), [("minari", "h5py"), ("lerobot", "pyarrow")])

@@ -11,7 +11,7 @@ from tmrl_core import training
 from tmrl_core.config import Config, from_values
 from tmrl_core.config.sections import LimiterSection, LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError
-from tmrl_core.roles.training import prepare_torch, training_from_config
+from tmrl_core.roles.training import loop_settings, prepare_torch, training_from_config
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.offline import TrainingOffline
@@ -48,6 +48,17 @@ def test_every_key_reaches_its_parameter() -> None:
     assert agent.gamma == 0.5
     # What describes the workers' policy describes the agent's.
     assert agent.model.actor.mu.in_features == 14
+
+
+@pytest.mark.parametrize(
+    ("chosen", "compressor", "expected"),
+    [("refuse", None, "refuse"), ("clip", None, "clip"), ("refuse", "builtins:print", None), ("clip", "a:b", "clip")],
+)
+def test_recorded_actions_are_not_compared_behind_a_compressor(
+    chosen: str, compressor: str | None, expected: str | None
+) -> None:
+    made = config(memory={"recorded_actions": chosen}, worker={"sample_compressor": compressor})
+    assert loop_settings(made, TrainingOffline)["recorded_actions"] == expected
 
 
 def test_every_setting_of_a_loop_has_a_parameter_or_another_reader() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from tmrl_core.cli.main import set_up_logging, shown
 from tmrl_core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 EPILOG = """\
 A dataset of Minari needs the extra `minari`, one of LeRobot (v3, without videos) the extra `lerobot`.
@@ -58,8 +61,10 @@ def run_sessions(arguments: Sequence[str]) -> int:
 def show(options: argparse.Namespace) -> int:
     """Print the content of a recording."""
     from tmrl_core.sessions import read_sessions, read_spaces
+    from tmrl_core.sessions.files import read_action_ranges
 
     observation_space, action_space = read_spaces(options.folder)
+    ranges = read_action_ranges(options.folder)
     ends: Counter[str] = Counter()
     ticks, returns, sources = 0, [], set()
     for session in read_sessions(options.folder):
@@ -75,6 +80,10 @@ def show(options: argparse.Namespace) -> int:
         mean = sum(returns) / len(returns)
         print(f"returns:      mean {mean:.4g}, lowest {min(returns):.4g}, highest {max(returns):.4g}")
         print(shown(f"recorded by:  {', '.join(sorted(filter(None, sources))) or 'not stated'}"))
+    for line in ranges.lines():
+        print(shown(f"range:        {line}"))
+    if problem := ranges.problem():
+        print(shown(f"outside the action space: {problem}"))
     return 0
 
 
@@ -96,6 +105,7 @@ def export(options: argparse.Namespace) -> int:
 def import_(options: argparse.Namespace) -> int:
     """Write a dataset as a recording."""
     from tmrl_core.sessions import SessionWriter, read_lerobot, read_minari
+    from tmrl_core.sessions.files import read_action_ranges
     from tmrl_core.sessions.lerobot import is_lerobot
     from tmrl_core.sessions.whole_folder import whole_folder
 
@@ -106,4 +116,10 @@ def import_(options: argparse.Namespace) -> int:
             writer.write(session)
             count += 1
     print(shown(f"{options.folder}: {count} sessions"))
+    if problem := read_action_ranges(options.folder).problem():
+        logger.warning(
+            "%s: actions outside their space need memory.recorded_actions: clip to be trained on: %s",
+            options.folder,
+            problem,
+        )
     return 0

@@ -34,8 +34,8 @@ def space_to_json(space: gymnasium.Space[Any], name: str = "space") -> dict[str,
             "kind": "Box",
             "shape": list(space.shape),
             "dtype": space.dtype.name,
-            "low": _bound_to_json(space.low),
-            "high": _bound_to_json(space.high),
+            "low": bound_to_json(space.low),
+            "high": bound_to_json(space.high),
         }
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": space.dtype.name}
@@ -69,7 +69,7 @@ def space_of_json(value: Any) -> gymnasium.Space[Any]:
 def _box(value: Any) -> gymnasium.Space[Any]:
     shape, dtype = tuple(value["shape"]), np.dtype(value["dtype"])
     low, high = (
-        np.broadcast_to(np.asarray(_bound_of_json(value[key]), dtype), shape).astype(dtype) for key in ("low", "high")
+        np.broadcast_to(np.asarray(bound_of_json(value[key]), dtype), shape).astype(dtype) for key in ("low", "high")
     )
     return spaces.Box(low, high, shape, dtype.type)
 
@@ -89,7 +89,7 @@ _READERS: dict[str, Callable[[Any], gymnasium.Space[Any]]] = {
 }
 
 
-def _bound_to_json(bound: np.ndarray) -> Any:
+def bound_to_json(bound: np.ndarray) -> Any:
     """Return a number where all elements are equal, else nested lists; JSON has no number for infinity."""
     if bound.size and (bound == bound.flat[0]).all():
         return _number_to_json(bound.flat[0].item())
@@ -100,7 +100,8 @@ def _number_to_json(value: Any) -> Any:
     return value if math.isfinite(value) else str(value)
 
 
-def _bound_of_json(value: Any) -> Any:
+def bound_of_json(value: Any) -> Any:
+    """Undo `bound_to_json`, but for the shape of equal elements."""
     return _mapped(lambda number: float(number) if isinstance(number, str) else number, value)
 
 
