@@ -195,6 +195,31 @@ def test_without_rewards_they_are_zero(tmp_path: Path, caplog: pytest.LogCapture
     assert "has no rewards" in caplog.text
 
 
+def test_ends_inside_an_episode_split_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flags = {
+        "next.done": [False, True, False, True, True],
+        "next.truncated": [False, False, False, True, True],
+        "next.reward": np.arange(5, dtype=np.float32),
+        "frame_index": range(5),
+        "episode_index": [0] * 5,
+    }
+    theirs = foreign(
+        tmp_path / "theirs",
+        columns=flags,
+        features={"next.truncated": {"dtype": "bool", "shape": [1]}},
+        lengths=[5],
+        total_episodes=1,
+    )
+    first, second = sessions = list(read_lerobot(theirs)[1])
+    assert (first.rewards.tolist(), first.terminated, first.truncated) == ([0, 1], True, False)
+    assert (second.rewards.tolist(), second.terminated, second.truncated) == ([2], False, True)
+    trees: list[Any] = [session.observations for session in sessions]
+    states = pq.read_table(theirs / "data/chunk-000/file-000.parquet").column("observation.state").to_pylist()
+    assert [tree["state"].tolist() for tree in trees] == [[states[0], states[1], states[1]], [states[2], states[3]]]
+    assert "2 ends inside 1 of the episodes, which are split there" in caplog.text
+    assert "2 steps are left out" in caplog.text
+
+
 VIDEO = {"observation.images.top": {"dtype": "video", "shape": [6, 8, 3]}}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"codebase_version": "v2.1"}, r"states the version v2\.1; v3 is read\. Convert the dataset with lerobot"),

@@ -112,7 +112,6 @@ def test_what_minari_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "episode 0.* the actions of a session with 4 rewards have 4 rows, found 3",
         ),
         ({"rewards": [0.0, np.nan, 1.0, 1.0]}, "episode 0.* the reward of step 1 is not finite"),
-        ({"terminations": [False, True, False, False]}, "episode 0.* terminations has an end at step 1, before"),
         ({"truncations": [False] * 3}, r"episode 0.* truncations has the shape \[3\], and there are 4 rewards"),
         ({"infos": {"distance": np.arange(3.0)}}, r"episode 0.* infos have \[3\] rows, and there are 5 observations"),
         ({"observations": {"b": np.zeros((5, 3)), "a": np.arange(5)}}, "episode 0.* found columns of the shape"),
@@ -124,6 +123,36 @@ def test_wrong_episodes_are_named_before_any_is_returned(
     folder = theirs(tmp_path, monkeypatch, **changed)
     with pytest.raises(StorageError, match=message):
         read_minari(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"terminations": [False, True, False, True]},
+            [([0, 1, 1], [1, 1], True, False), ([2, 3, 4], [1, 1], True, False)],
+        ),
+        (
+            {"terminations": [False] * 4, "truncations": [False, True, False, True]},
+            [([0, 1], [1], False, True), ([2, 3, 4], [1, 1], False, True)],
+        ),
+        (
+            {"terminations": [True, True, False, False], "truncations": [True] + [False] * 3},
+            [([0, 0], [1], True, True), ([2, 3, 4], [1, 1], False, False)],
+        ),
+    ],
+)
+def test_ends_inside_an_episode_split_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], expected: list[Any]
+) -> None:
+    _, found = read_minari(theirs(tmp_path, monkeypatch, rewards=[1.0] * 4, **changed))
+    sessions = list(found)
+    observations: list[Any] = [session.observations for session in sessions]
+    assert [
+        (tree["a"].tolist(), session.rewards.tolist(), session.terminated, session.truncated)
+        for tree, session in zip(observations, sessions, strict=True)
+    ] == expected
+    assert [(session.seed, session.first_step) for session in sessions] == [(11, 0), (None, 0)]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])

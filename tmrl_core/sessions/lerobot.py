@@ -31,6 +31,7 @@ from gymnasium import Space, spaces
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
 from tmrl_core.sessions.files import Spaces
+from tmrl_core.sessions.inner_ends import InnerEnds
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.spaces import space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
@@ -63,9 +64,10 @@ def is_lerobot(path: str | os.PathLike[str]) -> bool:
 def read_lerobot(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]]:
     """Return the spaces and the sessions of a dataset.
 
-    All files are read and checked before the first session is returned. Where a dataset lacks the observation after the
-    last action, the last observation is repeated; where it lacks rewards, they are 0. Columns of text, and features
-    that are neither observations, actions, rewards nor ends, are left out.
+    All files are read and checked before the first session is returned. An episode with ends inside becomes several
+    sessions (inner_ends.py). Where a dataset lacks the observation after the last action, the last observation is
+    repeated, or the step left out if it truncates the episode; where it lacks rewards, they are 0. Columns of text, and
+    features that are neither observations, actions, rewards nor ends, are left out.
 
     Args:
         path: the dataset's folder.
@@ -77,9 +79,11 @@ def read_lerobot(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session
     """
     _pyarrow()
     dataset = _Dataset(Path(path))
-    for _ in dataset.sessions():
+    ends = InnerEnds()
+    for _ in dataset.sessions(ends):
         pass
-    return dataset.spaces, dataset.sessions()
+    ends.tell(path)
+    return dataset.spaces, dataset.sessions(InnerEnds())
 
 
 def write_lerobot(
@@ -472,7 +476,7 @@ class _Dataset:
             return next(iter(parts.values()))
         return spaces.Dict(list(parts.items()))
 
-    def sessions(self) -> Iterator[Session]:
+    def sessions(self, ends: InnerEnds) -> Iterator[Session]:
         notes = self._notes()
         done = 0
         try:
@@ -481,7 +485,7 @@ class _Dataset:
                     raise StorageError(f"found episode {number}; expected is episode {done}")
                 if done >= len(notes):
                     raise StorageError(f"the files of meta/episodes have {len(notes)} episodes, the data have more")
-                yield self._session(columns, notes[done])
+                yield from self._sessions_of(columns, notes[done], ends)
                 done += 1
         except (OSError, ValueError, KeyError, TypeError, _pyarrow().ArrowException) as exc:
             raise StorageError(f"{self._folder}, episode {done}, cannot be read: {exc}") from exc
@@ -528,7 +532,7 @@ class _Dataset:
         columns = {name: _numpy_column(table.column(name), name, self._features[name]) for name in self._names}
         return columns | {name: columns[name].reshape(len(frames)) for name in self._scalars if name in columns}
 
-    def _session(self, columns: dict[str, Array], notes: Mapping[str, Any]) -> Session:
+    def _sessions_of(self, columns: dict[str, Array], notes: Mapping[str, Any], ends: InnerEnds) -> Iterator[Session]:
         own = {name.removeprefix(_OWN): value for name, value in notes.items() if name.startswith(_OWN)}
         observations = [name for name, _ in _leaves_of(self.spaces[0], "observation", "observation.state")]
         ticks = len(columns[observations[0]])
@@ -537,25 +541,30 @@ class _Dataset:
         for name, column in columns.items():
             if column.dtype.kind == "f" and not np.isfinite(column).all():
                 raise ValueError(f"{name} of frame {np.argwhere(~np.isfinite(column))[0][0]} is not finite")
+        done, truncated = (
+            columns[name].astype(np.bool_) if name in columns else np.zeros(ticks, np.bool_)
+            for name in (_DONE, _TRUNCATED)
+        )
+        terminated = done & ~truncated
+        last_known = f"final/{observations[0]}" in own
+        if last_known:
+            terminated[-1], truncated[-1] = own["terminated"], own["truncated"]
         for name in observations:
-            final = own.get(f"final/{name}")
             last = columns[name][-1:]
-            if final is not None:
-                last = np.frombuffer(final, last.dtype).reshape(last.shape)
+            if last_known:
+                last = np.frombuffer(own[f"final/{name}"], last.dtype).reshape(last.shape)
             columns[name] = np.concatenate([columns[name], last])
-        done = {name: bool(columns[name][-1]) if name in columns else False for name in (_DONE, _TRUNCATED)}
-        return Session(
+        whole = Session(
             observations=_rebuilt(self.spaces[0], "observation", "observation.state", columns),
             actions=_rebuilt(self.spaces[1], "action", "action", columns),
             rewards=columns[_REWARD] if _REWARD in columns else np.zeros(ticks),
             extras={name.removeprefix("extras."): columns[name] for name in self._extras},
-            terminated=bool(own.get("terminated", done[_DONE] and not done[_TRUNCATED])),
-            truncated=bool(own.get("truncated", done[_TRUNCATED])),
             first_step=int(own.get("first_step") or 0),
             seed=None if own.get("seed") is None else int(own["seed"]),
             source=str(own.get("source") or ""),
             version=tuple(map(int, str(own.get("version") or "0 0").split())),  # type: ignore[arg-type]
         )
+        yield from ends.split(whole, terminated, truncated, last_known=last_known)
 
 
 def _json_of(file: Path, problem: str) -> Any:

@@ -20,6 +20,7 @@ from gymnasium import Space, spaces
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array, leaves
 from tmrl_core.sessions.files import Spaces
+from tmrl_core.sessions.inner_ends import InnerEnds
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.spaces import space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
@@ -38,7 +39,8 @@ def is_minari(path: str | os.PathLike[str]) -> bool:
 def read_minari(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]]:
     """Return the spaces and the sessions of a dataset.
 
-    All episodes are read and checked before the first session is returned.
+    All episodes are read and checked before the first session is returned. One with ends inside becomes several
+    sessions (inner_ends.py).
 
     Args:
         path: the dataset's folder, or the folder `data` in it.
@@ -73,9 +75,11 @@ def read_minari(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]
         raise _missing(exc) from exc
     except (OSError, ValueError, KeyError, TypeError, AssertionError, AttributeError) as exc:
         raise StorageError(f"{folder} cannot be read: {exc}") from exc
-    for _ in _episodes(storage, found, folder):
+    ends = InnerEnds()
+    for _ in _episodes(storage, found, folder, ends):
         pass
-    return found, _episodes(storage, found, folder)
+    ends.tell(path)
+    return found, _episodes(storage, found, folder, InnerEnds())
 
 
 def write_minari(
@@ -157,31 +161,29 @@ def _id_of(name: str) -> str:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _episodes(storage: Any, of: Spaces, folder: Path) -> Iterator[Session]:
+def _episodes(storage: Any, of: Spaces, folder: Path, ends: InnerEnds) -> Iterator[Session]:
     read = 0
     try:
         indices = range(storage.total_episodes)
         both = zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True)
         for episode, notes in both:
-            session = _session(episode, notes, of)
+            yield from _sessions_of(episode, notes, of, ends)
             read += 1
-            yield session
     except ImportError as exc:
         raise _missing(exc) from exc
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AssertionError) as exc:
         raise StorageError(f"{folder}, episode {read}, cannot be read: {exc}") from exc
 
 
-def _session(episode: Mapping[str, Any], notes: Mapping[str, Any], of: Spaces) -> Session:
+def _sessions_of(
+    episode: Mapping[str, Any], notes: Mapping[str, Any], of: Spaces, ends: InnerEnds
+) -> Iterator[Session]:
     rewards = np.asarray(episode["rewards"])
     ticks = len(rewards)
-    ends = {name: np.asarray(episode[name], np.bool_) for name in ("terminations", "truncations")}
-    for name, flags in ends.items():
+    terminated, truncated = (np.asarray(episode[name], np.bool_) for name in ("terminations", "truncations"))
+    for name, flags in (("terminations", terminated), ("truncations", truncated)):
         if flags.shape != (ticks,):
             raise ValueError(f"{name} has the shape {list(flags.shape)}, and there are {ticks} rewards")
-        early = np.flatnonzero(flags[:-1])
-        if len(early):
-            raise ValueError(f"{name} has an end at step {early[0]}, before the last step, {ticks - 1}")
     infos = dict(episode["infos"] or {})
     extras = infos.pop(OWN, {})
     own = notes.get(OWN, {})
@@ -192,8 +194,6 @@ def _session(episode: Mapping[str, Any], notes: Mapping[str, Any], of: Spaces) -
         rewards=rewards,
         extras=extras,
         infos=_infos_of(infos, ticks + 1),
-        terminated=bool(ends["terminations"][-1:].any()),
-        truncated=bool(ends["truncations"][-1:].any()),
         first_step=int(own.get("first_step", 0)),
         seed=None if seed is None else int(seed),
         source=str(own.get("source", "")),
@@ -205,7 +205,7 @@ def _session(episode: Mapping[str, Any], notes: Mapping[str, Any], of: Spaces) -
                 raise ValueError(f"{name} at step {np.argwhere(~np.isfinite(column))[0][0]} are not finite")
     if not np.isfinite(rewards).all():
         raise ValueError(f"the reward of step {np.argwhere(~np.isfinite(rewards))[0][0]} is not finite")
-    return session
+    yield from ends.split(session, terminated, truncated, last_known=True)
 
 
 def _tree(value: Any, space: Space[Any]) -> Any:
