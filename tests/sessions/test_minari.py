@@ -176,6 +176,14 @@ def test_damaged_metadata_are_named(tmp_path: Path, text: str) -> None:
         read_minari(folder)
 
 
+def test_given_spaces_bound_those_of_a_dataset(tmp_path: Path) -> None:
+    write_minari(tmp_path / "made", [make_session((BOX, BOX), 3, 1)], (BOX, BOX))
+    bounds = spaces.Box(-5, 5, (3,), np.float32)
+    assert read_minari(tmp_path / "made", of=(BOX, bounds))[0] == (BOX, bounds)
+    with pytest.raises(StorageError, match="has other spaces than those given: its observations are"):
+        read_minari(tmp_path / "made", of=(IMAGE, bounds))
+
+
 def test_no_environment_is_made_for_its_spaces(tmp_path: Path) -> None:
     folder = tmp_path / "made"
     write_minari(folder, [make_session((BOX, BOX), 5, 1)], (BOX, BOX))

@@ -42,6 +42,14 @@ def parser() -> argparse.ArgumentParser:
     reading = commands.add_parser("import", help="write a dataset of Minari or LeRobot as a recording")
     reading.add_argument("dataset", help="the dataset's folder")
     reading.add_argument("folder", help="the recording, which must not exist")
+    reading.add_argument(
+        "--spaces", metavar="FILE", help="spaces.json of a recording in the same environment: spaces with bounds"
+    )
+    reading.add_argument(
+        "--bounds-of-stats",
+        action="store_true",
+        help="LeRobot: actions without bounds get those of the values in meta/stats.json",
+    )
     return made
 
 
@@ -105,17 +113,31 @@ def export(options: argparse.Namespace) -> int:
 def import_(options: argparse.Namespace) -> int:
     """Write a dataset as a recording."""
     from tmrl_core.sessions import SessionWriter, read_lerobot, read_minari
-    from tmrl_core.sessions.files import read_action_ranges
+    from tmrl_core.sessions.files import read_action_ranges, read_spaces_file
     from tmrl_core.sessions.lerobot import is_lerobot
+    from tmrl_core.sessions.spaces import bounded
     from tmrl_core.sessions.whole_folder import whole_folder
 
-    of, sessions = read_lerobot(options.dataset) if is_lerobot(options.dataset) else read_minari(options.dataset)
+    given = None if options.spaces is None else read_spaces_file(Path(options.spaces))
+    if is_lerobot(options.dataset):
+        of, sessions = read_lerobot(options.dataset, of=given, bounds_of_stats=options.bounds_of_stats)
+    elif options.bounds_of_stats:
+        raise ConfigError(f"--bounds-of-stats is for datasets of LeRobot, and {options.dataset} is none")
+    else:
+        of, sessions = read_minari(options.dataset, of=given)
     count = 0
     with whole_folder(Path(options.folder)) as folder, SessionWriter(folder, *of) as writer:
         for session in sessions:
             writer.write(session)
             count += 1
     print(shown(f"{options.folder}: {count} sessions"))
+    if not bounded(of[1]):
+        logger.warning(
+            "%s: the dataset states no bounds of the actions, which most policies need: train with the environment "
+            "that has them, or import with --spaces%s",
+            options.folder,
+            " or --bounds-of-stats" if is_lerobot(options.dataset) else "",
+        )
     if problem := read_action_ranges(options.folder).problem():
         logger.warning(
             "%s: actions outside their space need memory.recorded_actions: clip to be trained on: %s",

@@ -25,7 +25,7 @@ from tmrl_core.errors import CodecError, StorageError, StorageFullError
 from tmrl_core.samples import Chunk, EpisodeRecord, decode_message, encode_message_buffers, same_layout, split_chunk
 from tmrl_core.sessions.action_ranges import ActionRanges
 from tmrl_core.sessions.session import Session, SessionJoiner
-from tmrl_core.sessions.spaces import space_of_json, space_to_json
+from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, write_whole
 from tmrl_core.storage.files import storage_error
 
@@ -80,8 +80,9 @@ class SessionWriter:
         self._lock = FolderLock(self.folder, "recorded sessions")
         try:
             if (self.folder / SPACES_FILE).exists():
-                problem = spaces_problem(read_spaces(self.folder), (observation_space, action_space))
-                if problem:
+                found, given = read_spaces(self.folder), (observation_space, action_space)
+                if found != given:
+                    problem = spaces_problem(found, given) or "only one of the two has bounds"
                     raise StorageError(
                         f"{self.folder} holds sessions of another environment: {problem}. Record into another folder."
                     )
@@ -186,19 +187,23 @@ def read_sessions(path: str | os.PathLike[str]) -> Iterator[Session]:
 def read_spaces(path: str | os.PathLike[str]) -> Spaces:
     """Return the spaces of observations and actions of a folder of sessions, or of all folders in it.
 
+    Bounds that one folder does not know are those of another.
+
     Raises:
         StorageError: there is no recording, or it is damaged; or the folders differ in their spaces.
     """
     folders = folders_of(path)
-    found = [_spaces_of(folder) for folder in folders]
+    found = [read_spaces_file(folder / SPACES_FILE) for folder in folders]
+    merged = found[0]
     for folder, other in zip(folders, found, strict=True):
-        problem = spaces_problem(other, found[0])
+        problem = spaces_problem(other, merged)
+        merged = completed(merged[0], other[0]), completed(merged[1], other[1])
         if problem:
             raise StorageError(
                 f"{folder} and {folders[0]} hold sessions of different environments: {problem}. "
                 "Name one of the two folders, or move one away."
             )
-    return found[0]
+    return merged
 
 
 def read_action_ranges(path: str | os.PathLike[str]) -> ActionRanges:
@@ -238,9 +243,9 @@ def folders_of(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def spaces_problem(found: Spaces, expected: Spaces) -> str:
-    """Return the difference between the spaces of two recordings; empty: there is none."""
+    """Return the difference between the spaces of two recordings; empty: they agree in all bounds that both know."""
     for name, one, other in zip(("observations", "actions"), found, expected, strict=True):
-        if one != other:
+        if completed(one, other) != completed(other, one):
             return f"its {name} are {one}, expected {other}"
     return ""
 
@@ -254,8 +259,12 @@ def _spaces_text(observation_space: gymnasium.Space[Any], action_space: gymnasiu
     return json.dumps(found, indent=1, allow_nan=False).encode()
 
 
-def _spaces_of(folder: Path) -> Spaces:
-    file = folder / SPACES_FILE
+def read_spaces_file(file: Path) -> Spaces:
+    """Return the spaces that a file `spaces.json` describes.
+
+    Raises:
+        StorageError: it cannot be read, or describes no spaces.
+    """
     try:
         if file.stat().st_size > MAX_SPACES_BYTES:
             raise StorageError(f"{file} has more than {MAX_SPACES_BYTES} bytes, so it is no description of spaces")

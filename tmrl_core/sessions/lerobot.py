@@ -30,15 +30,16 @@ from gymnasium import Space, spaces
 
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
-from tmrl_core.sessions.files import Spaces
+from tmrl_core.sessions.files import Spaces, spaces_problem
 from tmrl_core.sessions.inner_ends import InnerEnds
 from tmrl_core.sessions.session import Session
-from tmrl_core.sessions.spaces import space_of_json, space_to_json
+from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
 
 logger = logging.getLogger(__name__)
 
 INFO_FILE = "meta/info.json"
+STATS_FILE = "meta/stats.json"
 OWN_FILE = "meta/tmrl_core.json"
 FILES_IN_CHUNK = 1000
 FILE_BYTES = 100 << 20
@@ -53,6 +54,7 @@ _STANDARD = {
     "index": "int64",
     "task_index": "int64",
 }
+_PREFIXES, _SINGLES = ("observation", "action"), ("observation.state", "action")
 _REWARD, _DONE, _TRUNCATED = "next.reward", "next.done", "next.truncated"
 
 
@@ -61,7 +63,9 @@ def is_lerobot(path: str | os.PathLike[str]) -> bool:
     return (Path(path) / INFO_FILE).is_file()
 
 
-def read_lerobot(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]]:
+def read_lerobot(
+    path: str | os.PathLike[str], *, of: Spaces | None = None, bounds_of_stats: bool = False
+) -> tuple[Spaces, Iterator[Session]]:
     """Return the spaces and the sessions of a dataset.
 
     All files are read and checked before the first session is returned. An episode with ends inside becomes several
@@ -71,14 +75,17 @@ def read_lerobot(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session
 
     Args:
         path: the dataset's folder.
+        of: spaces of observations and actions, which datasets of others do not store. Features that they have no part
+            for are left out. None: the dataset's, or Box spaces without bounds.
+        bounds_of_stats: bounds that the actions lack are the smallest and largest values of `meta/stats.json`.
 
     Raises:
-        StorageError: there is no dataset of this version, it has videos, it is damaged, or an episode is inconsistent;
-            the message names the file or the episode.
+        StorageError: there is no dataset of this version, it has videos, it is damaged, it does not have the given
+            spaces, or an episode is inconsistent; the message names the file or the episode.
         MissingExtraError: pyarrow or pillow is not installed.
     """
     _pyarrow()
-    dataset = _Dataset(Path(path))
+    dataset = _Dataset(Path(path), of, bounds_of_stats)
     ends = InnerEnds()
     for _ in dataset.sessions(ends):
         pass
@@ -365,7 +372,7 @@ class _Writer:
             "scalars": self._scalars,
         }
         stats = {name: one.value() for name, one in self._stats.items()}
-        for file, value in ((INFO_FILE, info), ("meta/stats.json", stats), (OWN_FILE, own)):
+        for file, value in ((INFO_FILE, info), (STATS_FILE, stats), (OWN_FILE, own)):
             (self._folder / file).write_text(json.dumps(value, indent=4, allow_nan=False), encoding="utf-8")
 
     def close(self) -> None:
@@ -416,7 +423,7 @@ class _Dataset:
         spaces: of observations and actions.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, of: Spaces | None, bounds_of_stats: bool) -> None:
         self._folder = folder
         info = _json_of(folder / INFO_FILE, "is no LeRobot dataset")
         try:
@@ -436,18 +443,22 @@ class _Dataset:
             own = folder / OWN_FILE
             # Without our own file, one number is a scalar.
             self._scalars = [name for name, one in self._features.items() if one["shape"] == (1,)]
-            if own.is_file():
+            self._own = own.is_file()
+            if self._own:
                 found = _json_of(own, "is damaged")
                 self.spaces: Spaces = space_of_json(found["observation_space"]), space_of_json(found["action_space"])
                 self._scalars = found["scalars"]
-            else:
+                if of is not None and (problem := spaces_problem(self.spaces, of)):
+                    raise StorageError(f"{folder} has other spaces than those given: {problem}")
+            elif of is None:
                 self.spaces = self._space("observation", "observation.state"), self._space("action", "action")
+            self.spaces = self.spaces if of is None else of
+            if bounds_of_stats:
+                self.spaces = self.spaces[0], self._with_bounds_of_stats(self.spaces[1])
             self._names = [
-                name
-                for space, prefix, single in zip(
-                    self.spaces, ("observation", "action"), ("observation.state", "action"), strict=True
-                )
-                for name, _ in _leaves_of(space, prefix, single)
+                self._checked(name, leaf)
+                for space, prefix, single in zip(self.spaces, _PREFIXES, _SINGLES, strict=True)
+                for name, leaf in _leaves_of(space, prefix, single)
             ]
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise StorageError(f"{folder / INFO_FILE} is damaged, or describes no dataset: {exc!r}") from exc
@@ -475,6 +486,47 @@ class _Dataset:
         if list(parts) == [single.removeprefix(f"{prefix}.")]:
             return next(iter(parts.values()))
         return spaces.Dict(list(parts.items()))
+
+    def _checked(self, name: str, leaf: Space[Any]) -> str:
+        """Return the name of a part of the spaces, if the dataset has a feature that can be it."""
+        feature = self._features.get(name)
+        if feature is None:
+            names = ", ".join(one for one in self._features if one.startswith(_PREFIXES))
+            raise StorageError(f"{self._folder / INFO_FILE} names no feature {name}; it has {names}")
+        shape, target = feature["shape"], leaf.dtype
+        dtype = np.dtype(np.uint8 if feature["dtype"] == "image" else feature["dtype"])
+        if (
+            target is None
+            or math.prod(shape) != math.prod(leaf.shape or ())
+            or not np.can_cast(dtype, target, "same_kind")
+        ):
+            raise StorageError(
+                f"{self._folder} has the feature {name} of the dtype {feature['dtype']} and the shape {list(shape)}, "
+                f"which cannot be of the space {leaf}"
+            )
+        if feature["dtype"] != "image" and not self._own:
+            self._features[name] = {**feature, "dtype": target.name}
+        return name
+
+    def _with_bounds_of_stats(self, space: Space[Any]) -> Space[Any]:
+        stats = _json_of(self._folder / STATS_FILE, "has no statistics")
+
+        def bounded(leaf: Space[Any], name: str) -> Space[Any]:
+            if isinstance(leaf, spaces.Dict):
+                return spaces.Dict([(key, bounded(inner, f"{name}.{key}")) for key, inner in leaf.spaces.items()])
+            if isinstance(leaf, spaces.Tuple):
+                return spaces.Tuple([bounded(inner, f"{name}.{index}") for index, inner in enumerate(leaf.spaces)])
+            if not isinstance(leaf, spaces.Box):
+                return leaf
+            try:
+                low, high = (np.reshape(np.asarray(stats[name][key], np.float64), leaf.shape) for key in ("min", "max"))
+            except (KeyError, TypeError, ValueError) as exc:
+                raise StorageError(f"{self._folder / STATS_FILE} has no bounds of {name}: {exc!r}") from exc
+            still = low == high  # a policy needs a width
+            low, high = (low - still).astype(leaf.dtype), (high + still).astype(leaf.dtype)
+            return completed(leaf, spaces.Box(low, high, leaf.shape, leaf.dtype.type))
+
+        return bounded(space, "action")
 
     def sessions(self, ends: InnerEnds) -> Iterator[Session]:
         notes = self._notes()

@@ -19,7 +19,7 @@ from gymnasium import Space, spaces
 
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array, leaves
-from tmrl_core.sessions.files import Spaces
+from tmrl_core.sessions.files import Spaces, spaces_problem
 from tmrl_core.sessions.inner_ends import InnerEnds
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.spaces import space_of_json, space_to_json
@@ -36,7 +36,7 @@ def is_minari(path: str | os.PathLike[str]) -> bool:
     return _data_folder(path) is not None
 
 
-def read_minari(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]]:
+def read_minari(path: str | os.PathLike[str], *, of: Spaces | None = None) -> tuple[Spaces, Iterator[Session]]:
     """Return the spaces and the sessions of a dataset.
 
     All episodes are read and checked before the first session is returned. One with ends inside becomes several
@@ -44,6 +44,7 @@ def read_minari(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]
 
     Args:
         path: the dataset's folder, or the folder `data` in it.
+        of: spaces of observations and actions, with bounds that the dataset does not state; None: the dataset's.
 
     Raises:
         StorageError: there is no dataset, it is damaged, or an episode is inconsistent; the message names it.
@@ -75,6 +76,10 @@ def read_minari(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]
         raise _missing(exc) from exc
     except (OSError, ValueError, KeyError, TypeError, AssertionError, AttributeError) as exc:
         raise StorageError(f"{folder} cannot be read: {exc}") from exc
+    if of is not None:
+        if problem := spaces_problem(found, of):
+            raise StorageError(f"{folder} has other spaces than those given: {problem}")
+        found = of
     ends = InnerEnds()
     for _ in _episodes(storage, found, folder, ends):
         pass
