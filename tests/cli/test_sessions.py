@@ -63,6 +63,35 @@ def test_a_recording_goes_to_a_dataset_and_back(
         assert_same(one, other)
 
 
+def test_an_import_takes_bounds_and_leaves_out_bad_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    from tests.sessions.test_lerobot import foreign
+
+    dataset = foreign(
+        tmp_path / "theirs",
+        columns={"next.reward": [0, np.nan, 0, 0, 0.0], "observation.images.top": None},
+        features={"observation.images.top": None},
+    )
+    (dataset / "meta" / "stats.json").write_text('{"action": {"min": [-9, -9], "max": [9, 9]}}')
+    arm = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Box(-0.01, 0.01, (2,), np.float32)
+    with SessionWriter(tmp_path / "arm", *arm):
+        pass
+    words = ["--sessions", "import", str(dataset)]
+    assert main([*words, str(tmp_path / "new")]) in (1, 2)
+    assert "episode 0, cannot be read: next.reward of frame 1 is not finite" in capsys.readouterr().err
+    words += ["--skip-bad-episodes"]
+    assert main([*words, str(tmp_path / "free")]) == 0
+    assert "states no bounds of the actions" in capsys.readouterr().err
+    assert len(list(read_sessions(tmp_path / "free"))) == 1
+    assert main([*words, str(tmp_path / "of_arm"), "--spaces", str(tmp_path / "arm" / "spaces.json")]) == 0
+    assert read_spaces(tmp_path / "of_arm") == arm
+    assert "of_arm: actions outside their space need memory.recorded_actions: clip" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "of_stats"), "--bounds-of-stats"]) == 0
+    assert read_spaces(tmp_path / "of_stats")[1] == spaces.Box(-9, 9, (2,), np.float32)
+    assert main(["--sessions", "import", str(tmp_path / "arm"), str(tmp_path / "x"), "--bounds-of-stats"]) == 2
+    assert "--bounds-of-stats is for datasets of LeRobot" in capsys.readouterr().err
+
+
 def test_failures_leave_nothing_of_their_target(
     tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -271,6 +271,16 @@ def test_own_spaces_agree_with_those_given(tmp_path: Path) -> None:
         read_lerobot(tmp_path / "made", of=(BOX, ONE))
 
 
+def test_bad_episodes_are_skipped_on_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = foreign(tmp_path / "theirs", columns={"next.reward": [0, np.nan, 2, 3, 4.0]})
+    (session,) = read_lerobot(folder, skip_bad=True)[1]
+    assert session.rewards.tolist() == [3, 4]
+    assert "1 of 2 episodes are left out because they cannot be read; the first: episode 0, cannot be" in caplog.text
+    folder = foreign(tmp_path / "short", lengths=[3])
+    with pytest.raises(StorageError, match="the data have more"):
+        read_lerobot(folder, skip_bad=True)
+
+
 VIDEO = {"observation.images.top": {"dtype": "video", "shape": [6, 8, 3]}}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"codebase_version": "v2.1"}, r"states the version v2\.1; v3 is read\. Convert the dataset with lerobot"),

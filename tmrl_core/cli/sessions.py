@@ -50,6 +50,9 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="LeRobot: actions without bounds get those of the values in meta/stats.json",
     )
+    reading.add_argument(
+        "--skip-bad-episodes", action="store_true", help="leave out inconsistent episodes, and say how many"
+    )
     return made
 
 
@@ -120,11 +123,13 @@ def import_(options: argparse.Namespace) -> int:
 
     given = None if options.spaces is None else read_spaces_file(Path(options.spaces))
     if is_lerobot(options.dataset):
-        of, sessions = read_lerobot(options.dataset, of=given, bounds_of_stats=options.bounds_of_stats)
+        of, sessions = read_lerobot(
+            options.dataset, of=given, bounds_of_stats=options.bounds_of_stats, skip_bad=options.skip_bad_episodes
+        )
     elif options.bounds_of_stats:
         raise ConfigError(f"--bounds-of-stats is for datasets of LeRobot, and {options.dataset} is none")
     else:
-        of, sessions = read_minari(options.dataset, of=given)
+        of, sessions = read_minari(options.dataset, of=given, skip_bad=options.skip_bad_episodes)
     count = 0
     with whole_folder(Path(options.folder)) as folder, SessionWriter(folder, *of) as writer:
         for session in sessions:

@@ -22,6 +22,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
 from tmrl_core.sessions.files import Spaces, spaces_problem
 from tmrl_core.sessions.inner_ends import InnerEnds
+from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
@@ -64,7 +66,7 @@ def is_lerobot(path: str | os.PathLike[str]) -> bool:
 
 
 def read_lerobot(
-    path: str | os.PathLike[str], *, of: Spaces | None = None, bounds_of_stats: bool = False
+    path: str | os.PathLike[str], *, of: Spaces | None = None, bounds_of_stats: bool = False, skip_bad: bool = False
 ) -> tuple[Spaces, Iterator[Session]]:
     """Return the spaces and the sessions of a dataset.
 
@@ -78,6 +80,7 @@ def read_lerobot(
         of: spaces of observations and actions, which datasets of others do not store. Features that they have no part
             for are left out. None: the dataset's, or Box spaces without bounds.
         bounds_of_stats: bounds that the actions lack are the smallest and largest values of `meta/stats.json`.
+        skip_bad: leave out inconsistent episodes, with a warning, instead of refusing the dataset.
 
     Raises:
         StorageError: there is no dataset of this version, it has videos, it is damaged, it does not have the given
@@ -86,11 +89,11 @@ def read_lerobot(
     """
     _pyarrow()
     dataset = _Dataset(Path(path), of, bounds_of_stats)
-    ends = InnerEnds()
-    for _ in dataset.sessions(ends):
+    reading = Reading(skip_bad)
+    for _ in dataset.sessions(reading):
         pass
-    ends.tell(path)
-    return dataset.spaces, dataset.sessions(InnerEnds())
+    reading.finish(path)
+    return dataset.spaces, dataset.sessions(Reading(skip_bad))
 
 
 def write_lerobot(
@@ -528,19 +531,18 @@ class _Dataset:
 
         return bounded(space, "action")
 
-    def sessions(self, ends: InnerEnds) -> Iterator[Session]:
+    def sessions(self, reading: Reading) -> Iterator[Session]:
         notes = self._notes()
-        done = 0
-        try:
-            for number, columns in self._columns():
-                if number != done:
-                    raise StorageError(f"found episode {number}; expected is episode {done}")
-                if done >= len(notes):
-                    raise StorageError(f"the files of meta/episodes have {len(notes)} episodes, the data have more")
-                yield from self._sessions_of(columns, notes[done], ends)
-                done += 1
-        except (OSError, ValueError, KeyError, TypeError, _pyarrow().ArrowException) as exc:
-            raise StorageError(f"{self._folder}, episode {done}, cannot be read: {exc}") from exc
+        bad = OSError, ValueError, KeyError, TypeError, _pyarrow().ArrowException
+        for number, tables in self._tables():
+            if number != reading.episodes:
+                raise StorageError(f"found episode {number}; expected is episode {reading.episodes}")
+            if number >= len(notes):
+                raise StorageError(f"the files of meta/episodes have {len(notes)} episodes, the data have more")
+            yield from reading.episode(
+                self._folder, partial(self._sessions_of, tables, notes[number], reading.ends), bad
+            )
+        done = reading.episodes
         if not done == len(notes) == self._episodes:
             raise StorageError(
                 f"{self._folder}: the data have {done} episodes, meta/episodes has {len(notes)}, and {INFO_FILE} "
@@ -555,8 +557,8 @@ class _Dataset:
                 rows += opened.read(columns=names).to_pylist()
         return sorted(rows, key=lambda row: int(row["episode_index"]))
 
-    def _columns(self) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Yield the index and the columns of each episode."""
+    def _tables(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the index and the rows of each episode."""
         pending: list[Any] = []
         number = -1
         for file in sorted((self._folder / "data").glob("*/*.parquet")):
@@ -569,12 +571,12 @@ class _Dataset:
                         if start == stop:
                             continue
                         if pending and int(episodes[start]) != number:
-                            yield number, self._joined(pending)
+                            yield number, pending
                             pending = []
                         number = int(episodes[start])
                         pending.append(table.slice(start, stop - start))
         if pending:
-            yield number, self._joined(pending)
+            yield number, pending
 
     def _joined(self, tables: list[Any]) -> dict[str, Array]:
         table = _pyarrow().concat_tables(tables)
@@ -584,7 +586,8 @@ class _Dataset:
         columns = {name: _numpy_column(table.column(name), name, self._features[name]) for name in self._names}
         return columns | {name: columns[name].reshape(len(frames)) for name in self._scalars if name in columns}
 
-    def _sessions_of(self, columns: dict[str, Array], notes: Mapping[str, Any], ends: InnerEnds) -> Iterator[Session]:
+    def _sessions_of(self, tables: list[Any], notes: Mapping[str, Any], ends: InnerEnds) -> Iterator[Session]:
+        columns = self._joined(tables)
         own = {name.removeprefix(_OWN): value for name, value in notes.items() if name.startswith(_OWN)}
         observations = [name for name, _ in _leaves_of(self.spaces[0], "observation", "observation.state")]
         ticks = len(columns[observations[0]])
