@@ -279,11 +279,13 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
 def test_infos_that_are_no_columns_are_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = make_session((BOX, BOX), 3, 1, infos={2: {"goal": True}})
-    write_minari(tmp_path / "made", [session], (BOX, BOX))
-    (found,) = read_minari(tmp_path / "made")[1]
-    assert found.infos == {}
-    assert "its infos are left out" in caplog.text
+    whole = {row: {"speed": 1.0 * row} for row in range(4)}
+    given: list[Any] = [whole, {}, {2: {"goal": True}}, whole, {key: {"kind": "text"} for key in range(4)}]
+    write_minari(tmp_path / "made", [make_session((BOX, BOX), 3, 1, infos=infos) for infos in given], (BOX, BOX))
+    assert [len(session.infos) for session in read_minari(tmp_path / "made")[1]] == [4, 0, 0, 4, 0]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "the infos of 2 of 5 sessions are left out" in told
+    assert "(first session 2: not all observations have infos)" in told
 
 
 def test_without_minari_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

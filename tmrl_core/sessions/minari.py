@@ -121,11 +121,17 @@ def write_minari(
 
     target = Path(path)
     notes: list[dict[str, Any]] = []
+    without_infos: list[str] = []
 
     def buffers() -> Iterator[Any]:
         for session in sessions:
             notes.append(_notes(session))
-            yield EpisodeBuffer(**_episode(session, len(notes) - 1))
+            try:
+                infos = _info_columns(session)
+            except ValueError as exc:
+                infos = {}
+                without_infos.append(f"session {len(notes) - 1}: {exc}")
+            yield EpisodeBuffer(**_episode(session, len(notes) - 1, infos))
 
     with whole_folder(target) as folder:
         try:
@@ -150,6 +156,14 @@ def write_minari(
             raise StorageError(f"session {max(len(notes) - 1, 0)} cannot be written to {target}: {exc}") from exc
         if not notes:
             raise StorageError(f"there is no session to write to {target}")
+    if without_infos:
+        logger.warning(
+            "%s: the infos of %d of %d sessions are left out, because Minari stores columns of numbers only (first %s)",
+            target,
+            len(without_infos),
+            len(notes),
+            without_infos[0],
+        )
     return len(notes)
 
 
@@ -301,7 +315,7 @@ def _with_text(column: Any) -> Any:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _episode(session: Session, number: int) -> dict[str, Any]:
+def _episode(session: Session, number: int, infos: dict[str, Any]) -> dict[str, Any]:
     ticks = len(session)
 
     def flags(last: bool) -> Array:
@@ -312,7 +326,6 @@ def _episode(session: Session, number: int) -> dict[str, Any]:
     for name, tree in (("observations", session.observations), ("actions", session.actions), *session.extras.items()):
         if any(isinstance(column, list) for column in leaves(tree)):
             raise StorageError(f"session {number}: {name} holds values that are no arrays, which Minari cannot store")
-    infos = _info_columns(session, number)
     if session.extras:
         infos[OWN] = dict(session.extras)
     return {
@@ -334,8 +347,12 @@ def _notes(session: Session) -> dict[str, Any]:
     }
 
 
-def _info_columns(session: Session, number: int) -> dict[str, Any]:
-    """Return the infos that all observations have, as columns."""
+def _info_columns(session: Session) -> dict[str, Any]:
+    """Return the infos that all observations have, as columns.
+
+    Raises:
+        ValueError: they are no columns of numbers.
+    """
     if not session.infos:
         return {}
 
@@ -349,12 +366,7 @@ def _info_columns(session: Session, number: int) -> dict[str, Any]:
             raise ValueError("no numbers")
         return column
 
-    try:
-        if len(session.infos) != len(session) + 1:
-            raise ValueError("not all observations have infos")
-        columns: dict[str, Any] = joined([session.infos[row] for row in range(len(session) + 1)])
-        return columns
-    except ValueError as exc:
-        log = logger.warning if number == 0 else logger.debug
-        log("session %d: its infos are left out, because Minari stores columns of numbers only (%s)", number, exc)
-        return {}
+    if len(session.infos) != len(session) + 1:
+        raise ValueError("not all observations have infos")
+    columns: dict[str, Any] = joined([session.infos[row] for row in range(len(session) + 1)])
+    return columns
