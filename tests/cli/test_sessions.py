@@ -41,6 +41,12 @@ def test_a_list_shows_numbers_ends_and_returns(recording: Path, capsys: pytest.C
     assert lines[2] == "sessions:     2 (1 terminated, 1 truncated), 14 ticks"
     assert lines[3] == f"returns:      mean {(low + high) / 2:.4g}, lowest {low:.4g}, highest {high:.4g}"
     assert lines[4] == "recorded by:  robot7"
+    assert lines[5:] == [
+        "range:        action[0] -1.88901 to 1.80142",
+        "range:        action[1] -2.71116 to 2.11784",
+        "outside the action space: action[0] is -1.88901 to 1.80142, allowed: -1 to 1; "
+        "action[1] is -2.71116 to 2.11784, allowed: -1 to 1",
+    ]
 
 
 @pytest.mark.parametrize(("name", "package"), [("minari", "h5py"), ("lerobot", "pyarrow")])
@@ -55,6 +61,35 @@ def test_a_recording_goes_to_a_dataset_and_back(
     assert read_spaces(back) == OF
     for one, other in zip(read_sessions(back), made(), strict=True):
         assert_same(one, other)
+
+
+def test_an_import_takes_bounds_and_leaves_out_bad_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyarrow")
+    from tests.sessions.test_lerobot import foreign
+
+    dataset = foreign(
+        tmp_path / "theirs",
+        columns={"next.reward": [0, np.nan, 0, 0, 0.0], "observation.images.top": None},
+        features={"observation.images.top": None},
+    )
+    (dataset / "meta" / "stats.json").write_text('{"action": {"min": [-9, -9], "max": [9, 9]}}')
+    arm = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Box(-0.01, 0.01, (2,), np.float32)
+    with SessionWriter(tmp_path / "arm", *arm):
+        pass
+    words = ["--sessions", "import", str(dataset)]
+    assert main([*words, str(tmp_path / "new")]) in (1, 2)
+    assert "episode 0, cannot be read: next.reward of frame 1 is not finite" in capsys.readouterr().err
+    words += ["--skip-bad-episodes"]
+    assert main([*words, str(tmp_path / "free")]) == 0
+    assert "states no bounds of the actions" in capsys.readouterr().err
+    assert len(list(read_sessions(tmp_path / "free"))) == 1
+    assert main([*words, str(tmp_path / "of_arm"), "--spaces", str(tmp_path / "arm" / "spaces.json")]) == 0
+    assert read_spaces(tmp_path / "of_arm") == arm
+    assert "of_arm: actions outside their space need memory.recorded_actions: clip" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "of_stats"), "--bounds-of-stats"]) == 0
+    assert read_spaces(tmp_path / "of_stats")[1] == spaces.Box(-9, 9, (2,), np.float32)
+    assert main(["--sessions", "import", str(tmp_path / "arm"), str(tmp_path / "x"), "--bounds-of-stats"]) == 2
+    assert "--bounds-of-stats is for datasets of LeRobot" in capsys.readouterr().err
 
 
 def test_failures_leave_nothing_of_their_target(

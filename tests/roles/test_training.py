@@ -4,14 +4,18 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from tmrl_core import training
 from tmrl_core.config import Config, from_values
 from tmrl_core.config.sections import LimiterSection, LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError
-from tmrl_core.roles.training import prepare_torch, training_from_config
+from tmrl_core.roles.training import loop_settings, prepare_torch, training_from_config
+from tmrl_core.sessions import Session, SessionWriter
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.loops.offline import TrainingOffline
@@ -48,6 +52,40 @@ def test_every_key_reaches_its_parameter() -> None:
     assert agent.gamma == 0.5
     # What describes the workers' policy describes the agent's.
     assert agent.model.actor.mu.in_features == 14
+
+
+@pytest.mark.parametrize(
+    ("chosen", "compressor", "expected"),
+    [("refuse", None, "refuse"), ("clip", None, "clip"), ("refuse", "builtins:print", None), ("clip", "a:b", "clip")],
+)
+def test_recorded_actions_are_not_compared_behind_a_compressor(
+    chosen: str, compressor: str | None, expected: str | None
+) -> None:
+    made = config(memory={"recorded_actions": chosen}, worker={"sample_compressor": compressor})
+    assert loop_settings(made, TrainingOffline)["recorded_actions"] == expected
+
+
+class Arm(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Box(0, 100, (2,), np.float32)
+
+
+def test_bounds_that_a_recording_lacks_are_the_environment_s(tmp_path: Path) -> None:
+    free = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    for name, actions in (("theirs", free), ("other", spaces.Box(0, 1, (2,), np.float32))):
+        with SessionWriter(tmp_path / name, Arm.observation_space, actions) as writer:
+            session = Session(
+                observations=np.zeros((3, 2), np.float32), actions=np.full((2, 2), 80, np.float32), rewards=np.zeros(2)
+            )
+            writer.write(session)
+
+    def made(name: str) -> Any:
+        sections = {"trainer": {"offline": str(tmp_path / name)}, "environment": {"cls": f"{__name__}:Arm"}}
+        return training_from_config(config(**sections))()
+
+    assert made("theirs").agent.action_space == Arm.action_space
+    with pytest.raises(ConfigError, match=r"other was recorded in another environment: its actions are Box\(0.0, 1.0"):
+        made("other")
 
 
 def test_every_setting_of_a_loop_has_a_parameter_or_another_reader() -> None:

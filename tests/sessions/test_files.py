@@ -245,3 +245,17 @@ def test_spaces_that_cannot_be_recorded_leave_no_folder(tmp_path: Path) -> None:
 def test_an_empty_recording_has_no_sessions(tmp_path: Path) -> None:
     record(tmp_path)
     assert list(read_sessions(tmp_path)) == []
+
+
+def test_bounds_that_one_folder_lacks_are_those_of_another(tmp_path: Path) -> None:
+    free = spaces.Box(-np.inf, np.inf, ACTIONS.shape, ACTIONS.dtype.type)
+    for name, space in (("a", free), ("b", ACTIONS)):
+        with SessionWriter(tmp_path / "both" / name, OBSERVATIONS, space):
+            pass
+    assert read_spaces(tmp_path / "both") == (OBSERVATIONS, ACTIONS)
+    with pytest.raises(StorageError, match="only one of the two has bounds"):
+        SessionWriter(tmp_path / "both" / "a", OBSERVATIONS, ACTIONS)
+    with SessionWriter(tmp_path / "both" / "c", OBSERVATIONS, spaces.Box(-7, 7, ACTIONS.shape, ACTIONS.dtype.type)):
+        pass
+    with pytest.raises(StorageError, match="hold sessions of different environments: its actions are"):
+        read_spaces(tmp_path / "both")

@@ -195,6 +195,92 @@ def test_without_rewards_they_are_zero(tmp_path: Path, caplog: pytest.LogCapture
     assert "has no rewards" in caplog.text
 
 
+def test_ends_inside_an_episode_split_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flags = {
+        "next.done": [False, True, False, True, True],
+        "next.truncated": [False, False, False, True, True],
+        "next.reward": np.arange(5, dtype=np.float32),
+        "frame_index": range(5),
+        "episode_index": [0] * 5,
+    }
+    theirs = foreign(
+        tmp_path / "theirs",
+        columns=flags,
+        features={"next.truncated": {"dtype": "bool", "shape": [1]}},
+        lengths=[5],
+        total_episodes=1,
+    )
+    first, second = sessions = list(read_lerobot(theirs)[1])
+    assert (first.rewards.tolist(), first.terminated, first.truncated) == ([0, 1], True, False)
+    assert (second.rewards.tolist(), second.terminated, second.truncated) == ([2], False, True)
+    trees: list[Any] = [session.observations for session in sessions]
+    states = pq.read_table(theirs / "data/chunk-000/file-000.parquet").column("observation.state").to_pylist()
+    assert [tree["state"].tolist() for tree in trees] == [[states[0], states[1], states[1]], [states[2], states[3]]]
+    assert "2 ends inside 1 of the episodes, which are split there" in caplog.text
+    assert "2 steps are left out" in caplog.text
+
+
+def test_given_spaces_choose_and_bound_the_features(tmp_path: Path) -> None:
+    folder = foreign(tmp_path / "theirs")
+    of = spaces.Dict({"state": spaces.Box(-9, 9, (2,), np.float64)}), spaces.Box(-5, 5, (2,), np.float32)
+    found_spaces, found = read_lerobot(folder, of=of)
+    assert found_spaces == of
+    observations: Any = next(found).observations
+    assert list(observations) == ["state"]
+    assert observations["state"].dtype == np.float64
+    for wrong, message in (
+        ((spaces.Dict(speed=BOX), of[1]), "names no feature observation.speed; it has observation.state, obs"),
+        (
+            (of[0], BOX),
+            r"has the feature action of the dtype float32 and the shape \[2\], which cannot be of the space",
+        ),
+        ((of[0], spaces.MultiDiscrete([3, 3])), "cannot be of the space MultiDiscrete"),
+    ):
+        with pytest.raises(StorageError, match=message):
+            read_lerobot(folder, of=wrong)
+
+
+def test_numbered_actions_come_from_a_feature_of_one_integer(tmp_path: Path) -> None:
+    columns = {"action": [3, 1, 2, 0, 1], "observation.images.top": None}
+    features = {"action": {"dtype": "int64", "shape": [1]}, "observation.images.top": None}
+    of = spaces.Box(-9, 9, (2,), np.float32), spaces.Discrete(4)
+    _, found = read_lerobot(foreign(tmp_path / "theirs", columns=columns, features=features), of=of)
+    assert [np.asarray(session.actions).tolist() for session in found] == [[3, 1, 2], [0, 1]]
+
+
+def test_bounds_of_actions_come_from_the_statistics_on_request(tmp_path: Path) -> None:
+    folder = foreign(tmp_path / "theirs")
+    with pytest.raises(StorageError, match="has no statistics"):
+        read_lerobot(folder, bounds_of_stats=True)
+    (folder / "meta/stats.json").write_text(json.dumps({"action": {"min": [-0.5, 2], "max": [0.5, 2]}}))
+    (_, of_actions), _ = read_lerobot(folder, bounds_of_stats=True)
+    assert of_actions == spaces.Box(np.array([-0.5, 1], np.float32), np.array([0.5, 3], np.float32))
+    given = spaces.Dict(state=spaces.Box(-9, 9, (2,), np.float32)), spaces.Box(-1, np.inf, (2,), np.float32)
+    (_, of_actions), _ = read_lerobot(folder, of=given, bounds_of_stats=True)
+    assert of_actions == spaces.Box(-1, np.array([0.5, 3], np.float32), (2,), np.float32)
+    (folder / "meta/stats.json").write_text("{}")
+    with pytest.raises(StorageError, match=r"stats\.json has no bounds of action"):
+        read_lerobot(folder, bounds_of_stats=True)
+
+
+def test_own_spaces_agree_with_those_given(tmp_path: Path) -> None:
+    write_lerobot(tmp_path / "made", [make_session((BOX, BOX), 3, 1)], (BOX, BOX))
+    bounds = spaces.Box(-5, 5, (3,), np.float32)
+    assert read_lerobot(tmp_path / "made", of=(BOX, bounds))[0] == (BOX, bounds)
+    with pytest.raises(StorageError, match="has other spaces than those given: its actions are"):
+        read_lerobot(tmp_path / "made", of=(BOX, ONE))
+
+
+def test_bad_episodes_are_skipped_on_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = foreign(tmp_path / "theirs", columns={"next.reward": [0, np.nan, 2, 3, 4.0]})
+    (session,) = read_lerobot(folder, skip_bad=True)[1]
+    assert session.rewards.tolist() == [3, 4]
+    assert "1 of 2 episodes are left out because they cannot be read; the first: episode 0, cannot be" in caplog.text
+    folder = foreign(tmp_path / "short", lengths=[3])
+    with pytest.raises(StorageError, match="the data have more"):
+        read_lerobot(folder, skip_bad=True)
+
+
 VIDEO = {"observation.images.top": {"dtype": "video", "shape": [6, 8, 3]}}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"codebase_version": "v2.1"}, r"states the version v2\.1; v3 is read\. Convert the dataset with lerobot"),

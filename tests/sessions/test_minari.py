@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import warnings
@@ -24,6 +25,7 @@ from minari.data_collector import EpisodeBuffer  # noqa: E402
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (40, 32, 3), np.uint8)
+TREE = spaces.Dict([("b", spaces.Box(-np.inf, np.inf, (2,), np.float32)), ("a", spaces.Discrete(5))])
 NESTED = spaces.Dict([("z", IMAGE), ("a", spaces.Tuple([spaces.Discrete(4), spaces.Box(-1, 1, (2, 2), np.float64)]))])
 
 
@@ -64,10 +66,11 @@ def test_minari_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not episode.terminations.any()
 
 
-def theirs(path: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> Path:
-    """A dataset that Minari's own function makes."""
+def theirs(path: Path, monkeypatch: pytest.MonkeyPatch, *more: dict[str, Any], **changed: Any) -> Path:
+    """A dataset that Minari's own function makes: an episode with changes, and one for each of `more`."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(path))
     draw = np.random.default_rng(0)
+    observation_space = changed.pop("observation_space", None)
     episode = {
         "observations": {"b": draw.standard_normal((5, 2)).astype(np.float32), "a": np.arange(5)},
         "actions": draw.standard_normal((4, 1)).astype(np.float32),
@@ -82,10 +85,8 @@ def theirs(path: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> Path:
         warnings.simplefilter("ignore")
         minari.create_dataset_from_buffers(
             "theirs-v0",
-            [EpisodeBuffer(**{**episode, "observations": episode["observations"]})],
-            observation_space=spaces.Dict(
-                [("b", spaces.Box(-np.inf, np.inf, (2,), np.float32)), ("a", spaces.Discrete(5))]
-            ),
+            [EpisodeBuffer(**{**episode, **copy.deepcopy(another)}) for another in ({}, *more)],
+            observation_space=observation_space or TREE,
             action_space=spaces.Box(-1, 1, (1,), np.float32),
         )
     return path / "theirs-v0"
@@ -112,9 +113,7 @@ def test_what_minari_writes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "episode 0.* the actions of a session with 4 rewards have 4 rows, found 3",
         ),
         ({"rewards": [0.0, np.nan, 1.0, 1.0]}, "episode 0.* the reward of step 1 is not finite"),
-        ({"terminations": [False, True, False, False]}, "episode 0.* terminations has an end at step 1, before"),
         ({"truncations": [False] * 3}, r"episode 0.* truncations has the shape \[3\], and there are 4 rewards"),
-        ({"infos": {"distance": np.arange(3.0)}}, r"episode 0.* infos have \[3\] rows, and there are 5 observations"),
         ({"observations": {"b": np.zeros((5, 3)), "a": np.arange(5)}}, "episode 0.* found columns of the shape"),
     ],
 )
@@ -124,6 +123,90 @@ def test_wrong_episodes_are_named_before_any_is_returned(
     folder = theirs(tmp_path, monkeypatch, **changed)
     with pytest.raises(StorageError, match=message):
         read_minari(folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"terminations": [False, True, False, True]},
+            [([0, 1, 1], [1, 1], True, False), ([2, 3, 4], [1, 1], True, False)],
+        ),
+        (
+            {"terminations": [False] * 4, "truncations": [False, True, False, True]},
+            [([0, 1], [1], False, True), ([2, 3, 4], [1, 1], False, True)],
+        ),
+        (
+            {"terminations": [True, True, False, False], "truncations": [True] + [False] * 3},
+            [([0, 0], [1], True, True), ([2, 3, 4], [1, 1], False, False)],
+        ),
+    ],
+)
+def test_ends_inside_an_episode_split_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], expected: list[Any]
+) -> None:
+    _, found = read_minari(theirs(tmp_path, monkeypatch, rewards=[1.0] * 4, **changed))
+    sessions = list(found)
+    observations: list[Any] = [session.observations for session in sessions]
+    assert [
+        (tree["a"].tolist(), session.rewards.tolist(), session.terminated, session.truncated)
+        for tree, session in zip(observations, sessions, strict=True)
+    ] == expected
+    assert [(session.seed, session.first_step) for session in sessions] == [(11, 0), (None, 0)]
+
+
+def test_infos_of_steps_are_those_of_the_observations_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    infos = {
+        "distance": np.arange(5.0),
+        "success": np.array([False, False, False, True]),
+        "goal": {"name": ["a", "b", "c", "ä"]},
+        "odd": np.arange(3),
+        "number": 7,
+    }
+    one = {"infos": {"odd": np.arange(9), "success": np.zeros(4, bool)}}
+    first, second = read_minari(theirs(tmp_path, monkeypatch, one, infos=infos))[1]
+    assert first.infos[0] == {"distance": 0}
+    assert first.infos[4] == {"distance": 4, "success": True, "goal": {"name": "ä"}}
+    assert (list(first.infos), list(second.infos)) == ([0, 1, 2, 3, 4], [1, 2, 3, 4])
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "the infos odd, whose rows are neither those of steps nor of observations (in 2 of 2 episodes)" in told
+    assert "the infos number, whose rows" in told
+
+
+def test_text_in_observations_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    space = spaces.Dict(a=spaces.Discrete(5), mission=spaces.Text(9), c=spaces.Tuple([spaces.Text(3), TREE["b"]]))
+    rows = {"a": np.arange(5), "mission": ["go"] * 5, "c": (["x"] * 5, np.ones((5, 2), np.float32))}
+    (observation_space, _), found = read_minari(
+        theirs(tmp_path, monkeypatch, observations=rows, observation_space=space)
+    )
+    assert observation_space == spaces.Dict(a=spaces.Discrete(5), c=spaces.Tuple([TREE["b"]]))
+    observations: Any = next(found).observations
+    assert (list(observations), len(observations["c"]), observations["c"][0].shape) == (["a", "c"], 1, (5, 2))
+    assert "the text observation/c/0 (in 1 of 1 episodes); the text observation/mission (in 1" in caplog.text
+
+
+def test_observations_of_text_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = theirs(tmp_path, monkeypatch, observations=["go"] * 5, observation_space=spaces.Text(9))
+    with pytest.raises(StorageError, match="has observations of text, which are not read"):
+        read_minari(folder)
+
+
+def test_bad_episodes_are_skipped_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = {"rewards": [0.0, np.nan, 1.0, 1.0]}, {"actions": np.zeros((3, 1), np.float32)}
+    folder = theirs(tmp_path / "some", monkeypatch, *wrong, {"rewards": [5.0] * 4})
+    with pytest.raises(StorageError, match="episode 1, cannot be read: the reward of step 1 is not finite"):
+        read_minari(folder)
+    _, found = read_minari(folder, skip_bad=True)
+    assert [session.episode_return for session in found] == [6, 20]
+    assert "2 of 4 episodes are left out because they cannot be read; the first: episode 1, cannot be" in caplog.text
+    with pytest.raises(StorageError, match="none of its 1 episodes can be read; the first: episode 0"):
+        read_minari(theirs(tmp_path / "all", monkeypatch, **wrong[0]), skip_bad=True)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
@@ -145,6 +228,14 @@ def test_damaged_metadata_are_named(tmp_path: Path, text: str) -> None:
     (folder / "data" / "metadata.json").write_text(text)
     with pytest.raises(StorageError, match="made/data"):
         read_minari(folder)
+
+
+def test_given_spaces_bound_those_of_a_dataset(tmp_path: Path) -> None:
+    write_minari(tmp_path / "made", [make_session((BOX, BOX), 3, 1)], (BOX, BOX))
+    bounds = spaces.Box(-5, 5, (3,), np.float32)
+    assert read_minari(tmp_path / "made", of=(BOX, bounds))[0] == (BOX, bounds)
+    with pytest.raises(StorageError, match="has other spaces than those given: its observations are"):
+        read_minari(tmp_path / "made", of=(IMAGE, bounds))
 
 
 def test_no_environment_is_made_for_its_spaces(tmp_path: Path) -> None:
@@ -188,11 +279,13 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
 def test_infos_that_are_no_columns_are_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = make_session((BOX, BOX), 3, 1, infos={2: {"goal": True}})
-    write_minari(tmp_path / "made", [session], (BOX, BOX))
-    (found,) = read_minari(tmp_path / "made")[1]
-    assert found.infos == {}
-    assert "its infos are left out" in caplog.text
+    whole = {row: {"speed": 1.0 * row} for row in range(4)}
+    given: list[Any] = [whole, {}, {2: {"goal": True}}, whole, {key: {"kind": "text"} for key in range(4)}]
+    write_minari(tmp_path / "made", [make_session((BOX, BOX), 3, 1, infos=infos) for infos in given], (BOX, BOX))
+    assert [len(session.infos) for session in read_minari(tmp_path / "made")[1]] == [4, 0, 0, 4, 0]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "the infos of 2 of 5 sessions are left out" in told
+    assert "(first session 2: not all observations have infos)" in told
 
 
 def test_without_minari_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

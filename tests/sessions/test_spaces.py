@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from tmrl_core.errors import ConfigError
-from tmrl_core.sessions.spaces import space_of_json, space_to_json
+from tmrl_core.sessions.spaces import bounded, completed, space_of_json, space_to_json
 
 ALL = [
     spaces.Box(-1, 1, (3,), np.float32),
@@ -51,3 +51,43 @@ def test_a_space_that_cannot_be_recorded_is_named() -> None:
 def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="describes no space"):
         space_of_json(value)
+
+
+INF, MOST = np.inf, float(np.finfo(np.float32).max)
+BITS: Any = spaces.Box(0, 1, (2,), np.bool_)
+FREE = spaces.Box(-INF, INF, (2,), np.float32)
+ARM = spaces.Box(-1, np.array([1, 5], np.float32), (2,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        (FREE, ARM, ARM),
+        (ARM, FREE, ARM),
+        (spaces.Box(np.array([-INF, 0], np.float32), INF, (2,), np.float32), ARM,
+         spaces.Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32))),
+        (spaces.Box(-MOST, MOST, (2,), np.float32), ARM, ARM),
+        (spaces.Box(-(2**63), 2**63 - 1, (1,), np.int64), spaces.Box(0, 9, (1,), np.int64),
+         spaces.Box(0, 9, (1,), np.int64)),
+        (spaces.Box(0, 255, (9, 1), np.uint8), spaces.Box(0, 2, (9, 1), np.uint8), spaces.Box(0, 2, (9, 1), np.uint8)),
+        (spaces.Box(0, 9, (2,), np.uint8), spaces.Box(3, 4, (2,), np.uint8), spaces.Box(0, 9, (2,), np.uint8)),
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(0, 1, (8, 8, 3), np.uint8),
+         spaces.Box(0, 255, (8, 8, 3), np.uint8)),
+        (FREE, spaces.Box(-1, 1, (3,), np.float32), FREE),
+        (FREE, spaces.Box(-1, 1, (2,), np.float64), FREE),
+        (FREE, spaces.Discrete(2), FREE),
+        (BITS, BITS, BITS),
+        (spaces.Dict(a=FREE, b=spaces.Tuple([FREE])), spaces.Dict(a=ARM, b=spaces.Tuple([ARM])),
+         spaces.Dict(a=ARM, b=spaces.Tuple([ARM]))),
+        (spaces.Dict([("a", FREE), ("b", FREE)]), spaces.Dict([("b", ARM), ("a", ARM)]), spaces.Dict(a=FREE, b=FREE)),
+    ],
+)  # fmt: skip
+def test_unknown_bounds_are_those_of_the_other_space(one: Any, other: Any, found: Any) -> None:
+    assert completed(one, other) == found
+    assert repr(completed(one, other)) == repr(found)
+
+
+def test_spaces_without_bounds_are_told_from_others() -> None:
+    assert bounded(spaces.Dict(a=ARM, b=spaces.Tuple([spaces.Discrete(3)])))
+    assert not bounded(spaces.Dict(a=ARM, b=spaces.Tuple([FREE])))
+    assert not bounded(spaces.Box(0, INF, (1,), np.float32))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from tmrl_core.cli.main import set_up_logging, shown
 from tmrl_core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 EPILOG = """\
 A dataset of Minari needs the extra `minari`, one of LeRobot (v3, without videos) the extra `lerobot`.
@@ -39,6 +42,17 @@ def parser() -> argparse.ArgumentParser:
     reading = commands.add_parser("import", help="write a dataset of Minari or LeRobot as a recording")
     reading.add_argument("dataset", help="the dataset's folder")
     reading.add_argument("folder", help="the recording, which must not exist")
+    reading.add_argument(
+        "--spaces", metavar="FILE", help="spaces.json of a recording in the same environment: spaces with bounds"
+    )
+    reading.add_argument(
+        "--bounds-of-stats",
+        action="store_true",
+        help="LeRobot: actions without bounds get those of the values in meta/stats.json",
+    )
+    reading.add_argument(
+        "--skip-bad-episodes", action="store_true", help="leave out inconsistent episodes, and say how many"
+    )
     return made
 
 
@@ -58,8 +72,10 @@ def run_sessions(arguments: Sequence[str]) -> int:
 def show(options: argparse.Namespace) -> int:
     """Print the content of a recording."""
     from tmrl_core.sessions import read_sessions, read_spaces
+    from tmrl_core.sessions.files import read_action_ranges
 
     observation_space, action_space = read_spaces(options.folder)
+    ranges = read_action_ranges(options.folder)
     ends: Counter[str] = Counter()
     ticks, returns, sources = 0, [], set()
     for session in read_sessions(options.folder):
@@ -75,6 +91,10 @@ def show(options: argparse.Namespace) -> int:
         mean = sum(returns) / len(returns)
         print(f"returns:      mean {mean:.4g}, lowest {min(returns):.4g}, highest {max(returns):.4g}")
         print(shown(f"recorded by:  {', '.join(sorted(filter(None, sources))) or 'not stated'}"))
+    for line in ranges.lines():
+        print(shown(f"range:        {line}"))
+    if problem := ranges.problem():
+        print(shown(f"outside the action space: {problem}"))
     return 0
 
 
@@ -96,14 +116,37 @@ def export(options: argparse.Namespace) -> int:
 def import_(options: argparse.Namespace) -> int:
     """Write a dataset as a recording."""
     from tmrl_core.sessions import SessionWriter, read_lerobot, read_minari
+    from tmrl_core.sessions.files import read_action_ranges, read_spaces_file
     from tmrl_core.sessions.lerobot import is_lerobot
+    from tmrl_core.sessions.spaces import bounded
     from tmrl_core.sessions.whole_folder import whole_folder
 
-    of, sessions = read_lerobot(options.dataset) if is_lerobot(options.dataset) else read_minari(options.dataset)
+    given = None if options.spaces is None else read_spaces_file(Path(options.spaces))
+    if is_lerobot(options.dataset):
+        of, sessions = read_lerobot(
+            options.dataset, of=given, bounds_of_stats=options.bounds_of_stats, skip_bad=options.skip_bad_episodes
+        )
+    elif options.bounds_of_stats:
+        raise ConfigError(f"--bounds-of-stats is for datasets of LeRobot, and {options.dataset} is none")
+    else:
+        of, sessions = read_minari(options.dataset, of=given, skip_bad=options.skip_bad_episodes)
     count = 0
     with whole_folder(Path(options.folder)) as folder, SessionWriter(folder, *of) as writer:
         for session in sessions:
             writer.write(session)
             count += 1
     print(shown(f"{options.folder}: {count} sessions"))
+    if not bounded(of[1]):
+        logger.warning(
+            "%s: the dataset states no bounds of the actions, which most policies need: train with the environment "
+            "that has them, or import with --spaces%s",
+            options.folder,
+            " or --bounds-of-stats" if is_lerobot(options.dataset) else "",
+        )
+    if problem := read_action_ranges(options.folder).problem():
+        logger.warning(
+            "%s: actions outside their space need memory.recorded_actions: clip to be trained on: %s",
+            options.folder,
+            problem,
+        )
     return 0

@@ -507,6 +507,14 @@ class MemorySection(Section, frozen=True, kw_only=True):
         Share,
         doc("Part of each batch that comes from `recorded`. 0.5: one half, as in RLPD (arXiv:2302.02948)."),
     ] = 0.5
+    recorded_actions: Annotated[
+        Literal["refuse", "clip"],
+        doc(
+            "Recorded actions outside the action space, in `recorded` and `trainer.offline`. refuse: the run ends if "
+            "one is beyond its bounds by more than 0.001 of their width; not compared with a "
+            "`worker.sample_compressor`, which may change actions. clip: they are moved to the bounds."
+        ),
+    ] = "refuse"
 
 
 class AgentSection(Section, frozen=True, kw_only=True):

@@ -266,7 +266,7 @@ def _check_loop(made: partial[Any], reference: str) -> None:
 OF_MANY_AGENTS = "tmrl_core.multiagent.from_config:training_from_config"
 """Counterpart of `training_from_config` for the section `multiagent`. Its package uses the roles, so it is a reference.
 """
-OF_OUR_LOOPS = frozenset({"max_bad_updates", "bad_updates_folder", "threads"})
+OF_OUR_LOOPS = frozenset({"max_bad_updates", "bad_updates_folder", "threads", "recorded_actions"})
 """Parameters that are not passed to custom training loops."""
 
 
@@ -281,6 +281,7 @@ def loop_settings(config: Config, loop: Any) -> dict[str, Any]:
     threads = trainer.threads
     if threads is None and config.run.seed is not None and config.worker.collection != "asynchronous":
         threads = 1  # such a run is repeatable if rounding is the same
+    compressed, outside = config.worker.sample_compressor is not None, config.memory.recorded_actions
     values = {
         **msgspec.structs.asdict(trainer),
         **msgspec.structs.asdict(trainer.limiter),
@@ -289,6 +290,8 @@ def loop_settings(config: Config, loop: Any) -> dict[str, Any]:
         "threads": threads,
         "offline": config.offline_path,
         "recorded": config.recorded_path,
+        # A compressor may give actions other units, so the space says nothing about them.
+        "recorded_actions": None if compressed and outside == "refuse" else outside,
     }
     ours = isinstance(loop, type) and issubclass(loop, TrainingOffline)
     return {

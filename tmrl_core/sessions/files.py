@@ -1,6 +1,7 @@
 """Recorded sessions in a folder.
 
     spaces.json           the spaces of observations and actions
+    actions.json          smallest and largest value of each dimension of the actions (action_ranges.py)
     000000000001.seg ...  a log of records (tmrl_core/storage)
 
 The note of a record is the id of the stream that its samples belong to, one for each opening of the folder. Its payload
@@ -22,9 +23,11 @@ import gymnasium
 
 from tmrl_core.errors import CodecError, StorageError, StorageFullError
 from tmrl_core.samples import Chunk, EpisodeRecord, decode_message, encode_message_buffers, same_layout, split_chunk
+from tmrl_core.sessions.action_ranges import ActionRanges
 from tmrl_core.sessions.session import Session, SessionJoiner
-from tmrl_core.sessions.spaces import space_of_json, space_to_json
+from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, write_whole
+from tmrl_core.storage.files import storage_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -77,8 +80,9 @@ class SessionWriter:
         self._lock = FolderLock(self.folder, "recorded sessions")
         try:
             if (self.folder / SPACES_FILE).exists():
-                problem = spaces_problem(read_spaces(self.folder), (observation_space, action_space))
-                if problem:
+                found, given = read_spaces(self.folder), (observation_space, action_space)
+                if found != given:
+                    problem = spaces_problem(found, given) or "only one of the two has bounds"
                     raise StorageError(
                         f"{self.folder} holds sessions of another environment: {problem}. Record into another folder."
                     )
@@ -87,6 +91,9 @@ class SessionWriter:
                 raise StorageError(f"{self.folder} holds other files of records. Record into another folder.")
             else:
                 write_whole(self.folder / SPACES_FILE, text)
+            self._ranges = ActionRanges(action_space)
+            self._wider = False
+            self._ranges.read(self.folder)
             self._log = RecordLog(self.folder, FORMAT, {"version": VERSION})
         except OSError as exc:
             self._lock.close()
@@ -129,6 +136,7 @@ class SessionWriter:
     def _append(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], stream: bytes) -> None:
         if self._log.numbers and not self._log.path(self._log.numbers[-1]).exists():
             raise StorageError(f"{self.folder} was removed while sessions were recorded into it")
+        self._note_ranges(chunks)
         for group, ended in _with_their_ends(_groups(chunks), records):
             buffers = encode_message_buffers(group, ended)
             if self._max_bytes is not None:
@@ -136,6 +144,17 @@ class SessionWriter:
                 if size > self._max_bytes:
                     raise StorageFullError(f"{self.folder} has reached its maximum size of {self._max_bytes} bytes")
             self._log.append(stream, buffers)
+
+    def _note_ranges(self, chunks: Sequence[Chunk]) -> None:
+        # Before the samples: a process that dies in between leaves ranges that are too wide, never too narrow.
+        for chunk in chunks:
+            self._wider |= self._ranges.add(chunk.action, chunk.action_present)
+        if self._wider:
+            try:
+                self._ranges.write(self.folder)
+            except OSError as exc:
+                raise storage_error(f"{self.folder} cannot be written", exc) from exc
+            self._wider = False
 
     def close(self) -> None:
         """Let another process use the folder; a second call does nothing."""
@@ -168,19 +187,35 @@ def read_sessions(path: str | os.PathLike[str]) -> Iterator[Session]:
 def read_spaces(path: str | os.PathLike[str]) -> Spaces:
     """Return the spaces of observations and actions of a folder of sessions, or of all folders in it.
 
+    Bounds that one folder does not know are those of another.
+
     Raises:
         StorageError: there is no recording, or it is damaged; or the folders differ in their spaces.
     """
     folders = folders_of(path)
-    found = [_spaces_of(folder) for folder in folders]
+    found = [read_spaces_file(folder / SPACES_FILE) for folder in folders]
+    merged = found[0]
     for folder, other in zip(folders, found, strict=True):
-        problem = spaces_problem(other, found[0])
+        problem = spaces_problem(other, merged)
+        merged = completed(merged[0], other[0]), completed(merged[1], other[1])
         if problem:
             raise StorageError(
                 f"{folder} and {folders[0]} hold sessions of different environments: {problem}. "
                 "Name one of the two folders, or move one away."
             )
-    return found[0]
+    return merged
+
+
+def read_action_ranges(path: str | os.PathLike[str]) -> ActionRanges:
+    """Return the ranges of the actions in a folder of sessions, or in all folders in it.
+
+    Raises:
+        StorageError: as `read_spaces`, or a file of ranges is damaged.
+    """
+    found = ActionRanges(read_spaces(path)[1])
+    for folder in folders_of(path):
+        found.read(folder)
+    return found
 
 
 def folders_of(path: str | os.PathLike[str]) -> list[Path]:
@@ -208,9 +243,9 @@ def folders_of(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def spaces_problem(found: Spaces, expected: Spaces) -> str:
-    """Return the difference between the spaces of two recordings; empty: there is none."""
+    """Return the difference between the spaces of two recordings; empty: they agree in all bounds that both know."""
     for name, one, other in zip(("observations", "actions"), found, expected, strict=True):
-        if one != other:
+        if completed(one, other) != completed(other, one):
             return f"its {name} are {one}, expected {other}"
     return ""
 
@@ -224,8 +259,12 @@ def _spaces_text(observation_space: gymnasium.Space[Any], action_space: gymnasiu
     return json.dumps(found, indent=1, allow_nan=False).encode()
 
 
-def _spaces_of(folder: Path) -> Spaces:
-    file = folder / SPACES_FILE
+def read_spaces_file(file: Path) -> Spaces:
+    """Return the spaces that a file `spaces.json` describes.
+
+    Raises:
+        StorageError: it cannot be read, or describes no spaces.
+    """
     try:
         if file.stat().st_size > MAX_SPACES_BYTES:
             raise StorageError(f"{file} has more than {MAX_SPACES_BYTES} bytes, so it is no description of spaces")

@@ -22,6 +22,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,17 @@ from gymnasium import Space, spaces
 
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
-from tmrl_core.sessions.files import Spaces
+from tmrl_core.sessions.files import Spaces, spaces_problem
+from tmrl_core.sessions.inner_ends import InnerEnds
+from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
-from tmrl_core.sessions.spaces import space_of_json, space_to_json
+from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
 
 logger = logging.getLogger(__name__)
 
 INFO_FILE = "meta/info.json"
+STATS_FILE = "meta/stats.json"
 OWN_FILE = "meta/tmrl_core.json"
 FILES_IN_CHUNK = 1000
 FILE_BYTES = 100 << 20
@@ -52,6 +56,7 @@ _STANDARD = {
     "index": "int64",
     "task_index": "int64",
 }
+_PREFIXES, _SINGLES = ("observation", "action"), ("observation.state", "action")
 _REWARD, _DONE, _TRUNCATED = "next.reward", "next.done", "next.truncated"
 
 
@@ -60,26 +65,35 @@ def is_lerobot(path: str | os.PathLike[str]) -> bool:
     return (Path(path) / INFO_FILE).is_file()
 
 
-def read_lerobot(path: str | os.PathLike[str]) -> tuple[Spaces, Iterator[Session]]:
+def read_lerobot(
+    path: str | os.PathLike[str], *, of: Spaces | None = None, bounds_of_stats: bool = False, skip_bad: bool = False
+) -> tuple[Spaces, Iterator[Session]]:
     """Return the spaces and the sessions of a dataset.
 
-    All files are read and checked before the first session is returned. Where a dataset lacks the observation after the
-    last action, the last observation is repeated; where it lacks rewards, they are 0. Columns of text, and features
-    that are neither observations, actions, rewards nor ends, are left out.
+    All files are read and checked before the first session is returned. An episode with ends inside becomes several
+    sessions (inner_ends.py). Where a dataset lacks the observation after the last action, the last observation is
+    repeated, or the step left out if it truncates the episode; where it lacks rewards, they are 0. Columns of text, and
+    features that are neither observations, actions, rewards nor ends, are left out.
 
     Args:
         path: the dataset's folder.
+        of: spaces of observations and actions, which datasets of others do not store. Features that they have no part
+            for are left out. None: the dataset's, or Box spaces without bounds.
+        bounds_of_stats: bounds that the actions lack are the smallest and largest values of `meta/stats.json`.
+        skip_bad: leave out inconsistent episodes, with a warning, instead of refusing the dataset.
 
     Raises:
-        StorageError: there is no dataset of this version, it has videos, it is damaged, or an episode is inconsistent;
-            the message names the file or the episode.
+        StorageError: there is no dataset of this version, it has videos, it is damaged, it does not have the given
+            spaces, or an episode is inconsistent; the message names the file or the episode.
         MissingExtraError: pyarrow or pillow is not installed.
     """
     _pyarrow()
-    dataset = _Dataset(Path(path))
-    for _ in dataset.sessions():
+    dataset = _Dataset(Path(path), of, bounds_of_stats)
+    reading = Reading(skip_bad)
+    for _ in dataset.sessions(reading):
         pass
-    return dataset.spaces, dataset.sessions()
+    reading.finish(path)
+    return dataset.spaces, dataset.sessions(Reading(skip_bad))
 
 
 def write_lerobot(
@@ -361,7 +375,7 @@ class _Writer:
             "scalars": self._scalars,
         }
         stats = {name: one.value() for name, one in self._stats.items()}
-        for file, value in ((INFO_FILE, info), ("meta/stats.json", stats), (OWN_FILE, own)):
+        for file, value in ((INFO_FILE, info), (STATS_FILE, stats), (OWN_FILE, own)):
             (self._folder / file).write_text(json.dumps(value, indent=4, allow_nan=False), encoding="utf-8")
 
     def close(self) -> None:
@@ -412,7 +426,7 @@ class _Dataset:
         spaces: of observations and actions.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, of: Spaces | None, bounds_of_stats: bool) -> None:
         self._folder = folder
         info = _json_of(folder / INFO_FILE, "is no LeRobot dataset")
         try:
@@ -432,18 +446,22 @@ class _Dataset:
             own = folder / OWN_FILE
             # Without our own file, one number is a scalar.
             self._scalars = [name for name, one in self._features.items() if one["shape"] == (1,)]
-            if own.is_file():
+            self._own = own.is_file()
+            if self._own:
                 found = _json_of(own, "is damaged")
                 self.spaces: Spaces = space_of_json(found["observation_space"]), space_of_json(found["action_space"])
                 self._scalars = found["scalars"]
-            else:
+                if of is not None and (problem := spaces_problem(self.spaces, of)):
+                    raise StorageError(f"{folder} has other spaces than those given: {problem}")
+            elif of is None:
                 self.spaces = self._space("observation", "observation.state"), self._space("action", "action")
+            self.spaces = self.spaces if of is None else of
+            if bounds_of_stats:
+                self.spaces = self.spaces[0], self._with_bounds_of_stats(self.spaces[1])
             self._names = [
-                name
-                for space, prefix, single in zip(
-                    self.spaces, ("observation", "action"), ("observation.state", "action"), strict=True
-                )
-                for name, _ in _leaves_of(space, prefix, single)
+                self._checked(name, leaf)
+                for space, prefix, single in zip(self.spaces, _PREFIXES, _SINGLES, strict=True)
+                for name, leaf in _leaves_of(space, prefix, single)
             ]
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise StorageError(f"{folder / INFO_FILE} is damaged, or describes no dataset: {exc!r}") from exc
@@ -472,19 +490,59 @@ class _Dataset:
             return next(iter(parts.values()))
         return spaces.Dict(list(parts.items()))
 
-    def sessions(self) -> Iterator[Session]:
+    def _checked(self, name: str, leaf: Space[Any]) -> str:
+        """Return the name of a part of the spaces, if the dataset has a feature that can be it."""
+        feature = self._features.get(name)
+        if feature is None:
+            names = ", ".join(one for one in self._features if one.startswith(_PREFIXES))
+            raise StorageError(f"{self._folder / INFO_FILE} names no feature {name}; it has {names}")
+        shape, target = feature["shape"], leaf.dtype
+        dtype = np.dtype(np.uint8 if feature["dtype"] == "image" else feature["dtype"])
+        if (
+            target is None
+            or math.prod(shape) != math.prod(leaf.shape or ())
+            or not np.can_cast(dtype, target, "same_kind")
+        ):
+            raise StorageError(
+                f"{self._folder} has the feature {name} of the dtype {feature['dtype']} and the shape {list(shape)}, "
+                f"which cannot be of the space {leaf}"
+            )
+        if feature["dtype"] != "image" and not self._own:
+            self._features[name] = {**feature, "dtype": target.name}
+        return name
+
+    def _with_bounds_of_stats(self, space: Space[Any]) -> Space[Any]:
+        stats = _json_of(self._folder / STATS_FILE, "has no statistics")
+
+        def bounded(leaf: Space[Any], name: str) -> Space[Any]:
+            if isinstance(leaf, spaces.Dict):
+                return spaces.Dict([(key, bounded(inner, f"{name}.{key}")) for key, inner in leaf.spaces.items()])
+            if isinstance(leaf, spaces.Tuple):
+                return spaces.Tuple([bounded(inner, f"{name}.{index}") for index, inner in enumerate(leaf.spaces)])
+            if not isinstance(leaf, spaces.Box):
+                return leaf
+            try:
+                low, high = (np.reshape(np.asarray(stats[name][key], np.float64), leaf.shape) for key in ("min", "max"))
+            except (KeyError, TypeError, ValueError) as exc:
+                raise StorageError(f"{self._folder / STATS_FILE} has no bounds of {name}: {exc!r}") from exc
+            still = low == high  # a policy needs a width
+            low, high = (low - still).astype(leaf.dtype), (high + still).astype(leaf.dtype)
+            return completed(leaf, spaces.Box(low, high, leaf.shape, leaf.dtype.type))
+
+        return bounded(space, "action")
+
+    def sessions(self, reading: Reading) -> Iterator[Session]:
         notes = self._notes()
-        done = 0
-        try:
-            for number, columns in self._columns():
-                if number != done:
-                    raise StorageError(f"found episode {number}; expected is episode {done}")
-                if done >= len(notes):
-                    raise StorageError(f"the files of meta/episodes have {len(notes)} episodes, the data have more")
-                yield self._session(columns, notes[done])
-                done += 1
-        except (OSError, ValueError, KeyError, TypeError, _pyarrow().ArrowException) as exc:
-            raise StorageError(f"{self._folder}, episode {done}, cannot be read: {exc}") from exc
+        bad = OSError, ValueError, KeyError, TypeError, _pyarrow().ArrowException
+        for number, tables in self._tables():
+            if number != reading.episodes:
+                raise StorageError(f"found episode {number}; expected is episode {reading.episodes}")
+            if number >= len(notes):
+                raise StorageError(f"the files of meta/episodes have {len(notes)} episodes, the data have more")
+            yield from reading.episode(
+                self._folder, partial(self._sessions_of, tables, notes[number], reading.ends), bad
+            )
+        done = reading.episodes
         if not done == len(notes) == self._episodes:
             raise StorageError(
                 f"{self._folder}: the data have {done} episodes, meta/episodes has {len(notes)}, and {INFO_FILE} "
@@ -499,8 +557,8 @@ class _Dataset:
                 rows += opened.read(columns=names).to_pylist()
         return sorted(rows, key=lambda row: int(row["episode_index"]))
 
-    def _columns(self) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Yield the index and the columns of each episode."""
+    def _tables(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the index and the rows of each episode."""
         pending: list[Any] = []
         number = -1
         for file in sorted((self._folder / "data").glob("*/*.parquet")):
@@ -513,12 +571,12 @@ class _Dataset:
                         if start == stop:
                             continue
                         if pending and int(episodes[start]) != number:
-                            yield number, self._joined(pending)
+                            yield number, pending
                             pending = []
                         number = int(episodes[start])
                         pending.append(table.slice(start, stop - start))
         if pending:
-            yield number, self._joined(pending)
+            yield number, pending
 
     def _joined(self, tables: list[Any]) -> dict[str, Array]:
         table = _pyarrow().concat_tables(tables)
@@ -528,7 +586,8 @@ class _Dataset:
         columns = {name: _numpy_column(table.column(name), name, self._features[name]) for name in self._names}
         return columns | {name: columns[name].reshape(len(frames)) for name in self._scalars if name in columns}
 
-    def _session(self, columns: dict[str, Array], notes: Mapping[str, Any]) -> Session:
+    def _sessions_of(self, tables: list[Any], notes: Mapping[str, Any], ends: InnerEnds) -> Iterator[Session]:
+        columns = self._joined(tables)
         own = {name.removeprefix(_OWN): value for name, value in notes.items() if name.startswith(_OWN)}
         observations = [name for name, _ in _leaves_of(self.spaces[0], "observation", "observation.state")]
         ticks = len(columns[observations[0]])
@@ -537,25 +596,30 @@ class _Dataset:
         for name, column in columns.items():
             if column.dtype.kind == "f" and not np.isfinite(column).all():
                 raise ValueError(f"{name} of frame {np.argwhere(~np.isfinite(column))[0][0]} is not finite")
+        done, truncated = (
+            columns[name].astype(np.bool_) if name in columns else np.zeros(ticks, np.bool_)
+            for name in (_DONE, _TRUNCATED)
+        )
+        terminated = done & ~truncated
+        last_known = f"final/{observations[0]}" in own
+        if last_known:
+            terminated[-1], truncated[-1] = own["terminated"], own["truncated"]
         for name in observations:
-            final = own.get(f"final/{name}")
             last = columns[name][-1:]
-            if final is not None:
-                last = np.frombuffer(final, last.dtype).reshape(last.shape)
+            if last_known:
+                last = np.frombuffer(own[f"final/{name}"], last.dtype).reshape(last.shape)
             columns[name] = np.concatenate([columns[name], last])
-        done = {name: bool(columns[name][-1]) if name in columns else False for name in (_DONE, _TRUNCATED)}
-        return Session(
+        whole = Session(
             observations=_rebuilt(self.spaces[0], "observation", "observation.state", columns),
             actions=_rebuilt(self.spaces[1], "action", "action", columns),
             rewards=columns[_REWARD] if _REWARD in columns else np.zeros(ticks),
             extras={name.removeprefix("extras."): columns[name] for name in self._extras},
-            terminated=bool(own.get("terminated", done[_DONE] and not done[_TRUNCATED])),
-            truncated=bool(own.get("truncated", done[_TRUNCATED])),
             first_step=int(own.get("first_step") or 0),
             seed=None if own.get("seed") is None else int(own["seed"]),
             source=str(own.get("source") or ""),
             version=tuple(map(int, str(own.get("version") or "0 0").split())),  # type: ignore[arg-type]
         )
+        yield from ends.split(whole, terminated, truncated, last_known=last_known)
 
 
 def _json_of(file: Path, problem: str) -> Any:

@@ -34,8 +34,8 @@ def space_to_json(space: gymnasium.Space[Any], name: str = "space") -> dict[str,
             "kind": "Box",
             "shape": list(space.shape),
             "dtype": space.dtype.name,
-            "low": _bound_to_json(space.low),
-            "high": _bound_to_json(space.high),
+            "low": bound_to_json(space.low),
+            "high": bound_to_json(space.high),
         }
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": space.dtype.name}
@@ -66,10 +66,51 @@ def space_of_json(value: Any) -> gymnasium.Space[Any]:
         raise ValueError(f"{value!r:.200} describes no space ({type(exc).__name__}: {exc})") from exc
 
 
+def bounded(space: gymnasium.Space[Any]) -> bool:
+    """Return True if all bounds of a space are known, see `completed`."""
+    if isinstance(space, spaces.Dict):
+        return all(map(bounded, space.spaces.values()))
+    if isinstance(space, spaces.Tuple):
+        return all(map(bounded, space.spaces))
+    return not isinstance(space, spaces.Box) or not any(bound.any() for bound in _unknown(space))
+
+
+def completed(space: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Return a space whose unknown bounds are those of another space of the same form.
+
+    A bound is unknown if it is infinite, or if the space allows all numbers of its integer type, as in datasets that
+    store no bounds. A uint8 picture, [height, width, channels], declares its bounds by being one.
+    """
+    if isinstance(space, spaces.Dict) and isinstance(other, spaces.Dict) and list(space) == list(other):
+        return spaces.Dict([(key, completed(inner, other[key])) for key, inner in space.spaces.items()])
+    if isinstance(space, spaces.Tuple) and isinstance(other, spaces.Tuple) and len(space) == len(other):
+        return spaces.Tuple([completed(*pair) for pair in zip(space.spaces, other.spaces, strict=True)])
+    if not (isinstance(space, spaces.Box) and isinstance(other, spaces.Box)):
+        return space
+    if (space.shape, space.dtype) != (other.shape, other.dtype):
+        return space
+    no_low, no_high = _unknown(space)
+    low, high = np.where(no_low, other.low, space.low), np.where(no_high, other.high, space.high)
+    return spaces.Box(low, high, space.shape, space.dtype.type)
+
+
+def _unknown(space: spaces.Box) -> tuple[Any, Any]:
+    """Return where the low and where the high bounds of a Box are unknown."""
+    dtype: Any = space.dtype
+    kind = dtype.kind
+    if kind == "b" or (space.dtype == np.uint8 and len(space.shape) == 3):
+        return np.False_, np.False_
+    limits: Any = np.finfo(dtype) if kind == "f" else np.iinfo(dtype)
+    no_low, no_high = space.low <= limits.min, space.high >= limits.max
+    if kind == "f":
+        return no_low, no_high
+    return no_low & no_high, no_low & no_high  # 0 alone is a bound that people mean
+
+
 def _box(value: Any) -> gymnasium.Space[Any]:
     shape, dtype = tuple(value["shape"]), np.dtype(value["dtype"])
     low, high = (
-        np.broadcast_to(np.asarray(_bound_of_json(value[key]), dtype), shape).astype(dtype) for key in ("low", "high")
+        np.broadcast_to(np.asarray(bound_of_json(value[key]), dtype), shape).astype(dtype) for key in ("low", "high")
     )
     return spaces.Box(low, high, shape, dtype.type)
 
@@ -89,7 +130,7 @@ _READERS: dict[str, Callable[[Any], gymnasium.Space[Any]]] = {
 }
 
 
-def _bound_to_json(bound: np.ndarray) -> Any:
+def bound_to_json(bound: np.ndarray) -> Any:
     """Return a number where all elements are equal, else nested lists; JSON has no number for infinity."""
     if bound.size and (bound == bound.flat[0]).all():
         return _number_to_json(bound.flat[0].item())
@@ -100,7 +141,8 @@ def _number_to_json(value: Any) -> Any:
     return value if math.isfinite(value) else str(value)
 
 
-def _bound_of_json(value: Any) -> Any:
+def bound_of_json(value: Any) -> Any:
+    """Undo `bound_to_json`, but for the shape of equal elements."""
     return _mapped(lambda number: float(number) if isinstance(number, str) else number, value)
 
 

@@ -27,9 +27,12 @@ def session(number: int, ticks: int = 6, **values: Any) -> Session:
     rng = np.random.default_rng(number)
     return Session(
         observations=np.stack([np.full(3, 100 * number + tick) for tick in range(ticks + 1)]).astype(np.float32),
-        actions=rng.uniform(-1, 1, (ticks, 1)).astype(np.float32),
-        rewards=rng.random(ticks),
-        **{"terminated": True, **values},
+        **{
+            "actions": rng.uniform(-1, 1, (ticks, 1)).astype(np.float32),
+            "rewards": rng.random(ticks),
+            "terminated": True,
+            **values,
+        },
     )
 
 
@@ -157,7 +160,7 @@ def test_loading_continues_on_disk_after_a_crash(
 
     memory.append = failing
     with pytest.raises(KeyboardInterrupt):
-        SessionLoader(recording, "trainer.offline").load(memory, 0)
+        SessionLoader(recording, "trainer.offline", SPACES[1]).load(memory, 0)
     memory.close()
     training = make(recording, partial(ReplayMemory, memory_size=60, storage="disk", folder=tmp_path / "memory"))
     assert (len(training.memory), training.sessions_loaded) == (18, 3)
@@ -240,3 +243,24 @@ def test_a_session_with_nan_is_named_and_nothing_is_loaded(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"session 2 of .*nan cannot be used: the extra v holds NaN"):
         run(training, 1)
     assert len(training.memory) == 0
+
+
+def test_actions_outside_their_space_are_refused_or_clipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with SessionWriter(tmp_path / "wide", *SPACES) as writer:
+        writer.write(session(0))
+        writer.write(session(1, actions=np.array([[0], [50], [-7], [1.0005], [0], [0]], np.float32)))
+    training = make(tmp_path / "wide")
+    found = r"wide are outside their space, from session 2 on: action\[0\] is -7 to 50, allowed: -1 to 1"
+    with pytest.raises(ConfigError, match=f"trainer.offline: .*{found}"):
+        run(training, 1)
+    assert len(training.memory) == 0
+    memory = partial(MixedMemory, partial(ReplayMemory, memory_size=20), partial(ReplayMemory, memory_size=60))
+    with pytest.raises(ConfigError, match=f"memory.recorded: .*{found}"):
+        run(make(None, partial(memory, batch_size=8), recorded=tmp_path / "wide"), 1)
+    training = make(tmp_path / "wide", recorded_actions="clip")
+    run(training, 1)
+    assert [float(training.memory.get_transition(item)[1][0]) for item in range(6, 10)] == [0, 1, -1, 1]
+    assert "3 of 12 actions were outside their space" in caplog.text
+    training = make(tmp_path / "wide", recorded_actions=None)
+    run(training, 1)
+    assert float(training.memory.get_transition(7)[1][0]) == 50

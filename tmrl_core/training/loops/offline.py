@@ -29,7 +29,7 @@ from tmrl_core.training.contracts import AgentLike, MemoryLike, Row, TrainingLoo
 from tmrl_core.training.interface import Delivery, TrainingInterface
 from tmrl_core.training.loops.episode_metrics import info_means
 from tmrl_core.training.loops.limiter import RateLimiter
-from tmrl_core.training.loops.recorded_sessions import SessionLoader
+from tmrl_core.training.loops.recorded_sessions import OutsideActions, SessionLoader
 from tmrl_core.training.loops.round_statistics import RoundStatistics
 from tmrl_core.training.loops.stale_samples import without_stale
 from tmrl_core.training.loops.storage_failures import Unwritten
@@ -102,6 +102,7 @@ class TrainingOffline(TrainingLoop):
         threads: int | None = None,
         offline: str | Path | None = None,
         recorded: str | Path | None = None,
+        recorded_actions: OutsideActions = "refuse",
     ) -> None:
         self.env_cls = env_cls
         self.memory_cls = memory_cls
@@ -122,6 +123,7 @@ class TrainingOffline(TrainingLoop):
         self.bad_updates_folder = bad_updates_folder
         self.offline = offline
         self.recorded = recorded
+        self.recorded_actions = recorded_actions
 
         self.epoch = 0
         self.round = 0
@@ -186,13 +188,8 @@ class TrainingOffline(TrainingLoop):
         )
         expect(self._memory, self._agent, (observation_space, action_space), declared)
         self._memory.expect_agent(self._agent)
-        self._sessions = (
-            SessionLoader(offline, "trainer.offline")
-            if offline is not None
-            else None
-            if recorded is None
-            else SessionLoader(recorded, "memory.recorded")
-        )
+        key, path = ("memory.recorded", recorded) if offline is None else ("trainer.offline", offline)
+        self._sessions = None if path is None else SessionLoader(path, key, action_space, recorded_actions)
         self._at_once = UpdatesAtOnce(self._agent)
         self._threads = Threads(threads, self._agent.device or device)
         self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")

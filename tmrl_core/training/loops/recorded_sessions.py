@@ -6,13 +6,16 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from gymnasium import Space
 
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer
 from tmrl_core.samples.segments import NO_VERSION
 from tmrl_core.sessions import Session, read_sessions
+from tmrl_core.sessions.action_ranges import ActionRanges
 from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 
@@ -20,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 STREAM = b"recorded sessions"
 """Stream of their samples in a memory."""
+OutsideActions: TypeAlias = Literal["refuse", "clip"] | None
 COMMITTED_AT_ONCE = 4 << 20
 """Bytes of samples, about, in one record of a memory on disk."""
 
@@ -30,11 +34,17 @@ class SessionLoader:
     Args:
         path: of the recording, see `read_sessions`.
         key: key of the configuration that names it, for messages.
+        action_space: of the policy that will be trained; its bounds are those that recorded actions must keep.
+        outside: "refuse" a recording with actions outside, or "clip" them; None: do not look at them.
     """
 
-    def __init__(self, path: str | os.PathLike[str], key: str) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], key: str, action_space: Space[Any], outside: OutsideActions = "refuse"
+    ) -> None:
         self._path = path
         self._key = key
+        self._action_space = action_space
+        self._outside = outside
 
     def load(self, memory: TrainingMemory, loaded: int) -> int:
         """Append the sessions that the memory does not have yet, after all of them were checked.
@@ -77,22 +87,45 @@ class SessionLoader:
         return -count
 
     def _sessions(self) -> Iterator[Session]:
+        ranges = ActionRanges(self._action_space)
+        self._moved = 0
         try:
-            yield from read_sessions(self._path)
+            for session in read_sessions(self._path):
+                if self._outside == "clip":
+                    actions, moved = ranges.clipped(session.actions)
+                    self._moved += moved
+                    session = replace(session, actions=actions)
+                yield session
         except StorageError as exc:
             raise ConfigError(f"{self._key}: {exc}") from exc
 
     def _check(self) -> int:
         returns, ticks = [], 0
+        ranges, beyond = ActionRanges(self._action_space), 0
         for number, session in enumerate(self._sessions()):
             try:
                 check_finite_samples(session.chunk())
             except SampleRefusedError as exc:
                 raise self._refused(number, exc) from exc
+            if self._outside is not None and ranges.add(session.actions) and not beyond and ranges.problem():
+                beyond = number + 1
             returns.append(session.episode_return)
             ticks += len(session)
         if not returns:
             raise ConfigError(f"{self._key}: {self._path} holds no session. Record at least one episode first.")
+        if beyond:
+            raise ConfigError(
+                f"{self._key}: the actions of {self._path} are outside their space, from session {beyond} on: "
+                f"{ranges.problem()}. Record them in the space's units, or move them to its bounds with "
+                "memory.recorded_actions: clip."
+            )
+        if self._moved:
+            logger.warning(
+                "%s: %d of %d actions were outside their space and are moved to its bounds (memory.recorded_actions)",
+                self._path,
+                self._moved,
+                ticks,
+            )
         logger.info(
             "%s: %d sessions, %d steps, returns %.4g to %.4g, mean %.4g",
             self._path,
