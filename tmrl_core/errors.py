@@ -127,6 +127,10 @@ class EnvironmentFailedError(TmrlError):
     """The environment failed more often in a row than `worker.max_failures` allows."""
 
 
+class ContractError(ConfigError, EnvironmentFailedError):
+    """The environment is not one that Gymnasium's interface describes, so that each further attempt would fail too."""
+
+
 class ObservationError(TmrlError, ValueError):
     """An observation does not belong to its space, or allows no action; the message names what does not fit."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import gymnasium
 import pytest
 
 from tmrl_core.config import environment_maker, resolve, resolve_optional, resolve_with
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, EnvironmentFailedError
 
 
 def test_a_reference_finds_names_and_names_in_names() -> None:
@@ -69,6 +70,8 @@ def _needs_more(**_: Any) -> Any:
     [
         ("CartPole-v7", r"^environment\.kwargs: Environment version `v7` for environment `CartPole` doesn't exist"),
         ("NeedsMore-v0", r"^environment\.kwargs: MuJoCo is not installed, run `pip install"),
+        ("ALE/Pong-v5", r"Namespace ALE not found.* Write id: ale_py:ALE/Pong-v5, which imports the package"),
+        ("Robot-v3", r"write id: package\.module:Robot-v3"),
         ("not_there:Robot-v0", r"^environment\.kwargs\.id: No module named 'not_there'\. .*can be imported"),
         ("not_there.at_all:Robot-v0", r"^environment\.kwargs\.id: No module named 'not_there'"),
     ],
@@ -82,13 +85,43 @@ def test_an_environment_that_gymnasium_cannot_make_is_a_config_error(id_: str, s
         del gymnasium.registry["NeedsMore-v0"]
 
 
-def test_a_missing_import_of_an_environments_module_keeps_its_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_import_of_an_environments_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lacks_something.py").write_text("import something_else\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="something_else"):
+    with pytest.raises(ConfigError, match=r"'something_else'.*'lacks_something' contains env registration"):
         environment_maker("tmrl_core.envs:GenericGymEnv", {"id": "lacks_something:Robot-v0"})()
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "said"),
+    [
+        (
+            "import nowhere_at_all",
+            ConfigError,
+            r"own_env\.py, line 1, imports 'nowhere_at_all', which is not installed",
+        ),
+        ("1 / 0", ConfigError, r"own_env\.py, line 1: ZeroDivisionError: division by zero\. The module own_env cannot"),
+        ("def Env():\n    import nowhere", ConfigError, r"own_env\.py, line 2: No module named 'nowhere'\. Install"),
+        ("def Env():\n    {}['port']", EnvironmentFailedError, r"own_env\.py, line 2: KeyError: 'port'\. The environ"),
+        (
+            "def Env():\n    import json; json.loads('{')",
+            EnvironmentFailedError,
+            r"own_env\.py, line 2: JSONDecodeError",
+        ),
+    ],
+)
+def test_an_exception_of_the_users_module_or_constructor_is_named_with_its_line(
+    source: str, kind: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_env.py").write_text(source + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(kind, match=said) as caught:
+            environment_maker("own_env:Env", {})()
+        assert type(caught.value) is kind
+        assert "\n" not in str(caught.value)
+    finally:
+        sys.modules.pop("own_env", None)
 
 
 def test_the_error_names_the_missing_attributes_of_an_environment() -> None:

@@ -8,7 +8,10 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
+import logging
+import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from tmrl_core.config.annotations import misfits
+from tmrl_core.config.environment_contract import as_environment
 from tmrl_core.config.error_messages import near
-from tmrl_core.errors import ConfigError
+from tmrl_core.config.registered_ids import prefix_hint
+from tmrl_core.errors import ConfigError, EnvironmentFailedError, TmrlError
+
+logger = logging.getLogger(__name__)
 
 
 def resolve(reference: str, key: str = "") -> Any:
@@ -50,6 +57,14 @@ def resolve(reference: str, key: str = "") -> Any:
         ) from exc
     except SyntaxError as exc:
         raise ConfigError(f"{label}: {exc.filename}, line {exc.lineno}, is not valid Python: {exc.msg}.") from exc
+    except Exception as exc:
+        if is_own(reference) or isinstance(exc, TmrlError):
+            raise
+        logger.debug("the import of %s failed", module_name, exc_info=True)
+        raise ConfigError(
+            f"{label}: {_place(exc)}{type(exc).__name__}: {exc}. The module {module_name} cannot be imported "
+            "(--log-level debug shows the traceback)."
+        ) from exc
     found: Any = module
     for part in name.split("."):
         try:
@@ -192,53 +207,69 @@ def resolve_optional(reference: str | None, key: str = "") -> Any:
     return None if reference is None else resolve(reference, key)
 
 
-def as_environment(made: Any, maker: str) -> Any:
-    """Return the result of `maker`, if it is an environment.
-
-    Raises:
-        ConfigError: the result lacks attributes of Gymnasium's environments.
-    """
-    lacking = [
-        name for name in ("action_space", "close", "observation_space", "reset", "step") if not hasattr(made, name)
-    ]
-    if lacking:
-        raise ConfigError(
-            f"{maker} made a {type(made).__name__}, which is not an environment: it lacks "
-            f"{', '.join(lacking)}. Allowed: a callable that makes a gymnasium.Env, or an object with these attributes."
-        )
-    return made
-
-
 def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
     """Return a function that makes the environment.
 
-    The function raises ConfigError for an id that Gymnasium does not know, or that it cannot make on this machine.
+    The function raises ConfigError for an id that Gymnasium does not know, for a package that is missing on this
+    machine, and for a result that is not an environment (ContractError); EnvironmentFailedError for other exceptions.
 
     Raises:
-        ConfigError: the reference names nothing or does not accept these keyword arguments; or, raised by the function,
-            the result is not an environment.
+        ConfigError: the reference names nothing or does not accept these keyword arguments.
     """
     make = resolve_with(reference, kwargs, "environment.cls")
+    label = f"environment.cls: {reference!r}"
 
     def make_environment() -> Any:
         import gymnasium
 
         errors = gymnasium.error
         try:
-            return as_environment(make(), f"environment.cls: {reference!r}")
+            return as_environment(make(), label)
+        except TmrlError:
+            raise
+        except (errors.NameNotFound, errors.NamespaceNotFound) as exc:
+            raise ConfigError(f"environment.kwargs: {exc}{prefix_hint(kwargs.get('id'))}") from exc
         except errors.Error as exc:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
-        except TypeError as exc:
+        except ImportError as exc:
+            # Gymnasium explains a module of `module:Name-v0` that is not found.
+            explained = exc.name is None and isinstance(exc.__cause__, ImportError)
+            raise ConfigError(
+                f"environment.kwargs.id: {exc}" if explained else f"{label}: {_place(exc)}{exc}{_install_hint(exc)}"
+            ) from exc
+        except Exception as exc:
             # Gymnasium raises this for keyword arguments that an environment does not accept.
-            if "unexpected keyword argument" in str(exc) and "raised from the environment creator" in str(exc):
+            text = str(exc)
+            if isinstance(exc, TypeError) and "unexpected keyword argument" in text and _BY_GYMNASIUM in text:
                 raise ConfigError(f"environment.kwargs: {exc}") from exc
-            raise
-        except ModuleNotFoundError as exc:
-            # For `module:Name-v0`; a failed import inside that module is raised with its traceback.
-            module, colon, _ = str(kwargs.get("id", "")).partition(":")
-            missing = exc.__cause__.name if isinstance(exc.__cause__, ImportError) else None
-            if colon and missing and f"{module}.".startswith(f"{missing}."):
-                raise ConfigError(f"environment.kwargs.id: {exc}") from exc
-            raise
+            logger.debug("%s failed", label, exc_info=True)
+            raise EnvironmentFailedError(
+                f"{label}: {_place(exc)}{type(exc).__name__}: {exc}. The environment cannot be made "
+                "(--log-level debug shows the traceback)."
+            ) from exc
 
     return make_environment
+
+
+_BY_GYMNASIUM = "raised from the environment creator"
+
+
+def _place(exc: Exception) -> str:
+    """Return the file and line where the user's code raised an exception or called what raised it, as a prefix."""
+    package = str(Path(__file__).parents[1])
+    frames = [
+        one
+        for one in traceback.extract_tb(exc.__traceback__)
+        if not one.filename.startswith(("<", package)) and f"{os.sep}gymnasium{os.sep}" not in one.filename
+    ]
+    own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(_STDLIB)]
+    frame = (own or frames or [None])[-1]
+    return "" if frame is None else f"{frame.filename}, line {frame.lineno}: "
+
+
+_STDLIB = sysconfig.get_path("stdlib")
+
+
+def _install_hint(exc: ImportError) -> str:
+    missing = isinstance(exc, ModuleNotFoundError) and exc.name is not None
+    return f". Install {exc.name!r}, or what provides it." if missing else ""

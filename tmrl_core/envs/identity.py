@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from tmrl_core.envs.real_time import ONE_THREAD, THREAD_PER_STEP
 
@@ -25,9 +26,10 @@ def identity_of(env: Any) -> dict[str, str]:
     An environment that was created by its class has no id.
     """
     inner = unwrapped(env)
-    spec = inner.spec if isinstance(inner, gymnasium.Env) else None
+    spec: object = inner.spec if isinstance(inner, gymnasium.Env) else None
     spaces = identity_of_spaces(env.observation_space, env.action_space)
-    return spaces if spec is None else {"environment_id": _SAME.get(spec.id, spec.id), **spaces}
+    # Environments of other packages may have something else by that name.
+    return {"environment_id": _SAME.get(spec.id, spec.id), **spaces} if isinstance(spec, EnvSpec) else spaces
 
 
 def unwrapped(env: Any) -> Any:

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.actor.rollout.step_checks import StepCheck
-from tmrl_core.errors import ConfigError, EnvironmentFailedError
+from tmrl_core.errors import ConfigError, ContractError, EnvironmentFailedError
 
 ACT = np.full(1, 0.5, np.float32)
 
@@ -35,12 +35,13 @@ def test_results_are_unchanged_and_the_environment_gets_a_copy_of_the_action(cou
 
 def test_exceptions_propagate_and_are_recorded_as_fault(counting_env: Any) -> None:
     error = ZeroDivisionError("mine")
-    environment = CheckedEnvironment(lambda: counting_env(script={(0, 1): error, (1, 1): np.zeros(2, np.float32)}))
+    environment = CheckedEnvironment(lambda: counting_env(script={(0, 1): error, (1, 2): np.zeros(2, np.float32)}))
     environment.reset()
     with pytest.raises(ZeroDivisionError, match="mine"):
         environment.step(ACT)
     assert environment.fault is error
     environment.reset()
+    environment.step(ACT)
     with pytest.raises(EnvironmentFailedError, match=r"shape \(2,\)"):
         environment.step(ACT)
     assert isinstance(environment.fault, EnvironmentFailedError)
@@ -121,3 +122,69 @@ def test_a_check_accepts_exactly_the_values_that_step_leaves_unchanged(strict: b
     else:
         assert check.step(np.zeros(3), 1.0)[0].dtype == np.float32
         assert check.step([0, 0, 0], 1.0)[0].dtype == np.float32
+
+
+class Turning(gymnasium.Env[Any, Any]):
+    """Resets and steps return what `resets` and `steps` hold, one after another."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, resets: list[Any], steps: list[Any]) -> None:
+        self.resets, self.steps = resets, steps
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self.resets.pop(0)
+
+    def step(self, action: Any) -> Any:
+        return self.steps.pop(0)
+
+
+GOOD = np.zeros(2, np.float32)
+RESET, STEP = (GOOD, {}), (GOOD, 1.0, False, False, {})
+VECTOR = (GOOD, np.ones(2), False, False, {})
+
+
+@pytest.mark.parametrize(
+    ("resets", "steps", "said"),
+    [
+        ([GOOD], [], "reset returned a ndarray"),
+        ([(np.zeros((1, 2), np.float32), {})], [], r"the shape \(1, 2\), its space wants \(2,\), after a reset"),
+        ([RESET], [(GOOD, 1.0, True, {})], r"ValueError.*step returns five"),
+        ([RESET], [VECTOR], r"the reward is array\(\[1\., 1\.\]\) of type ndarray.*several objectives need a wrapper"),
+        ([RESET], [(GOOD[:1], 1.0, False, False, {})], r"the shape \(1,\)"),
+    ],
+)
+def test_a_breach_of_contract_is_no_fault_that_a_reset_repairs(resets: Any, steps: Any, said: str) -> None:
+    environment = CheckedEnvironment(lambda: Turning(resets, steps))
+    if steps:
+        environment.reset()
+    with pytest.raises(ContractError, match=said):
+        environment.step(0) if steps else environment.reset()
+    assert environment.fault is None
+
+
+def test_a_result_that_was_valid_before_is_a_failure_later() -> None:
+    environment = CheckedEnvironment(lambda: Turning([RESET, None], [STEP, VECTOR]))
+    environment.reset()
+    environment.step(0)
+    for call in (lambda: environment.step(0), environment.reset):
+        environment.fault = None
+        with pytest.raises(EnvironmentFailedError):
+            call()
+        assert environment.fault is not None
+
+
+def test_numbers_that_are_not_finite_are_failures_from_the_first_result_on() -> None:
+    nan = np.full(2, np.nan, np.float32)
+    environment = CheckedEnvironment(lambda: Turning([(nan, {})], [(GOOD, np.inf, False, False, {})]))
+    for call in (environment.reset, lambda: environment.step(0)):
+        with pytest.raises(EnvironmentFailedError) as caught:
+            call()
+        assert environment.fault is caught.value
+
+
+def test_a_wrapped_batch_of_environments_is_named() -> None:
+    env = Turning([(np.zeros((8, 2), np.float32), {})], [])
+    env.num_envs = 8  # type: ignore[attr-defined]
+    with pytest.raises(ContractError, match=r"the shape \(8, 2\).*a batch of 8 \(its num_envs\)"):
+        CheckedEnvironment(lambda: gymnasium.wrappers.TimeLimit(env, 9)).reset()

@@ -15,11 +15,11 @@ from numpy import ndarray
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.rollout.lateness import Timed
 from tmrl_core.actor.rollout.real_time import ActsAtReset, RealTimeEnv, accept_action, keep_sent_action
-from tmrl_core.actor.rollout.step_checks import StepCheck, copy_action, reset_problem
-from tmrl_core.config.references import as_environment
+from tmrl_core.actor.rollout.step_checks import StepCheck, copy_action, failure, reset_problem, unpacking_hint
+from tmrl_core.config.environment_contract import Batch, as_environment
 from tmrl_core.envs.identity import unwrapped
 from tmrl_core.envs.json_spaces import observation_reader
-from tmrl_core.errors import ConfigError, EnvironmentFailedError, ObservationError
+from tmrl_core.errors import ConfigError, ContractError, EnvironmentFailedError, ObservationError
 from tmrl_core.signal_handlers import take_back
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 class CheckedEnvironment:
     """Make an environment, and check what its `reset` and `step` return.
+
+    A result of a wrong type or shape is a breach of contract until the first valid result of the same method: it raises
+    a ContractError, which is no `fault`. Later it is a failure, such as a camera's without a picture.
 
     Args:
         make: makes the environment; called again when a reset has failed.
@@ -39,7 +42,8 @@ class CheckedEnvironment:
 
     Attributes:
         env: the environment.
-        fault: the latest exception that the environment raised, or that an invalid result caused.
+        fault: the latest exception that the environment raised, or that an invalid result caused; a fresh reset may
+            repair it.
         real_time: the environment of rtgym inside of all wrappers; None: it is another one.
     """
 
@@ -57,6 +61,7 @@ class CheckedEnvironment:
         self._broken = False
         self._moving = False
         self._first_step = False
+        self._has_reset = self._has_stepped = False
         self._closed = False
         try:
             self._safe_action = None if safe_action is None else _action(self.env.action_space, safe_action)
@@ -97,6 +102,7 @@ class CheckedEnvironment:
 
         Raises:
             EnvironmentFailedError: the result is not a pair, or its observation does not belong to the space.
+            ContractError: the same, and no earlier result was valid.
             Exception: exceptions of the environment propagate, and become the `fault`.
         """
         if self._broken:
@@ -109,12 +115,14 @@ class CheckedEnvironment:
             result: Any = self.env.reset() if seed is None else self.env.reset(seed=seed)
             problem = reset_problem(result)
             if problem is not None:
-                raise EnvironmentFailedError(problem)
+                raise failure(problem)
             obs, info = result
-            return self._check.observation(obs, ", after a reset"), info
+            obs = self._check.observation(obs, ", after a reset")
+            self._has_reset = True
+            return obs, info
         except Exception as exc:
-            self.fault = exc
             self._broken = True
+            self._judge(exc, self._has_reset)
             raise
         finally:
             take_back()
@@ -131,6 +139,7 @@ class CheckedEnvironment:
 
         Raises:
             EnvironmentFailedError: the observation does not belong to the space, or the reward is no finite number.
+            ContractError: a result has a wrong type or shape, and no earlier one was valid.
             Exception: exceptions of the environment propagate, and become the `fault`.
         """
         try:
@@ -140,10 +149,11 @@ class CheckedEnvironment:
             if self._first_step:
                 self._first_step = False
                 take_back()
+                return self._checked(result)
             obs, reward, terminated, truncated, info = result
             check = self._check
             if (
-                # The most common case avoids a call; `StepCheck.step` handles all others.
+                # The most common case avoids a call; `_checked` handles all others.
                 type(obs) is ndarray
                 and obs.dtype is check.dtype
                 and obs.shape == check.few
@@ -152,10 +162,26 @@ class CheckedEnvironment:
                 and isfinite(sum(obs.tolist()))
             ):
                 return result if type(reward) is float else (obs, float(reward), terminated, truncated, info)
-            return *check.step(obs, reward), terminated, truncated, info
+            return self._checked(result)
         except Exception as exc:
-            self.fault = exc
+            self._judge(exc, self._has_stepped)
             raise
+
+    def _checked(self, result: tuple[Any, Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        obs, reward, terminated, truncated, info = result
+        checked = *self._check.step(obs, reward), terminated, truncated, info
+        self._has_stepped = True
+        return checked
+
+    def _judge(self, exc: Exception, proven: bool) -> None:
+        """Record a failure. Raise a ContractError if it shows a wrong interface, and no result was valid before."""
+        hint = unpacking_hint(exc)
+        if proven or not (isinstance(exc, ContractError) or hint):
+            self.fault = exc
+        elif hint:
+            raise ContractError(f"{type(exc).__name__}: {exc}{hint}") from exc
+        elif isinstance(self._inner, Batch):
+            raise ContractError(f"{exc}; the environment is a batch of {self._inner.num_envs} (its num_envs)") from exc
 
     def make_safe(self) -> None:
         """Execute the safe action, if there is one, and pause rtgym's environments. Log a failure.

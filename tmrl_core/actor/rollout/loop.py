@@ -279,14 +279,15 @@ class EnvironmentLoop:
         dropped = self.recorder.drop_unsent()
         episode = self.recorder.episode
         self.recorder.end(record=episode is not None and episode.sent)
-        # An invalid result has only our traceback.
+        # An invalid result has only our traceback; a failed constructor's exception is the cause.
         found_here = isinstance(fault, EnvironmentFailedError | ObservationError)
+        raised = fault.__cause__ if isinstance(fault.__cause__, Exception) else fault
         report_failure(
             str(fault) if found_here else f"{type(fault).__name__}: {fault}{unpacking_hint(fault)}",
             "see what its reset and step return" if found_here else "fix it",
             in_a_row=self._failures_in_a_row,
             most=self.max_failures,
             dropped=f"{dropped} samples of the episode that were not yet sent are dropped",
-            cause=fault,
-            show=not found_here,
+            cause=raised,
+            show=not found_here or raised is not fault,
         )

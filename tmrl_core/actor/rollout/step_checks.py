@@ -16,11 +16,21 @@ import numpy as np
 from gymnasium import spaces
 from numpy import ndarray
 
-from tmrl_core.errors import EnvironmentFailedError
+from tmrl_core.errors import ContractError, EnvironmentFailedError
 
 logger = logging.getLogger(__name__)
 
 Problem = str | None
+
+
+class BadValue(str):
+    """A problem of a value, such as NaN, which a fresh reset may repair. All other problems are of a type or shape."""
+
+
+def failure(problem: str, where: str = "") -> EnvironmentFailedError:
+    """Return the error of a problem: a ContractError, unless it is a bad value."""
+    return (EnvironmentFailedError if isinstance(problem, BadValue) else ContractError)(problem + where)
+
 
 _FEW = 16
 """Maximum number of values for which Python's sum is faster than a call of NumPy."""
@@ -65,7 +75,7 @@ def _array_check(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Obs
             return f"the {name} is of {obs.dtype}, its space wants {dtype}"
         if floating and not np.isfinite(obs).all():
             found = "NaN" if np.isnan(obs).any() else "an infinite number"
-            return f"the {name} holds {found}, finite numbers are wanted"
+            return BadValue(f"the {name} holds {found}, finite numbers are wanted")
         return None
 
     def cast(obs: Any) -> Any:
@@ -212,7 +222,7 @@ class StepCheck:
         the recording of its episode, and a return is summed, and overflows, in a reward's own float16.
 
         Raises:
-            EnvironmentFailedError: one of them is invalid.
+            EnvironmentFailedError: one of them is invalid (ContractError: its type or shape).
         """
         if self._cast is not None:
             obs = self._cast(obs)
@@ -221,7 +231,7 @@ class StepCheck:
         obs, number = self.observation(obs), as_number(reward)
         problem = reward_problem(number)
         if problem is not None:
-            raise EnvironmentFailedError(problem)
+            raise failure(problem)
         self.reward_type = type(number)
         return obs, float(number)
 
@@ -233,7 +243,7 @@ class StepCheck:
             where: text after the problem in messages.
 
         Raises:
-            EnvironmentFailedError: the observation does not belong to the space.
+            EnvironmentFailedError: the observation does not belong to the space (ContractError: its type or shape).
         """
         if self._cast is not None:
             obs = self._cast(obs)
@@ -246,7 +256,7 @@ class StepCheck:
                 self._cast = self._observations.cast
                 logger.warning("%s%s: it is cast, as all that follow (worker.strict_spaces refuses it)", problem, where)
                 return fitting
-        raise EnvironmentFailedError(problem + where)
+        raise failure(problem, where)
 
 
 def few_values(space: Any) -> tuple[int, ...] | None:
@@ -296,10 +306,11 @@ def reward_problem(reward: Any) -> Problem:
     try:
         finite = isfinite(reward)
     except (TypeError, ValueError):
-        return f"the reward is {reward!r} of type {type(reward).__name__}, a number is wanted"
+        vector = " (several objectives need a wrapper that makes one of them)" if isinstance(reward, ndarray) else ""
+        return f"the reward is {reward!r:.200} of type {type(reward).__name__}, a number is wanted{vector}"
     except OverflowError:  # an int of hundreds of digits
-        return "the reward is an integer beyond the range of floats"
-    return None if finite else f"the reward is {float(reward)}, a finite number is wanted"
+        return BadValue("the reward is an integer beyond the range of floats")
+    return None if finite else BadValue(f"the reward is {float(reward)}, a finite number is wanted")
 
 
 def reset_problem(result: Any) -> Problem:

@@ -1,0 +1,115 @@
+"""Contract of an environment, as far as the object itself shows it: methods, spaces, and one environment only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from tmrl_core.errors import ContractError
+
+
+@runtime_checkable
+class Batch(Protocol):
+    """Several environments in one, as vector environments of any package are."""
+
+    num_envs: int
+
+
+@runtime_checkable
+class _VectorRewarded(Protocol):
+    """An environment of several objectives, as MO-Gymnasium's are."""
+
+    reward_space: Any
+
+
+def as_environment(made: Any, maker: str) -> Any:
+    """Return the result of `maker`, if it is an environment that a worker can step.
+
+    Raises:
+        ContractError: it is not one, and the message names the cause.
+    """
+    lacking = [
+        name for name in ("action_space", "close", "observation_space", "reset", "step") if not hasattr(made, name)
+    ]
+    if lacking:
+        raise ContractError(
+            f"{maker} made a {type(made).__name__}, which is not an environment: it lacks "
+            f"{', '.join(lacking)}. Allowed: a callable that makes a gymnasium.Env, or an object with these attributes."
+        )
+    problem = _batch_problem(made) or _spaces_problem(made) or _reward_problem(made)
+    if problem is not None:
+        raise ContractError(f"{maker} made a {type(made).__name__}: {problem}")
+    return made
+
+
+def _batch_problem(made: Any) -> str | None:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+
+    one = "A worker steps one environment: make it without a vector wrapper, and start more workers (--workers)."
+    vector = isinstance(made, gymnasium.vector.VectorEnv)
+    if vector or (isinstance(made, Batch) and isinstance(made.num_envs, int) and made.num_envs > 1):
+        return f"it is a vector environment, a batch of {made.num_envs} environments. {one}"
+    spec: object = made.unwrapped.spec if isinstance(made, gymnasium.Env) else None
+    if spec is None or isinstance(spec, EnvSpec):
+        return None
+    return (
+        f"its `spec` is a {type(spec).__module__}.{type(spec).__name__}, and a gymnasium.Env has an EnvSpec of "
+        "Gymnasium's registry there, or None. EnvPool's environments have their own: they are batches, also with "
+        "num_envs=1, and need a wrapper that adds and removes the first axis of actions and results and sets `spec` "
+        "to None."
+    )
+
+
+def _spaces_problem(made: Any) -> str | None:
+    from gymnasium import Space, spaces
+
+    for name, space in (("observation_space", made.observation_space), ("action_space", made.action_space)):
+        if callable(space):
+            return (
+                f"its {name} is a method, as PettingZoo's environments have. Many agents need the section multiagent."
+            )
+        if not isinstance(space, Space):
+            kind = type(space)
+            old = kind.__module__.partition(".")[0] == "gym"
+            return (
+                f"its {name}, {space!r:.100}, is a {kind.__module__}.{kind.__name__}"
+                + (" of the old package gym" if old else "")
+                + ", and a space of gymnasium.spaces is wanted"
+                + (": environment.cls: tmrl_core.envs:OldGym makes both." if old else ".")
+            )
+        empty = [leaf for leaf in _leaves(space) if isinstance(leaf, spaces.Box) and 0 in leaf.shape]
+        if empty and len(empty) == len(list(_leaves(space))):
+            return f"its {name} {space} has no element (its size is zero): nothing can be {_USED[name]} it."
+    return None
+
+
+_USED = {"observation_space": "observed in", "action_space": "chosen in"}
+
+
+def _leaves(space: Any) -> Iterator[Any]:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
+            yield from _leaves(part)
+    else:
+        yield space
+
+
+def _reward_problem(made: Any) -> str | None:
+    import gymnasium
+
+    inner = made
+    while isinstance(inner, gymnasium.Wrapper):
+        known = type(inner).__module__.partition(".")[0] in ("gymnasium", "tmrl_core")
+        if not known or isinstance(inner, gymnasium.RewardWrapper):
+            return None  # it may make one number of the rewards
+        inner = inner.env
+    if not isinstance(inner, _VectorRewarded) or math.prod(inner.reward_space.shape or ()) == 1:
+        return None
+    return (
+        f"its rewards are vectors ({inner.reward_space}), and one number is wanted. Weight them in a callable that "
+        "environment.cls names, such as with mo_gymnasium.wrappers.LinearReward."
+    )
