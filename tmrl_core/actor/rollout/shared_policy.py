@@ -75,6 +75,16 @@ class SharedPolicy:
         if runner.actor is not self._acting.actor:
             runner.actor = self._acting.actor
 
+    def try_action(self, obs: Any) -> Any:
+        """Return a deterministic action for an observation, from a runner of its own.
+
+        Raises:
+            ConfigError: the policy cannot act in its action space.
+        """
+        runner = self.runner()
+        runner.reset()
+        return runner.decide(obs, True, True)[0]
+
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def load(self, tag: str, data: bytes) -> None:
