@@ -12,6 +12,7 @@ from numpy import ndarray
 
 from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, RecurrentActor, State
 from tmrl_core.actor.policies.spaces import first_of_batch
+from tmrl_core.actor.policies.weights import exploration_in, with_exploration
 from tmrl_core.actor.rollout.checked_environment import check_maker
 from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
 from tmrl_core.errors import ConfigError, PolicyFailedError, TmrlError, WeightsError
@@ -228,15 +229,19 @@ class PolicyRunner:
             self.set_exploration(exploration)
 
     def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
-        """Return the weights, for `load_file`."""
-        return only_policy(policies).data
+        """Return the weights with the exploration parameters, for `load_file`."""
+        return with_exploration(only_policy(policies).data, exploration)
 
     def load_file(self, path: Path) -> None:
-        """Load weights that `PolicyFiles` has stored. Raises the errors of the actor's `load`."""
+        """Load what `PolicyFiles` has stored. Raises the errors of the actor's `load`."""
         if type(self._actor).from_bytes is ActorModule.from_bytes:
             self.actor = self._actor.load(path, self.device)
-        else:
-            self.actor = self._actor.from_bytes(path.read_bytes(), self.device)
+            return
+        data = path.read_bytes()
+        exploration = exploration_in(data)
+        self.actor = self._actor.from_bytes(data, self.device)
+        if exploration:
+            self.set_exploration(exploration)
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
         """Explore with these parameters from now on."""

@@ -107,8 +107,8 @@ class SharedPolicy:
             self.set_exploration(exploration)
 
     def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
-        """Return the weights, for `load_file`."""
-        return only_policy(policies).data
+        """Return the weights with the exploration parameters, for `load_file`."""
+        return self._loading.file_content(policies, exploration)
 
     def load_file(self, path: Path) -> None:
         """Load weights that `PolicyFiles` has stored, and act with them. Raise the errors of the actor's `load`."""
