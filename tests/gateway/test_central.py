@@ -20,7 +20,7 @@ from tests.masked_corridor import MaskedCorridor
 from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
-from tmrl_core.errors import LinkClosedError, ObservationError, PolicyFailedError
+from tmrl_core.errors import ConfigError, LinkClosedError, ObservationError, PolicyFailedError
 from tmrl_core.gateway import central
 from tmrl_core.gateway.central import CentralAgent, CentralPlayer
 from tmrl_core.gateway.contracts import GatewayAgent
@@ -89,6 +89,18 @@ def ends(link: ScriptedLink) -> list[tuple[str, int, float, str]]:
 def test_it_is_an_agent_of_the_gateway() -> None:
     agent: GatewayAgent = agent_of(ScriptedLink())
     assert (agent.name, agent.mode, agent.saves_folder) == ("default", "central", None)
+
+
+class Broken(ConstantActor):
+    """Expects an action space of another shape."""
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        return super().act(obs, test).reshape(2, 2)
+
+
+def test_a_policy_that_cannot_act_ends_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"^gateway.agents.default: actor.cls: Broken cannot act in .*ValueError"):
+        play(lambda agent, link: asyncio.sleep(0), actor=Broken)
 
 
 def test_episodes_of_a_client_are_recorded_as_it_played_them() -> None:

@@ -121,6 +121,24 @@ def test_threads_of_one_process_learn_too(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "small" / "logs").exists()
 
 
+BROKEN = """
+from tmrl_core.actor import SquashedGaussianMLPActor
+
+class Broken(SquashedGaussianMLPActor):
+    def act(self, obs, test=False):
+        return super().act(obs, test).reshape(2, 2)
+"""
+
+
+def test_a_policy_that_cannot_act_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken_policy.py").write_text(BROKEN, encoding="utf-8")
+    with in_this_process(tmp_path, ["broken_policy"]) as run:
+        done = run(*THREADS, "-c", configured(tmp_path, -1e6), "--set", "actor.cls=broken_policy:Broken")
+    assert done.returncode == 2, done
+    assert "Broken cannot act in the action space Box" in done.stderr
+    assert "ValueError: cannot reshape array of size 1 into shape (2,2)" in done.stderr
+
+
 def test_evaluations_and_tests_are_filmed(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="the extra video")
     pytest.importorskip("pygame", reason="the extra render")

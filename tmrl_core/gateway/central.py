@@ -32,6 +32,7 @@ from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import ObservationError, TmrlError
 from tmrl_core.gateway.evaluations import Assignment, Evaluations
+from tmrl_core.gateway.first_action import try_action
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 
@@ -255,9 +256,17 @@ class CentralAgent:
     # --- the exchange with the Server ---------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to exchange samples and policies with the Server."""
+        """Begin to exchange samples and policies with the Server.
+
+        Raises:
+            ConfigError: the policy cannot act.
+        """
+        try_action(self.name, self.observation_space, self.action_space, self._first_action)
         self._task = asyncio.create_task(self._exchange_all(), name=f"gateway-{self.name}")
         self._task.add_done_callback(self._note_end)
+
+    def _first_action(self, obs: Any) -> Any:
+        return self.policy.try_action(obs if self.obs_preprocessor is None else self.obs_preprocessor(obs))
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:

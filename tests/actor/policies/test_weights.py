@@ -1,14 +1,22 @@
-"""Architectures of policies, held against each other."""
+"""Architectures of policies, held against each other, and files of weights."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
-from tmrl_core.actor.policies.weights import difference
+from tmrl_core.actor.policies.numpy.lookup import choose_actor
+from tmrl_core.actor.policies.weights import difference, exploration_in, with_exploration, with_sorted_metadata
+from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.config.algorithms import ACTORS
 from tmrl_core.envs import GenericGymEnv
+from tmrl_core.errors import WeightsError
+from tmrl_core.networking.protocol.messages import Blob
 
 
 def architecture(cls: Any = NumpySquashedGaussianMLPActor, **kwargs: Any) -> dict[str, Any]:
@@ -60,3 +68,58 @@ def test_a_class_with_a_custom_format_has_no_architecture() -> None:
 def test_invalid_architectures_are_not_compared(found: Any) -> None:
     assert difference(found, architecture()) == ""
     assert difference(architecture(), {}) == ""
+
+
+EXPLORATION = {"epsilon": 0.05, "noise": 0.3, "random": 0.25}
+
+
+@pytest.mark.parametrize("loaded", ["numpy", "torch"])
+@pytest.mark.parametrize("saved", ["numpy", "torch"])
+@pytest.mark.parametrize("name", sorted(ACTORS))
+def test_a_file_holds_the_exploration_of_its_policy(name: str, saved: str, loaded: str, tmp_path: Path) -> None:
+    space = spaces.Discrete(3) if ACTORS[name] == "discrete" else spaces.Box(-1, 1, (2,), np.float32)
+    spaces_of = {"observation_space": spaces.Box(-1, 1, (3,), np.float32), "action_space": space}
+    policy, other, received = (
+        choose_actor(f"tmrl_core.actor:{name}", backend=backend)(**spaces_of) for backend in (saved, loaded, loaded)
+    )
+    begun = received.exploration()
+    policy.set_exploration(EXPLORATION)
+    policy.save(tmp_path / "policy.tmod")
+    other = other.load(tmp_path / "policy.tmod", "cpu")
+    assert other.exploration() == policy.exploration() == {key: EXPLORATION[key] for key in begun}
+    # In a message they travel beside the weights.
+    received = received.from_bytes(policy.to_bytes(), "cpu")
+    assert received.exploration() == ({"random": 0.0} if begun == {"random": 1.0} else begun)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_the_copy_that_a_worker_keeps_holds_the_exploration_too(backend: str, tmp_path: Path) -> None:
+    make = choose_actor("tmrl_core.actor:QValueMLPActor", backend=backend)
+    obs, act = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(3)
+    policies = {"policy": Blob(*make(obs, act).to_blob())}
+    path = tmp_path / "policy.tmod"
+    path.write_bytes(PolicyRunner(make, obs, act).file_content(policies, {"epsilon": 0.05}))
+    runner = PolicyRunner(make, obs, act)
+    runner.load_file(path)
+    assert runner.actor.exploration() == {"epsilon": 0.05}
+    runner.actor.set_exploration({"epsilon": 0.5})
+    path.write_bytes(runner.file_content(policies, {}))
+    runner.load_file(path)
+    assert runner.actor.exploration() == {"epsilon": 0.5}, "the trainer says nothing about it"
+
+
+def test_weights_in_another_format_are_kept_as_they_are() -> None:
+    for data in (b"", b"weights", b"\x02" + bytes(7) + b"[]", b"\x09" + bytes(7) + b"{}", bytes(20)):
+        assert with_exploration(data, EXPLORATION) == data
+        assert exploration_in(data) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"epsilon": "much"}', '{"epsilon": NaN}'])
+def test_a_damaged_exploration_changes_nothing(text: str, tmp_path: Path) -> None:
+    policy = choose_actor("tmrl_core.actor:QValueMLPActor")(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(3))
+    before = policy.to_bytes()
+    other = type(policy)(policy.observation_space, policy.action_space)
+    (tmp_path / "policy.tmod").write_bytes(with_sorted_metadata(other.to_bytes(), {"exploration": text}))
+    with pytest.raises(WeightsError, match=r"^the exploration parameters beside the weights are "):
+        policy.load(tmp_path / "policy.tmod", "cpu")
+    assert policy.to_bytes() == before

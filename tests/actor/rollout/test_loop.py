@@ -653,7 +653,7 @@ def test_errors_of_user_code_are_not_failures_of_the_environment(
             raise RuntimeError("bug in the policy")
 
     worker = make(counting_env(), Broken, obs_preprocessor=(lambda obs: obs) if slow else None)
-    with pytest.raises(RuntimeError, match="bug in the policy"):
+    with pytest.raises(ConfigError, match=r"Broken cannot act in .* RuntimeError: bug in the policy"):
         worker.collect_train_episode()
     assert worker.loop.failures == 0
 

@@ -257,3 +257,37 @@ def test_an_earlier_step_can_be_returned_to() -> None:
     assert not repeated["state.h"].any()
     assert not extras["state.h"].any()
     assert other["state.h"].any()
+
+
+class Fails(Plain):
+    """Raises an error in one of its actions."""
+
+    acted = 0
+    at = 1
+    error: Exception = TypeError("reshape() takes one argument")
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        self.acted += 1
+        if self.acted == self.at:
+            raise self.error
+        return super().act(obs, test)
+
+
+@pytest.mark.parametrize("extras", [False, True])
+def test_a_policy_whose_first_action_fails_cannot_act_in_its_space(extras: bool) -> None:
+    with pytest.raises(ConfigError, match=r"^actor.cls: Fails cannot act in the action space Box.*TypeError: reshape"):
+        runner(Fails).decide(SEEN, False, extras)
+
+
+def test_later_failures_of_a_policy_and_those_of_the_machine_are_its_own() -> None:
+    policy = runner(Fails)
+    policy.actor.at = 2  # type: ignore[attr-defined]
+    assert policy.plain_act(extras=False) is None, "the first action is checked"
+    policy.decide(SEEN, False, False)
+    assert policy.plain_act(extras=False) is not None
+    with pytest.raises(TypeError, match="reshape"):
+        policy.decide(SEEN, False, False)
+    policy = runner(Fails)
+    policy.actor.error = ConnectionError("the server of the policy is away")  # type: ignore[attr-defined]
+    with pytest.raises(ConnectionError):
+        policy.decide(SEEN, False, False)

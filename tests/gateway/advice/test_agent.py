@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.gateway.advice.conftest import ALGORITHMS, EPISODE, Client, MakeAgent
-from tmrl_core.errors import CheckpointError, SessionClosedError, TmrlError
+from tmrl_core.errors import CheckpointError, ConfigError, SessionClosedError, TmrlError
 from tmrl_core.gateway.advice import learner as module
 from tmrl_core.gateway.advice.agent import AdviceAgent
 from tmrl_core.gateway.advice.learner import Learner, OwnLearner
@@ -418,6 +418,30 @@ def test_an_open_episode_is_kept_at_the_end(make_agent: MakeAgent) -> None:
     assert learners[0].steps == 1
 
 
+@pytest.mark.parametrize("shape", [[], [1], [2, 3]], ids=str)
+@pytest.mark.parametrize("algorithm", ["SacAgent", "TD3Agent"])
+def test_sessions_act_in_boxes_of_any_shape(make_agent: MakeAgent, algorithm: str, shape: list[int]) -> None:
+    agent = make_agent(algorithm, action_space=[shape, -1, 3], start_training=2, batch_size=2)
+
+    async def run() -> None:
+        await agent.start()
+        client = Client(agent.open("s1"))
+        await client.play(2)
+        await agent.close()
+        assert all(agent.action_space.contains(action) for action in client.actions)
+
+    asyncio.run(run())
+
+
+def test_a_learner_that_cannot_act_ends_the_start(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act(self: OwnLearner, obs: Any) -> Any:
+        raise TypeError("no such shape")
+
+    monkeypatch.setattr(OwnLearner, "act", act)
+    with pytest.raises(ConfigError, match=r"^gateway.agents.game: its policy cannot act: .* TypeError: no such shape"):
+        asyncio.run(make_agent().start())
+
+
 class Waits(Learner):
     """Answers after it has been released."""
 
@@ -430,6 +454,9 @@ class Waits(Learner):
             assert self.release.wait(60)
             if not message.ends:
                 self.context.channel.answer(message.info["answer"])
+
+    def act(self, obs: Any) -> Any:
+        return 0
 
     def _capture(self) -> Any:
         raise AssertionError("it has made no steps")

@@ -15,7 +15,7 @@ import numpy as np
 from tmrl_core.actor.module import STATE_COLUMN, RecurrentActor, State
 from tmrl_core.actor.policies.exploration import EpsilonGreedy, RandomUntilTrained
 from tmrl_core.actor.policies.masks import ALLOWED, check_allowed, limited_choice
-from tmrl_core.actor.policies.spaces import BoxBounds, DiscreteActions
+from tmrl_core.actor.policies.spaces import BoxBounds, DiscreteActions, first_of_batch
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
 
@@ -106,7 +106,10 @@ class RecurrentPolicy(RecurrentActor):
         obs_B = map_leaves(lambda leaf: np.asarray(leaf)[None], obs)
         action_B, self._own_state, extras_B = self.act_batch(obs_B, before, self._rng, test)
         states = {STATE_COLUMN + name: state_B[0] for name, state_B in before.items()}
-        return action_B[0], {**{name: value_B[0] for name, value_B in extras_B.items()}, **states}
+        return action_B[first_of_batch(self.action_space)], {
+            **{name: value_B[0] for name, value_B in extras_B.items()},
+            **states,
+        }
 
     @abstractmethod
     def infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[Mapping[str, np.ndarray], State]:

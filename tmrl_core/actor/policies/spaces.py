@@ -33,6 +33,11 @@ def is_box_of_floats(space: Any) -> bool:
     return isinstance(space, spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
 
 
+def first_of_batch(action_space: Any) -> Any:
+    """Return the index of the first action of a batch: that of a Box is an array, even with the shape ()."""
+    return (0, ...) if isinstance(action_space, spaces.Box) else 0
+
+
 def refusal(owner: str, wanted: str, space: Any) -> ConfigError:
     """Return the error of a policy that does not support the environment's action space, with policies that do.
 
@@ -90,7 +95,7 @@ class BoxBounds:
     def clipped(self, action: np.ndarray) -> np.ndarray:
         """Return sampled actions [..., size], clipped to the bounds and with the space's shape and dtype."""
         clipped: np.ndarray = np.minimum(np.maximum(action, self.low), self.high).astype(self.dtype)
-        return clipped.reshape(*action.shape[:-1], *self.shape)
+        return clipped.reshape(action.shape[:-1] + self.shape)
 
 
 def box_bounds(owner: str, space: Any) -> BoxBounds:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -14,6 +15,8 @@ from tmrl_core.errors import WeightsError
 
 SAFETENSORS_FORMAT = "safetensors"
 """Tag of weights in this format. Names, shapes and metadata of the arrays are checked on loading."""
+_EXPLORATION = "exploration"
+"""Metadata entry of files."""
 
 
 def encode_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
@@ -22,21 +25,55 @@ def encode_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str])
     return with_sorted_metadata(safetensors.numpy.save(contiguous, dict(metadata)))
 
 
-def with_sorted_metadata(data: bytes) -> bytes:
-    """Return the content of a safetensors file with its metadata in order of their names.
+def with_sorted_metadata(data: bytes, more: Mapping[str, str] | None = None) -> bytes:
+    """Return the content of a safetensors file with its metadata, and `more` of them, in order of their names.
 
     The library writes several entries in random order, so that equal weights would be other bytes.
     """
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
-    metadata = header.get("__metadata__", {})
-    if len(metadata) < 2:
+    metadata = {**header.get("__metadata__", {}), **(more or {})}
+    if len(metadata) < 2 and not more:
         return data
     header["__metadata__"] = dict(sorted(metadata.items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     # Padded as the library does, so that the arrays begin at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data[8 + size :]
+
+
+def with_exploration(data: bytes, exploration: Mapping[str, float]) -> bytes:
+    """Return weights as a file keeps them: with the exploration parameters, which messages send beside the weights.
+
+    Args:
+        data: the weights; those in another format than safetensors are returned as they are.
+        exploration: of the policy; may be empty.
+    """
+    if not exploration or not _has_header(data):
+        return data
+    return with_sorted_metadata(data, {_EXPLORATION: json.dumps(dict(exploration))})
+
+
+def exploration_in(data: bytes) -> dict[str, float]:
+    """Return the exploration parameters that `with_exploration` added; empty: there are none.
+
+    Raises:
+        WeightsError: the entry does not hold finite numbers.
+    """
+    text = read_metadata(data).get(_EXPLORATION) if _has_header(data) else None
+    try:
+        return {} if text is None else msgspec.json.decode(text, type=dict[str, float])
+    except ValueError as exc:
+        raise WeightsError(f"the exploration parameters beside the weights are {text!r:.100}: {exc}") from exc
+
+
+def _has_header(data: bytes) -> bool:
+    """Tell whether these bytes begin as a safetensors file, and hold its whole header."""
+    size = int.from_bytes(data[:8], "little")
+    try:
+        return 2 <= size <= len(data) - 8 and isinstance(json.loads(data[8 : 8 + size]), dict)
+    except ValueError:
+        return False
 
 
 def decode_arrays(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -11,9 +11,11 @@ import numpy as np
 from numpy import ndarray
 
 from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, RecurrentActor, State
+from tmrl_core.actor.policies.spaces import first_of_batch
+from tmrl_core.actor.policies.weights import exploration_in, with_exploration
 from tmrl_core.actor.rollout.checked_environment import check_maker
 from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
-from tmrl_core.errors import ConfigError, PolicyFailedError, WeightsError
+from tmrl_core.errors import ConfigError, PolicyFailedError, TmrlError, WeightsError
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.samples.columns import map_leaves
 
@@ -41,6 +43,14 @@ def only_policy(policies: Mapping[str, Blob]) -> Blob:
             "workers need the section multiagent of the trainer's configuration"
         )
     return next(iter(policies.values()))
+
+
+def cannot_act(actor: ActorModule, action_space: Any, failure: Exception) -> ConfigError:
+    """Return the error of a policy whose first action failed: another one would fail too."""
+    return ConfigError(
+        f"actor.cls: {actor.owner or type(actor).__name__} cannot act in the action space {action_space}: its first "
+        f"action failed with {type(failure).__name__}: {failure}. Choose a policy for this space, or correct its act"
+    )
 
 
 class PolicyRunner:
@@ -88,6 +98,9 @@ class PolicyRunner:
         self.always_finite = only_integers(action_space)
         self._rng = np.random.default_rng()
         self.carried: tuple[State, int, bool] = {}, 0, True
+        self._action_space = action_space
+        self._first = first_of_batch(action_space)
+        self._has_acted = False
         self.actor = actor.to_device(device)
         if seed is not None:
             self.seed(seed)
@@ -149,15 +162,24 @@ class PolicyRunner:
 
         Raises:
             PolicyFailedError: the action is not finite.
+            ConfigError: the first action of all raised an exception.
         """
         more: dict[str, Any] | None = None
         states: dict[str, Any] = {}
-        if self._batch is not None:
-            action, more, states = self._act_batch(obs, test)
-        elif extras and self.keeps_extras:
-            action, more = self._actor.act_with_extras(obs, test=test)
-        else:
-            action = (act or self._act)(obs, test)
+        try:
+            if self._batch is not None:
+                action, more, states = self._act_batch(obs, test)
+            elif extras and self.keeps_extras:
+                action, more = self._actor.act_with_extras(obs, test=test)
+            else:
+                action = (act or self._act)(obs, test)
+        except (TmrlError, OSError, MemoryError):  # the last two are the machine's, and may pass
+            raise
+        except Exception as exc:
+            if self._has_acted:
+                raise
+            raise cannot_act(self._actor, self._action_space, exc) from exc
+        self._has_acted = True
         if self.override is not None:
             action, more = self.override(obs, action, more or {})
         if states:
@@ -166,13 +188,13 @@ class PolicyRunner:
         return action, more
 
     def plain_act(self, extras: bool) -> Callable[[Any, bool], Any] | None:
-        """Return the function `(obs, test)` that is all of `decide` but its check; None: `decide` does more.
+        """Return the function `(obs, test)` that is all of `decide` but its checks; None: `decide` does more.
 
         Args:
             extras: as in `decide`.
         """
         more = self._batch is not None or self.override is not None or (extras and self.keeps_extras)
-        return None if more else self._act
+        return self._act if self._has_acted and not more else None
 
     def check(self, action: Any) -> None:
         """Refuse an action that is not finite.
@@ -207,15 +229,19 @@ class PolicyRunner:
             self.set_exploration(exploration)
 
     def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
-        """Return the weights, for `load_file`."""
-        return only_policy(policies).data
+        """Return the weights with the exploration parameters, for `load_file`."""
+        return with_exploration(only_policy(policies).data, exploration)
 
     def load_file(self, path: Path) -> None:
-        """Load weights that `PolicyFiles` has stored. Raises the errors of the actor's `load`."""
+        """Load what `PolicyFiles` has stored. Raises the errors of the actor's `load`."""
         if type(self._actor).from_bytes is ActorModule.from_bytes:
             self.actor = self._actor.load(path, self.device)
-        else:
-            self.actor = self._actor.from_bytes(path.read_bytes(), self.device)
+            return
+        data = path.read_bytes()
+        exploration = exploration_in(data)
+        self.actor = self._actor.from_bytes(data, self.device)
+        if exploration:
+            self.set_exploration(exploration)
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
         """Explore with these parameters from now on."""
@@ -239,5 +265,5 @@ class PolicyRunner:
             states = (
                 {STATE_COLUMN + name: value_B[0] for name, value_B in state_B.items()} if stored else self._no_state
             )
-        action = map_leaves(lambda value_B: np.asarray(value_B)[0], action_B)
+        action = map_leaves(lambda value_B: np.asarray(value_B)[self._first], action_B)
         return action, {name: np.asarray(value)[0] for name, value in extras_B.items()}, states

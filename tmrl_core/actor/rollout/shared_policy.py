@@ -75,6 +75,16 @@ class SharedPolicy:
         if runner.actor is not self._acting.actor:
             runner.actor = self._acting.actor
 
+    def try_action(self, obs: Any) -> Any:
+        """Return a deterministic action for an observation, from a runner of its own.
+
+        Raises:
+            ConfigError: the policy cannot act in its action space.
+        """
+        runner = self.runner()
+        runner.reset()
+        return runner.decide(obs, True, True)[0]
+
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def load(self, tag: str, data: bytes) -> None:
@@ -97,8 +107,8 @@ class SharedPolicy:
             self.set_exploration(exploration)
 
     def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
-        """Return the weights, for `load_file`."""
-        return only_policy(policies).data
+        """Return the weights with the exploration parameters, for `load_file`."""
+        return self._loading.file_content(policies, exploration)
 
     def load_file(self, path: Path) -> None:
         """Load weights that `PolicyFiles` has stored, and act with them. Raise the errors of the actor's `load`."""

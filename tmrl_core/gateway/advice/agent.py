@@ -22,6 +22,7 @@ from tmrl_core.errors import SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.learner import Learner, SessionContext
 from tmrl_core.gateway.advice.saves import Saves
+from tmrl_core.gateway.first_action import try_action
 from tmrl_core.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
@@ -79,16 +80,18 @@ class AdviceAgent:
         return self._saves.folder
 
     async def start(self) -> None:
-        """Make a learner from the newest save once, so that wrong settings fail now and not in a session.
+        """Make a learner from the newest save and let it act once, so that failures come now and not in a session.
 
         Raises:
-            TmrlError: the settings cannot be used, or the newest save does not fit them.
+            TmrlError: the settings cannot be used, the newest save does not fit them, or the policy cannot act.
         """
         await asyncio.to_thread(self._try)
 
     def _try(self) -> None:
         self._saves.remove_unfinished()
-        self._make_learner(self._context("start", Channel())).load()
+        learner = self._make_learner(self._context("start", Channel()))
+        learner.load()
+        try_action(self.name, self.observation_space, self.action_space, learner.act)
 
     def _context(self, session_id: str, channel: Channel) -> SessionContext:
         return SessionContext(

@@ -97,6 +97,10 @@ class Learner(ABC):
     def _play(self) -> None:
         """Answer and learn from the client until the channel raises `SessionClosedError`."""
 
+    @abstractmethod
+    def act(self, obs: Any) -> Any:
+        """Return an action for an observation."""
+
     def load(self) -> None:
         """Continue from the newest save; without one, from scratch.
 
@@ -193,13 +197,14 @@ class OwnLearner(Learner):
             if learns:
                 self._record(message, action)
             if not message.ends:
-                action = self._act(message.obs)
+                action = self.act(message.obs)
                 context.channel.answer(action)
             if learns and not message.opening:
                 self._learn()
                 self.save_if_due()
 
-    def _act(self, obs: Any) -> Any:
+    def act(self, obs: Any) -> Any:
+        """Return an action for an observation, with the advice of other sessions unless it learns nothing."""
         actor = self.agent.get_actor()
         context = self.context
         if not context.settings.enable_learning:

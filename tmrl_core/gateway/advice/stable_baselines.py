@@ -134,9 +134,13 @@ class StableBaselinesLearner(Learner):
             obs, _ = self.env.reset()
             ended = False
             while not ended:
-                action, _ = self.model.predict(obs, deterministic=True)
-                obs, _, terminated, truncated, _ = self.env.step(action)
+                obs, _, terminated, truncated, _ = self.env.step(self.act(obs))
                 ended = terminated or truncated
+
+    def act(self, obs: Any) -> np.ndarray:
+        """Return the most likely action for an observation."""
+        action, _ = self.model.predict(obs, deterministic=True)
+        return action
 
     @property
     def schedule_steps(self) -> int:

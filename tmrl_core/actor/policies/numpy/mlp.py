@@ -32,6 +32,8 @@ from tmrl_core.actor.policies.weights import (
     decode_arrays,
     describe,
     encode_arrays,
+    exploration_in,
+    with_exploration,
 )
 from tmrl_core.errors import ConfigError
 
@@ -182,16 +184,21 @@ class NumpyActor(ActorModule):
         return self
 
     def save(self, path: str | Path) -> None:
-        """Write the weights to a safetensors file."""
-        Path(path).write_bytes(self.to_bytes())
+        """Write the weights and the exploration parameters to a safetensors file."""
+        Path(path).write_bytes(with_exploration(self.to_bytes(), self.exploration()))
 
     def load(self, path: str | Path, device: Any = "cpu") -> Self:
-        """Load the weights of a safetensors file in place, and return self.
+        """Load weights and exploration parameters of a safetensors file in place, and return self.
 
         Raises:
             WeightsError: names the part that does not fit.
         """
-        return self.from_bytes(Path(path).read_bytes(), device)
+        data = Path(path).read_bytes()
+        exploration = exploration_in(data)
+        actor = self.from_bytes(data, device)
+        if exploration:
+            actor.set_exploration(exploration)
+        return actor
 
     def _encode(self, obs: Any, vector: np.ndarray) -> None:
         """Write values and features of images of one observation, the inputs of the hidden layers."""

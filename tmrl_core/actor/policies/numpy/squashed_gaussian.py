@@ -75,8 +75,8 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
         if not self._uniform:
             bounds = self._bounds
             sampled = self._rng.uniform(bounds.low, bounds.high, (_UNIFORM_BLOCK, bounds.size)).astype(bounds.dtype)
-            self._uniform.extend(sampled.reshape(-1, *bounds.shape))
-        return self._uniform.pop()
+            self._uniform.extend(sampled)
+        return self._uniform.pop().reshape(self._bounds.shape)
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """The action for one observation, a new array of the action space; `test`: the most likely one."""

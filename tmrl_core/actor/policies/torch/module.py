@@ -21,7 +21,9 @@ from tmrl_core.actor.policies.weights import (
     check_metadata,
     check_shapes,
     describe,
+    exploration_in,
     read_metadata,
+    with_exploration,
     with_sorted_metadata,
 )
 from tmrl_core.errors import WeightsError
@@ -98,17 +100,22 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         return self.to_device(device)
 
     def save(self, path: str | Path) -> None:
-        """Write the weights to a safetensors file."""
-        Path(path).write_bytes(self._state_bytes() if self._own_files else self.to_bytes())
+        """Write the weights and the exploration parameters to a safetensors file."""
+        data = self._state_bytes() if self._own_files else self.to_bytes()
+        Path(path).write_bytes(with_exploration(data, self.exploration()))
 
     def load(self, path: str | Path, device: Any) -> Self:
-        """Load the weights of a safetensors file in place, and return self.
+        """Load weights and exploration parameters of a safetensors file in place, and return self.
 
         Raises:
             WeightsError: names the part that does not fit.
         """
         data = Path(path).read_bytes()
-        return self._take_state(data, device) if self._own_files else self.from_bytes(data, device)
+        exploration = exploration_in(data)
+        actor = self._take_state(data, device) if self._own_files else self.from_bytes(data, device)
+        if exploration:
+            actor.set_exploration(exploration)
+        return actor
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As `torch.nn.Module.to`; remembers the device."""
