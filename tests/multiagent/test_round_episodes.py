@@ -34,10 +34,16 @@ def score(performance: Any) -> float:
 
 
 def chunks(
-    stream: bytes, number: int, *, version: tuple[int, int] = VERSION, performance: Any = None, **agents: dict[str, Any]
+    stream: bytes,
+    number: int,
+    *,
+    version: tuple[int, int] = VERSION,
+    performance: Any = None,
+    length: int = 0,
+    **agents: dict[str, Any],
 ) -> list[Chunk]:
     episode = PlayedEpisode(
-        experiences=agents, performance=performance or {"score": number}, number=number, version=version
+        experiences=agents, performance=performance or {"score": number}, number=number, version=version, length=length
     )
     made = chunks_of(episode, max_head_bytes=1 << 20)
     for chunk in made:
@@ -93,6 +99,17 @@ def test_experiences_are_joined_in_the_order_of_the_workers_names() -> None:
     assert experiences["a"]["state"][:, 0].tolist() == [0, 0, 1, 2, 0, 1]
     assert memory.experiences_by_agent() == {"a": 6, "b": 2}
     assert len(memory) == 8
+
+
+def test_the_episodes_of_a_round_are_those_whose_rows_count() -> None:
+    memory = memory_of(3)
+    put(memory, chunks(FIRST, 4, length=9, a=columns(1)), chunks(SECOND, 1, length=2, a=columns(3)))
+    put(memory, chunks(SECOND, 2, length=5, version=(1, 2), a=columns(1)), chunks(SECOND, 3, length=7, a=columns(2)))
+    put(memory, chunks(SECOND, 6, length=8, a=columns(2)))  # beyond the assignment
+    assert complete(memory)
+    assert memory.episodes == [(1.0, 2), (3.0, 7), (4.0, 9)]
+    begin(memory, 3)
+    assert memory.episodes == []
 
 
 def test_a_list_of_metrics_is_one_performance() -> None:

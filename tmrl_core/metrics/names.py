@@ -135,6 +135,11 @@ POLICY_LAG_MAX: Final = _name(
 )
 CONNECTED: Final = _name("wire/connected", "1: the trainer's link is connected", row="connected")
 QUEUE_BYTES: Final = _name("wire/queue_bytes", "received bytes that wait for the training thread", row="queue_bytes")
+SAMPLES_ARRIVED: Final = _name(
+    "wire/samples_arrived",
+    "environment steps that have arrived since the start of the run: those that wait for the training thread too, "
+    "without refused ones",
+)
 SAMPLES_DROPPED: Final = _name(
     "wire/samples_dropped",
     "samples that never arrived: workers dropped them or crashed (counted from gaps)",

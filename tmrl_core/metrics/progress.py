@@ -108,7 +108,7 @@ class ProgressDisplay:
             self.return_target = record.number(names.RETURN_TARGET)
         samples = record.number(names.SAMPLES_RECEIVED)
         if samples is not None:
-            self._window.append((record.elapsed_s, samples, record.step))
+            self._window.append((record.elapsed_s, self._samples(), record.step))
             while record.elapsed_s - self._window[0][0] > _RATE_WINDOW_S and len(self._window) > 2:
                 self._window.popleft()
         if record.kind == "episode" and not record.is_cut:
@@ -177,7 +177,7 @@ class ProgressDisplay:
         parts = [
             f"{clock_text(self.elapsed_s)} {_PHASE_WORDS[self.phase]}",
             f"workers {self._worker_count()}",
-            f"samples {number_text(self._count(names.SAMPLES_RECEIVED))} ({_rate(samples_per_s)})",
+            f"samples {number_text(self._samples())} ({_rate(samples_per_s)})",
             f"updates {self._step:,} ({_rate(updates_per_s)})",
         ]
         if self._recent_train:
@@ -266,7 +266,7 @@ class ProgressDisplay:
     def _work_table(self) -> Table:
         table = _two_columns(10)
         samples_per_s, updates_per_s = self.rates()
-        table.add_row("samples", _counted(number_text(self._count(names.SAMPLES_RECEIVED)), _rate(samples_per_s)))
+        table.add_row("samples", _counted(number_text(self._samples()), _rate(samples_per_s)))
         table.add_row("updates", _counted(f"{self._step:,}", _rate(updates_per_s)))
         samples = self._count(names.SAMPLES_RECEIVED)
         table.add_row("ratio", Text(f"{self._step / samples:.3g} updates/sample" if samples else "-"))
@@ -352,6 +352,10 @@ class ProgressDisplay:
 
     def _count(self, name: str) -> int:
         return int(self._number(name) or 0)
+
+    def _samples(self) -> int:
+        """Return the number of samples that have arrived, those that wait for the training thread included."""
+        return max(self._count(names.SAMPLES_RECEIVED), self._count(names.SAMPLES_ARRIVED))
 
     def _worker_count(self) -> int:
         counted = self._number(names.WORKERS)

@@ -4,7 +4,7 @@ An episode is one run of rows of a worker's stream, sent when the episode has en
 
 | step | row |
 | --- | --- |
-| 0 | the *head*: its info holds agents, epsilons, seed and performance |
+| 0 | the *head*: its info holds agents, epsilons, seed, length and performance |
 | 1 to n | the experiences, agent by agent: `state`, `action` and `reward` as fields of a sample, all others as extras |
 | n + 1 | the *end*, with the flag `truncated` |
 
@@ -50,6 +50,7 @@ class PlayedEpisode:
         seed: seed of the episode; None: it was not set.
         number: id of the episode, unique in its stream.
         version: version of the policies that acted.
+        length: number of the environment's steps.
     """
 
     experiences: Experiences
@@ -58,6 +59,7 @@ class PlayedEpisode:
     seed: int | None = None
     number: int = 0
     version: Version = NO_VERSION
+    length: int = 0
 
 
 _Rows = Annotated[int, Meta(ge=0, le=2**48)]
@@ -72,7 +74,7 @@ class _Head(msgspec.Struct, frozen=True):
         agents: for each agent in order: its name, its number of rows, and the index of its keys.
         keys: different lists of an agent's columns, in order.
         empty: columns of agents without experiences.
-        performance, epsilons, seed: see `PlayedEpisode`.
+        performance, epsilons, seed, length: see `PlayedEpisode`.
     """
 
     format: int
@@ -82,6 +84,7 @@ class _Head(msgspec.Struct, frozen=True):
     performance: Any
     epsilons: dict[str, float]
     seed: int | None
+    length: _Rows
 
     def check(self) -> None:
         """Check that the parts belong together.
@@ -151,6 +154,7 @@ def chunks_of(episode: PlayedEpisode, *, max_bytes: int = MAX_EPISODE_BYTES, max
             episode.performance,
             {name: float(epsilon) for name, epsilon in episode.epsilons.items()},
             episode.seed,
+            episode.length,
         )
     )
     encoded = encode_value(head)
@@ -355,6 +359,7 @@ def _played(current: _Open) -> PlayedEpisode:
         seed=head.seed,
         number=current.number,
         version=current.version,
+        length=head.length,
     )
 
 

@@ -43,7 +43,6 @@ class RoundEpisodes(TrainingMemory):
     transient = frozenset(
         {
             "round",
-            "episodes",
             "max_episode_bytes",
             "_agents",
             "_score",
@@ -66,8 +65,6 @@ class RoundEpisodes(TrainingMemory):
     ) -> None:
         super().__init__()
         self.round: Round | None = None
-        self.episodes: list[tuple[float, int]] = []
-        """(score, length) of the training episodes that have ended in this round."""
         self.max_episode_bytes = max_episode_bytes
         self._agents = agents
         self._score = score
@@ -82,13 +79,21 @@ class RoundEpisodes(TrainingMemory):
     def begin(self, round_: Round) -> None:
         """Begin another round."""
         self.round = round_
-        self.episodes = []
         self._readers, self._played = {}, {}
         for agent in self._agents.values():
             pool = agent.experience_pool
             if pool.keys:
                 self._stored[id(pool)] = _layout_of(pool.get([]))
                 self._layouts.pop(id(pool), None)
+
+    @property
+    def episodes(self) -> list[tuple[float, int]]:
+        """Return (score, length) of the episodes of the round."""
+        return [
+            (float(self._score(episode.performance)), episode.length)
+            for stream, _ in (self.round.ordered if self.round is not None else ())
+            for episode in self._played.get(stream, [])
+        ]
 
     def append(self, buffer: Buffer) -> Refusals:
         """Insert the episodes of a buffer that the round wants; count and discard other rows.
@@ -104,11 +109,6 @@ class RoundEpisodes(TrainingMemory):
                 reason = self._take(self.round, chunk, now)
                 if reason:
                     refusals.append((chunk, SampleRefusedError(reason)))
-            self.episodes += [
-                (record.episode_return, record.length)
-                for record in buffer.episodes
-                if record.mode == "train" and record.end != "aborted" and record.version == self.round.version
-            ]
         return refusals
 
     def _take(self, round_: Round, chunk: Chunk, now: float) -> str:

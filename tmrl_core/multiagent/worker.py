@@ -377,6 +377,7 @@ class MultiAgentCollector:
                 seed=seed,
                 number=number,
                 version=self._version,
+                length=self.stage.env.decisions,
             ),
             max_bytes=self._max_episode_bytes,
             max_head_bytes=self._max_head_bytes,

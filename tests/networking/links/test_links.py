@@ -232,6 +232,20 @@ def test_records_are_sent_without_samples(place: Place) -> None:
     assert list(decode_message(received.payload, max_bytes=1 << 20).records) == records
 
 
+def test_no_record_follows_the_last_samples_of_a_call(place: Place) -> None:
+    """A lockstep round is complete with its last samples, whatever the number of its episodes."""
+    worker, trainer = place.worker(), place.trainer()
+    worker.send(episode(0, 5), [EpisodeRecord("agent", float(i), 1, "train", "terminated") for i in range(620)])
+    returns: list[float] = []
+    while True:
+        assert trainer.wait(DEADLINE_S)
+        messages = [decode_message(one.payload, max_bytes=1 << 24) for one in trainer.receive()]
+        returns += [record.episode_return for message in messages for record in message.records]
+        if any(message.chunk is not None for message in messages):
+            break
+    assert returns == list(range(620))
+
+
 def test_a_server_restart_loses_and_duplicates_nothing(place: Place) -> None:
     worker, trainer = place.worker(), place.trainer()
     trainer.publish({"policy": Blob("text", b"1")})

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+import operator
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -85,20 +89,54 @@ def test_nested_observations_and_extras_come_as_they_are(memory: RoundMemory, ma
     assert extras["logp"].tolist() == [1, 2, 3]
 
 
-def test_episodes_of_the_round_are_those_that_its_version_has_ended(memory: RoundMemory) -> None:
-    def record(value: float, **kwargs: Any) -> EpisodeRecord:
-        return EpisodeRecord("", value, 3, **{"mode": "train", "end": "truncated", "version": (1, 2), **kwargs})
+def test_episodes_of_the_round_are_those_that_its_counted_rows_end(memory: RoundMemory, make_rows: Rows) -> None:
+    record = EpisodeRecord("", 7.0, 3, mode="train", end="truncated", version=(1, 2))
+    memory.append(buffer(new(make_rows, 1, 0, 0, 4, end="truncated"), make_rows(1, 1, 0, 3, version=(1, 1))))
+    memory.append(buffer(records=(record,)))  # of an episode whose rows count, or do not count: they are what counts
+    memory.append(buffer(new(make_rows, 1, 1, 3, 2, end="terminated")))  # begun before the round
+    memory.append(buffer(new(make_rows, 1, 2, 0, 3), new(make_rows, 1, 3, 0, 2)))  # given up, and open
+    memory.append(buffer(new(make_rows, 2, 0, 0, 5, end="terminated"), new(make_rows, 2, 1, 0, 50, end="terminated")))
+    memory.append(buffer(new(make_rows, 2, 2, 0, 2, end="terminated")))  # beyond the assignment
+    assert memory.episodes == [(6.0, 3), (10.0, 4), (10.0, 4)]
+    memory.begin(Round(2, (1, 3), amount=20, grace_s=5.0))
+    assert memory.episodes == []
 
-    memory.append(
-        buffer(
-            records=(
-                record(1.0), record(2.0, mode="test"), record(3.0, end="aborted"), record(4.0, version=(1, 1)),
-                record(5.0, end="terminated"),
-            )
-        )
-    )  # fmt: skip
-    assert memory.episodes == [(1.0, 3), (5.0, 3)]
-    assert memory.stat_test_return == 2.0
+
+def test_an_episode_whose_beginning_is_lost_counts_without_a_return(memory: RoundMemory, make_rows: Rows) -> None:
+    memory.append(buffer(new(make_rows, 1, 0, 2, 3, end="terminated"), new(make_rows, 1, 1, 0, 2)))
+    memory.append(buffer(new(make_rows, 1, 1, 4, 3, end="truncated")))
+    assert [length for _, length in memory.episodes] == [4, 6]
+    assert all(math.isnan(episode_return) for episode_return, _ in memory.episodes)
+
+
+@pytest.mark.parametrize("in_episodes", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_round_counts_its_episodes_exactly_for_any_pieces(in_episodes: bool, seed: int) -> None:
+    """1,200 short episodes with rewards that have no exact sum, in messages of any sizes."""
+    rng = random.Random(seed)
+    lengths = [rng.randint(1, 4) for _ in range(1_200)]
+    rewards = [[rng.random() for _ in range(length)] for length in lengths]
+    played = Buffer(maxlen=None)
+    for number, episode in enumerate(rewards):
+        played.start_episode(number, (1, 2))
+        for step, reward in enumerate([0.0, *episode]):
+            action = np.zeros(1, np.float32) if step else None
+            played.append_sample((action, np.zeros(1, np.float32), reward, step == len(episode), False, {}))
+    (whole,), _ = played.take()
+    whole.stream = A
+    memory = RoundMemory("cpu", clock=lambda: 0.0)
+    amount = 1_200 if in_episodes else sum(lengths)
+    memory.begin(Round(1, (1, 2), amount=amount, episodes=in_episodes, grace_s=5.0))
+    assert memory.round is not None
+    memory.round.poll([(A, "a")], 0.0, lambda stream, what: False)
+    start = 0
+    while start < whole.rows:
+        stop = min(whole.rows, start + rng.choice([1, 7, 900]))
+        memory.append(buffer(whole.slice(start, stop)))
+        start = stop
+    assert memory.round.complete
+    sums = [functools.reduce(operator.add, episode, 0.0) for episode in rewards]
+    assert memory.episodes == list(zip(sums, lengths, strict=True))
 
 
 def test_samples_that_differ_from_earlier_ones_are_refused_alone(memory: RoundMemory, make_rows: Rows) -> None:

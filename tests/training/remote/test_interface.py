@@ -17,13 +17,21 @@ from tmrl_core.actor import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import encode_arrays
 from tmrl_core.config import from_values
-from tmrl_core.metrics import MemorySink, Recorder
+from tmrl_core.metrics import MemorySink, MetricRecord, ProgressDisplay, Recorder, names
 from tmrl_core.networking import Server
-from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.networking.peers import Member
 from tmrl_core.networking.peers.inbox import TAKEN_BYTES
 from tmrl_core.networking.protocol.delivery import Received
-from tmrl_core.networking.protocol.messages import NEXT_ROUND, Blob, Collect, Lateness, PolicyUpdate, decode_body
+from tmrl_core.networking.protocol.messages import (
+    NEXT_ROUND,
+    Blob,
+    Collect,
+    Lateness,
+    PolicyUpdate,
+    Progress,
+    decode_body,
+)
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.samples.codec import decoded_bytes, encode_message
 from tmrl_core.training.loops.episode_metrics import MAX_NAMES_EACH
@@ -260,6 +268,53 @@ def test_the_turn_follows_a_policy_that_gets_its_number_from_the_server() -> Non
             assert interface.progress.turn == link.version
         finally:
             link.close()
+
+
+def test_what_arrives_is_shown_while_the_training_thread_is_busy() -> None:
+    """An update may take any time, in which nothing calls the interface."""
+    sink = MemorySink()
+    config = from_values({"network": {"transport": "local"}, "server": {"port": 0}})
+    with Server(config=config) as server, Recorder([sink]) as recorder:
+        settings = LinkSettings(transport="local", port=server.port)
+        link = TrainerLink(settings, name="t", run="run")
+        RemoteInterface(link, recorder=recorder, progress=Progress(samples=1_000))
+        worker = WorkerLink(settings, name="robot", run="run")
+        link.start()
+        worker.start()
+        try:
+            for shown in ("1,005", "1,010"):
+                buffer = Buffer(maxlen=None)
+                for step in range(5):
+                    buffer.append_sample((np.zeros(1), np.zeros(1), 0.0, False, step == 4, {}))
+                worker.send(*buffer.take())
+                until(lambda shown=shown: f"workers 1 | samples {shown} (" in _line(sink.records))
+        finally:
+            worker.close(drain=False)
+            link.close()
+    assert {record.values[names.SAMPLES_RECEIVED] for record in sink.records} == {1_000}  # none is in the memory
+
+
+def _line(records: list[MetricRecord]) -> str:
+    display = ProgressDisplay()
+    display.update(list(records))
+    return display.line()
+
+
+def test_the_links_thread_writes_records_in_time_if_the_training_thread_does_not() -> None:
+    now = 0.0
+    sink = MemorySink()
+    recorder = Recorder([sink])
+    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+    interface = RemoteInterface(link, recorder=recorder, clock=lambda: now)
+    written = []
+    for now in (0.0, 1.0, 1.5, 2.9, 3.0, 3.25):
+        if now == 3.25:
+            interface.receive()
+        assert interface._record_while_busy() <= 1.5
+        recorder.flush()
+        written.append(len(sink.records))
+    assert written == [0, 0, 1, 1, 2, 3]
+    recorder.close()
 
 
 def test_thousands_of_linked_streams_are_not_looked_at_in_each_call() -> None:

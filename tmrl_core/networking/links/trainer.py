@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,6 +34,7 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
     plain,
 )
+from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class TrainerLink(Link):
 
     Attributes:
         has_more: True: the latest `receive` has left messages that had arrived.
+        on_time: called in the I/O thread from the start on; returns the seconds until the next call. None: not called.
 
     Raises:
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
@@ -129,6 +132,7 @@ class TrainerLink(Link):
         self._trainer.inbox.cost_of = lambda payload: _cost(payload, cost_of(payload), settings.max_message_bytes)
         self._trainer.on_remark = log.remark
         self.has_more = False
+        self.on_time: Callable[[], float] | None = None
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
         self._prune_above = _MAX_DIRECTIVES
         self._reasons = BoundedTexts(_MAX_REASONS, _MAX_REASONS_EACH)
@@ -339,6 +343,14 @@ class TrainerLink(Link):
             state.seal.forged if state.seal is not None else 0,
             state.seal.unknown_keys if state.seal is not None else 0,
         )
+
+    async def _keep_connected(self, transport: Transport, started: threading.Event) -> None:
+        self._call_on_time()
+        await super()._keep_connected(transport, started)
+
+    def _call_on_time(self) -> None:
+        if self.on_time is not None and self._loop is not None:
+            self._loop.call_later(self.on_time(), self._call_on_time)
 
     def _serve(self) -> bool:
         # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them

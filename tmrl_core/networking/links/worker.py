@@ -294,10 +294,12 @@ class WorkerLink(Link):
             pieces = [(piece, piece.rows) for piece in split_chunk(chunks[0], limit)]
         for piece, rows in pieces[:-1]:
             yield encode(piece, ()), rows
-        # Records follow the samples of their episodes.
-        yield encode(pieces[-1][0], records[:_PIECE_RECORDS]), pieces[-1][1]
-        for start in range(_PIECE_RECORDS, len(records), _PIECE_RECORDS):
+        before = max(0, (len(records) - 1) // _PIECE_RECORDS * _PIECE_RECORDS)
+        last = encode(pieces[-1][0], records[before:])  # before records are sent, which must not be sent again
+        # A lockstep round ends with the last of its samples, so no record follows them.
+        for start in range(0, before, _PIECE_RECORDS):
             yield encode((), records[start : start + _PIECE_RECORDS]), 0
+        yield last, pieces[-1][1]
 
     # --- policies, directives, progress ---
 

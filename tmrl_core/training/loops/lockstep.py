@@ -10,7 +10,7 @@ import logging
 import math
 import statistics as stats
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -43,11 +43,13 @@ class RoundStore(MemoryLike, Protocol):
     """A memory that holds the samples of one round."""
 
     round: Round | None
-    episodes: list[tuple[float, int]]
-    """(return, length) of the training episodes that have ended in this round."""
 
     def begin(self, round_: Round, /) -> None:
         """Begin another round."""
+
+    @property
+    def episodes(self) -> Sequence[tuple[float, int]]:
+        """Return (return, length) of the episodes that count in this round; a return is NaN if it is not known."""
 
 
 @described_by(TrainerSection, LockstepSection)
@@ -326,14 +328,15 @@ class TrainingLockstep(TrainingOffline):
 
     def _row(self) -> State:
         memory: RoundStore = self.memory
-        returns = [episode_return for episode_return, _ in memory.episodes]
+        episodes = memory.episodes
+        returns = [episode_return for episode_return, _ in episodes if not math.isnan(episode_return)]
         return {
             **super()._row(),
             "rounds": self.rounds_done,
-            "episodes": len(returns),
+            "episodes": len(episodes),
             "return_min": min(returns, default=math.nan),
             "return_mean": mean_of(returns) if returns else math.nan,
             "return_max": max(returns, default=math.nan),
-            "episode_length_mean": stats.fmean(length for _, length in memory.episodes) if returns else math.nan,
+            "episode_length_mean": stats.fmean(length for _, length in episodes) if episodes else math.nan,
             "redistributed": self.redistributed,
         }

@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 import heapq
 import itertools
-import operator
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,7 @@ from tmrl_core.networking.protocol.messages import Collect, Version
 from tmrl_core.samples import Chunk
 from tmrl_core.samples.columns import leaves, map_leaves
 from tmrl_core.training.memories.held_rows import HeldRows
+from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.memory import LastRow, rows_that_follow
 
 Worker = tuple[bytes, str]
@@ -61,11 +62,14 @@ class RoundSegment:
         chunk: the rows.
         follows: True for each row that is a step from the row before.
         before: the row before the first, if the first is such a step.
+        returns: [rows] float64, the sum of the rewards of each row's episode up to it; NaN: its beginning is missing.
+            None: rewards mean nothing here.
     """
 
     chunk: Chunk
     follows: list[bool]
     before: Chunk | None
+    returns: Array | None = None
 
     def row_before(self, row: int) -> Chunk | None:
         """Return the row before `row`; None: the stream's first one, or none that `row` follows."""
@@ -78,17 +82,43 @@ class LastRows:
     """Last row of each stream, counted or not. The stream's next row may follow it."""
 
     def __init__(self) -> None:
-        self._rows: HeldRows[Chunk] = HeldRows(operator.attrgetter("nbytes"))
+        self._rows: HeldRows[tuple[Chunk, float]] = HeldRows(lambda held: held[0].nbytes)
+        """With the return of its episode up to it."""
 
     def join(self, chunk: Chunk) -> RoundSegment:
         """Return the stream's next chunk, joined to its previous row."""
-        last = self._rows.get(chunk.stream)
+        last, total = self._rows.get(chunk.stream, (None, math.nan))
         place = None
         if last is not None and not last.terminated[0] and not last.truncated[0]:
             place = LastRow(int(last.episode[0]), int(last.step[0]))
-        follows: list[bool] = rows_that_follow(chunk, place).tolist()
-        self._rows.put(chunk.stream, _copy_of_last(chunk), chunk.origin)
-        return RoundSegment(chunk, follows, last if follows[0] else None)
+        follows = rows_that_follow(chunk, place)
+        returns = _returns(chunk, follows, total)
+        self._rows.put(chunk.stream, (_copy_of_last(chunk), float(returns[-1])), chunk.origin)
+        return RoundSegment(chunk, follows.tolist(), last if follows[0] else None, returns)
+
+
+def _returns(chunk: Chunk, follows: Array, total: float) -> Array:
+    """Return [rows] float64, the return of each row's episode up to it; NaN if its beginning is missing.
+
+    The sums are the same however the rows are divided into messages, because each is made reward by reward.
+
+    Args:
+        chunk: the rows.
+        follows: [rows] bool, the rows that are a step from the row before.
+        total: return up to the row before the first.
+    """
+    returns = np.array(chunk.reward, np.float64)
+    returns[~follows] = np.nan
+    start = 0
+    for segment in chunk.segments:
+        stop = start + segment.rows
+        if segment.rows and follows[start]:
+            returns[start] += returns[start - 1] if start else total
+        elif segment.rows and not segment.first_step:
+            returns[start] = 0.0
+        np.cumsum(returns[start:stop], out=returns[start:stop])
+        start = stop
+    return returns
 
 
 @dataclass
@@ -110,6 +140,7 @@ class Assignment:
         longest_silence_s: longest time between two signs of life since `begun_s`.
         seed: seed of its first episode, if it begins with a new one.
         segments: rows that count, in order of arrival.
+        episodes: (return, length) of the episodes that have ended in these rows; a return is NaN if it is not known.
         whole: in a round of episodes, number of segments whose episodes have ended; the others are of an open one.
         open_bytes: size of the rows of the open episode.
         too_long: id of the episode whose rows were dropped last, because it was too large.
@@ -122,6 +153,7 @@ class Assignment:
     seed: int | None = None
     collected: int = 0
     segments: list[RoundSegment] = field(default_factory=list)
+    episodes: list[tuple[float, int]] = field(default_factory=list)
     patience: float = 1.0
     finished: bool = True
     whole: int = 0
@@ -287,6 +319,11 @@ class Round:
         """Return the round's segments, stream by stream in the order of the workers' names, not of their arrival."""
         return [segment for _, assignment in self.ordered for segment in assignment.segments]
 
+    @property
+    def episodes(self) -> list[tuple[float, int]]:
+        """Return (return, length) of the episodes that have ended in rows that count, in the order of `segments`."""
+        return [episode for _, assignment in self.ordered for episode in assignment.episodes]
+
     # --- arriving rows ------------------------------------------------------------------------------------------------
 
     def take(self, segment: RoundSegment, now: float) -> None:
@@ -339,15 +376,17 @@ class Round:
         They are one segment, or two in a round of episodes, whatever the number of runs in the chunk.
         """
         stop = len(counted)
-        if self.in_episodes:
-            chunk = segment.chunk
-            ended = np.flatnonzero((chunk.terminated | chunk.truncated)[start:stop] & counted[start:stop])
-            if len(ended):
-                end = start + int(ended[-1]) + 1
-                assignment.segments.append(_kept(segment, counted, start, end))
-                assignment.whole = len(assignment.segments)
-                assignment.open_bytes = 0
-                start = end
+        chunk = segment.chunk
+        ended = start + np.flatnonzero((chunk.terminated | chunk.truncated)[start:stop] & counted[start:stop])
+        if segment.returns is not None and len(ended):
+            # Counted here, not from the workers' records: those may arrive after the round.
+            assignment.episodes += zip(segment.returns[ended].tolist(), chunk.step[ended].tolist(), strict=True)
+        if self.in_episodes and len(ended):
+            end = int(ended[-1]) + 1
+            assignment.segments.append(_kept(segment, counted, start, end))
+            assignment.whole = len(assignment.segments)
+            assignment.open_bytes = 0
+            start = end
         if True in counted[start:]:
             kept = _kept(segment, counted, start, stop)
             assignment.segments.append(kept)

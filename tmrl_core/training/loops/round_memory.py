@@ -33,7 +33,7 @@ class RoundMemory(TrainingMemory):
     type_id = "round"
     type_version = 1
 
-    transient = frozenset({"device", "round", "last_rows", "_clock", "_specs", "_orders", "episodes", "declared"})
+    transient = frozenset({"device", "round", "last_rows", "_clock", "_specs", "_orders", "declared"})
     """Attributes that are not in checkpoints: an unfinished round is collected again after a restart."""
     declared: DeclaredSamples | None = None
     """Expected structure of samples; None: unknown, the first samples define it."""
@@ -43,8 +43,6 @@ class RoundMemory(TrainingMemory):
         self.device = device
         self.round: Round | None = None
         self.last_rows = LastRows()
-        self.episodes: list[tuple[float, int]] = []
-        """(return, length) of the training episodes that have ended in this round."""
         self._clock = clock
         self._specs: dict[str, TreeSpec] = {}
         """Description of the first samples of this process, which later ones must match."""
@@ -53,7 +51,11 @@ class RoundMemory(TrainingMemory):
     def begin(self, round_: Round) -> None:
         """Begin another round."""
         self.round = round_
-        self.episodes = []
+
+    @property
+    def episodes(self) -> list[tuple[float, int]]:
+        """Return (return, length) of the episodes that have ended in this round."""
+        return self.round.episodes if self.round is not None else []
 
     def expect(self, schema: DeclaredSamples) -> None:
         """Reject samples that differ from the declaration of environment and policy."""
@@ -82,12 +84,6 @@ class RoundMemory(TrainingMemory):
             segment = self.last_rows.join(chunk)
             if self.round is not None:
                 self.round.take(segment, now)
-        if self.round is not None:
-            self.episodes += [
-                (record.episode_return, record.length)
-                for record in buffer.episodes
-                if record.mode == "train" and record.end != "aborted" and record.version == self.round.version
-            ]
         return refusals
 
     def _check(self, chunk: Chunk) -> None:

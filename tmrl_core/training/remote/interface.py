@@ -67,8 +67,11 @@ DECODED_BYTES, DECODE_S = 1 << 20, 0.1
 rest waits for the next call: a megabyte takes a millisecond in arrays, and a second as a million of tiny values."""
 SLICE_S = 0.2
 """Maximum wait in seconds between two checks for a stop."""
-NETWORK_RECORD_S = 2.0
+NETWORK_RECORD_S = 1.25
 """Seconds between two records of the network."""
+BUSY_S = 1.5
+"""Seconds after a record of the network in which the link's thread writes the next one, because the training thread is
+busy. Displays show within 2 s what arrives."""
 STARVED_S = 12.0
 """Seconds for which the trainer and every worker must report waiting before this counts as starvation. It is longer
 than the timeout of a silent link, so that an outdated report of an unreachable worker does not count.
@@ -127,6 +130,7 @@ class RemoteInterface(TrainingInterface):
         identity: identity of the trainer's environment (`envs.identity`); workers with another one are logged.
         check_environment: their samples are refused too.
         on_publish: called with each published policy.
+        progress: progress of the run before this process.
         clock: seconds.
     """
 
@@ -141,12 +145,14 @@ class RemoteInterface(TrainingInterface):
         identity: Mapping[str, str] = MappingProxyType({}),
         check_environment: bool = False,
         on_publish: Callable[[Policy], object] | None = None,
+        progress: Progress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.link = link
         self.evaluator = evaluator
         self.recorder = recorder
-        self.progress = Progress()
+        self.progress = Progress() if progress is None else progress
+        self._samples_before = self.progress.samples
         self.reached_target = False
         self._to_confirm: EvaluationResult | None = None
         """Evaluation that reached the target during training."""
@@ -201,7 +207,9 @@ class RemoteInterface(TrainingInterface):
         self._announced: set[bytes] = set()
         """Streams whose joining was recorded."""
         self._phase = ""
-        self._next_record = self._started
+        self._next_record = self._recorded = self._started
+        if recorder is not None:
+            link.on_time = self._record_while_busy
         self._starved_since: float | None = None
         # Time at which each stream was disconnected, the earliest first. Those of a checkpoint may be older than this
         # process.
@@ -709,30 +717,47 @@ class RemoteInterface(TrainingInterface):
 
     def _record_network(self) -> None:
         self._remarks.summarize()
-        counts = self.link.counts
         self._record(
             "network",
             {
-                names.CONNECTED: self.link.connected,
-                names.WORKERS: len(self._members),
-                names.SAMPLES_RECEIVED: self.progress.samples,
-                names.UPDATES: self.progress.updates,
-                names.QUEUE_BYTES: counts.inbox_bytes + counts.server_queued_bytes,
-                names.SAMPLES_DROPPED: counts.gap_samples,
-                names.SAMPLES_STALE: self._stale_samples,
-                names.GAPS: counts.gap_messages,
-                names.DUPLICATES: counts.duplicate_messages,
-                names.REFUSED: counts.samples_refused,
-                names.FORGED: counts.forged,
-                names.UNKNOWN_KEYS: counts.unknown_keys,
-                names.OTHER_RUN: counts.other_run_workers,
-                names.RECONNECTS: counts.reconnects,
-                names.LACK: self.progress.lack,
-                names.WAITING: self._waiting(),
+                **self._link_values(),
                 **self._worker_rates(),
                 **lateness_metrics(self._charted(), self.link.lateness),
             },
         )
+
+    def _record_while_busy(self) -> float:
+        """Record the network if the training thread has not done so in time. Return the seconds until the next call.
+
+        Called in the link's thread, since one update may take any time.
+        """
+        if self._clock() - self._recorded >= BUSY_S:
+            self._record("network", self._link_values())
+        return max(0.05, self._recorded + BUSY_S - self._clock())
+
+    def _link_values(self) -> dict[str, Any]:
+        """Return what the link counts. Safe in the link's thread."""
+        self._recorded = self._clock()
+        progress, counts = self.progress, self.link.counts
+        return {
+            names.CONNECTED: self.link.connected,
+            names.WORKERS: counts.workers,
+            names.SAMPLES_RECEIVED: progress.samples,
+            names.SAMPLES_ARRIVED: self._samples_before + counts.samples_received - counts.samples_refused,
+            names.UPDATES: progress.updates,
+            names.QUEUE_BYTES: counts.inbox_bytes + counts.server_queued_bytes,
+            names.SAMPLES_DROPPED: counts.gap_samples,
+            names.SAMPLES_STALE: self._stale_samples,
+            names.GAPS: counts.gap_messages,
+            names.DUPLICATES: counts.duplicate_messages,
+            names.REFUSED: counts.samples_refused,
+            names.FORGED: counts.forged,
+            names.UNKNOWN_KEYS: counts.unknown_keys,
+            names.OTHER_RUN: counts.other_run_workers,
+            names.RECONNECTS: counts.reconnects,
+            names.LACK: progress.lack,
+            names.WAITING: self._waiting(),
+        }
 
     def _waiting(self) -> str:
         waits = self.link.waits

@@ -76,9 +76,9 @@ class LinkedTraining:
             identity=identity or _spaces_of(training.agent),
             check_environment=bool(identity) and config.trainer.check_environment,
             on_publish=lambda actor: self._on_publish(training),
+            # In a resumed run, records before the first round continue with the earlier counters.
+            progress=Progress(samples=training.total_samples, updates=training.total_updates),
         )
-        # In a resumed run, records before the first round continue with the earlier counters.
-        interface.progress = Progress(samples=training.total_samples, updates=training.total_updates)
         if wanted:
             evaluator = Evaluator(
                 settings.episodes, settings.first_seed, settings.every_updates, interface.ask, origin=link.origin
