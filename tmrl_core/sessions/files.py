@@ -24,7 +24,7 @@ from tmrl_core.errors import CodecError, StorageError, StorageFullError
 from tmrl_core.samples import Chunk, EpisodeRecord, decode_message, encode_message_buffers, same_layout, split_chunk
 from tmrl_core.sessions.session import Session, SessionJoiner
 from tmrl_core.sessions.spaces import space_of_json, space_to_json
-from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, write_whole
+from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, read_whole, write_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -229,7 +229,7 @@ def _spaces_of(folder: Path) -> Spaces:
     try:
         if file.stat().st_size > MAX_SPACES_BYTES:
             raise StorageError(f"{file} has more than {MAX_SPACES_BYTES} bytes, so it is no description of spaces")
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_whole(file))
         if value["version"] != VERSION:
             raise StorageError(
                 f"{file} is of version {value['version']!r:.40}; this version of tmrl_core reads {VERSION}"

@@ -16,6 +16,7 @@ from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_inte
 from tmrl_core.errors import ConfigError, PolicyFailedError, WeightsError
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.samples.columns import map_leaves
+from tmrl_core.storage import read_whole
 
 Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
 """`(observation, action, extras)` of the policy -> the action and extras that count."""
@@ -215,7 +216,7 @@ class PolicyRunner:
         if type(self._actor).from_bytes is ActorModule.from_bytes:
             self.actor = self._actor.load(path, self.device)
         else:
-            self.actor = self._actor.from_bytes(path.read_bytes(), self.device)
+            self.actor = self._actor.from_bytes(read_whole(path), self.device)
 
     def set_exploration(self, parameters: Mapping[str, float]) -> None:
         """Explore with these parameters from now on."""

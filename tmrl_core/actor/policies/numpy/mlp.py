@@ -34,6 +34,7 @@ from tmrl_core.actor.policies.weights import (
     encode_arrays,
 )
 from tmrl_core.errors import ConfigError
+from tmrl_core.storage import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -191,7 +192,7 @@ class NumpyActor(ActorModule):
         Raises:
             WeightsError: names the part that does not fit.
         """
-        return self.from_bytes(Path(path).read_bytes(), device)
+        return self.from_bytes(read_whole(path), device)
 
     def _encode(self, obs: Any, vector: np.ndarray) -> None:
         """Write values and features of images of one observation, the inputs of the hidden layers."""
