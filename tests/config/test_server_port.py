@@ -79,7 +79,7 @@ def test_other_content_does_not_count(content: str, tmp_path: Path) -> None:
 def test_a_pipe_or_a_link_in_its_place_neither_blocks_nor_is_followed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE)
     assert port_of_run(tmp_path) is None
-    with pytest.raises(OSError, match=r"Invalid argument|not supported"):
+    with pytest.raises(OSError, match=r"it is a pipe"):
         PortRecord(tmp_path, 5)
     (tmp_path / FILE).unlink()
     (tmp_path / "other").write_text("kept", encoding="utf-8")

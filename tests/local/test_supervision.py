@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.local import supervision
-from tmrl_core.local.supervision import Child, Fleet, Pipeline, Threads, environment
+from tmrl_core.local.supervision import Child, Fleet, Pipeline, Threads, command, environment
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,45 @@ def test_only_a_configured_number_limits_the_trainers_threads(tmp_path: Path, mo
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environment(2)["OMP_NUM_THREADS"] == "2"
     assert environment(None)["OMP_NUM_THREADS"] == "3"
+
+
+SHOW = "import json, sys; print(json.dumps([sys.path, sys.argv[1:]]))"
+
+
+def shown(words: list[str], folder: Path) -> tuple[list[str], list[str]]:
+    """Return the search path and the arguments that a process prints."""
+    path, arguments = json.loads(subprocess.check_output(words, cwd=folder))
+    return [entry or str(folder) for entry in path], arguments
+
+
+def test_children_search_modules_where_this_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "first" / "tmrl_core"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(SHOW)
+    monkeypatch.syspath_prepend(str(tmp_path / "first"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "last")])
+    path, arguments = shown([*command(str(tmp_path)), "--server", "-c", "x.yaml"], tmp_path)
+    assert path == sys.path
+    assert arguments == ["--server", "-c", "x.yaml"]
+
+
+@pytest.mark.parametrize("given", [None, "elsewhere"])
+def test_children_get_no_search_path_that_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    # PYTHONPATH comes before the packages of an environment that is layered over the one that holds this package.
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if given:
+        monkeypatch.setenv("PYTHONPATH", given)
+    assert environment(1).get("PYTHONPATH") == given
+    own, _ = shown([sys.executable, "-c", SHOW], tmp_path)
+    monkeypatch.setattr(sys, "path", own)
+    supervision._path_of_a_child.cache_clear()
+    try:
+        assert command(str(tmp_path)) == [sys.executable, "-m", "tmrl_core"]
+    finally:
+        supervision._path_of_a_child.cache_clear()
 
 
 @pytest.fixture

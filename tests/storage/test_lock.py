@@ -52,9 +52,10 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
         FolderLock(tmp_path / "file" / "folder", "the memory")
 
 
-def test_a_lock_without_a_process_id_still_locks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [b"rubbish", b"[" * 4_000])
+def test_a_lock_without_a_process_id_still_locks(tmp_path: Path, said: bytes) -> None:
     with FolderLock(tmp_path, "the memory"):
-        (tmp_path / "lock").write_bytes(b"rubbish")
+        (tmp_path / "lock").write_bytes(said)
         with pytest.raises(FolderLockedError, match="another process"):
             FolderLock(tmp_path, "the memory")
 

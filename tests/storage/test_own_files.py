@@ -5,21 +5,37 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
+from tmrl_core.actor import SquashedGaussianMLPActor
+from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.cli.screens import TrainerDisplay
 from tmrl_core.config import from_values
 from tmrl_core.config.run_folder import write_in_force
-from tmrl_core.errors import ConfigError, StorageError
+from tmrl_core.errors import ConfigError, StorageError, TmrlError
+from tmrl_core.gateway.advice.saves import read_save
+from tmrl_core.gateway.episodes import EpisodeFiles
 from tmrl_core.metrics import JsonLinesSink
+from tmrl_core.metrics.reading import read_records
 from tmrl_core.metrics.wandb_sink import run_id_of
 from tmrl_core.networking import Trainer
+from tmrl_core.networking.security.secret_files import writing
+from tmrl_core.sessions.files import read_spaces
+from tmrl_core.sessions.lerobot import read_lerobot
 from tmrl_core.storage import FolderLock, SegmentFile, SegmentReader, open_own, write_whole
+from tmrl_core.training.checkpoints.checked_files import FileEntry, read_file
+from tmrl_core.training.checkpoints.manifest import read_manifest
+from tmrl_core.training.checkpoints.model_file import ModelFile
+
+BOX = Box(-1.0, 1.0, (1,), np.float32)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 
@@ -118,8 +134,60 @@ def test_a_file_of_records_is_not_written_through_a_link(tmp_path: Path) -> None
 
 def test_a_pipe_in_place_of_a_file_of_records_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "1.seg")
-    with pytest.raises(StorageError, match="cut short within its head"):
+    with pytest.raises(StorageError, match="not a regular file"):
         SegmentReader(tmp_path / "1.seg")
+
+
+def lock_of(folder: Path) -> None:
+    with writing(folder):
+        raise AssertionError("it was locked")
+
+
+def read_episodes(folder: Path) -> object:
+    episodes = EpisodeFiles(folder)
+    try:
+        return episodes.read("pong")
+    finally:
+        episodes.close()
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "lock of credentials": (".lock", lock_of),
+    "manifest": ("manifest.json", read_manifest),
+    "state": ("state.json", lambda folder: read_file(folder / "state.json", FileEntry(0, 0))),
+    "policies": ("x", lambda folder: PolicyBundle.read(folder / "x")),
+    "policy": ("x", lambda folder: SquashedGaussianMLPActor(BOX, BOX).load(folder / "x", "cpu")),
+    "metrics": ("x", lambda folder: read_records(folder / "x")),
+    "episodes": ("pong/episodes.csv", read_episodes),
+    "save": ("1_x.zip", lambda folder: read_save(folder / "1_x.zip")),
+    "spaces": ("spaces.json", read_spaces),
+    "LeRobot": ("meta/info.json", read_lerobot),
+}
+
+
+@pytest.mark.parametrize("written_to", [False, True])
+@pytest.mark.parametrize("part", READERS)
+def test_a_pipe_in_place_of_any_file_is_an_error_and_does_not_block(
+    tmp_path: Path, part: str, written_to: bool
+) -> None:
+    name, read = READERS[part]
+    pipe = tmp_path / name
+    pipe.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+    with ExitStack() as closing:
+        if written_to:  # by a process that never writes
+            closing.callback(os.close, os.open(pipe, os.O_RDWR))
+        with pytest.raises((OSError, TmrlError)):
+            read(tmp_path)
+
+
+def test_the_weights_are_not_written_through_a_link(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / ".policy.tmod.tmp").symlink_to(victim)
+    actor = SimpleNamespace(save=lambda path: path.write_text("weights"))
+    training: Any = SimpleNamespace(agent=SimpleNamespace(actor=actor, get_actor=lambda: actor))
+    assert ModelFile(tmp_path / "policy.tmod").write(training) == ""
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "policy.tmod").read_text() == "weights"
 
 
 def test_a_pipe_in_the_place_of_the_wandb_id_is_replaced(tmp_path: Path) -> None:

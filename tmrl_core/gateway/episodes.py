@@ -15,7 +15,7 @@ from tmrl_core.metrics import names
 from tmrl_core.metrics.curve import picture
 from tmrl_core.metrics.records import MetricRecord, episode_values
 from tmrl_core.storage import write_whole
-from tmrl_core.storage.own_files import open_own
+from tmrl_core.storage.own_files import open_now, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class EpisodeFiles:
             OSError: the file exists and cannot be read.
         """
         try:
-            with open(self.path(agent), newline="", encoding="utf-8", errors="replace") as file:
+            with open(self.path(agent), newline="", encoding="utf-8", errors="replace", opener=open_now) as file:
                 rows = [_episode(agent, row) for row in csv.reader(file)]
         except FileNotFoundError:
             return []

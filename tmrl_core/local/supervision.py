@@ -138,7 +138,7 @@ class Child:
         self.started_at = time.monotonic()
         with open(self.log, "wb" if self.process is None else "ab", opener=open_own) as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tmrl_core", *self.arguments, "--control"],
+                [*command(str(self.folder)), *self.arguments, "--control"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if announces else log,
                 stderr=log,
@@ -438,11 +438,38 @@ def environment(threads: int | None) -> dict[str, str]:
     there = dict(os.environ)
     if threads is not None:
         there.update({name: str(threads) for name in THREAD_VARIABLES})
-    # Child processes must import the same package, even if it is not installed but found relative to the current
-    # folder.
-    package = str(Path(__file__).resolve().parents[2])
-    there["PYTHONPATH"] = os.pathsep.join(filter(None, [there.get("PYTHONPATH"), package]))
     return there
+
+
+_WITH_THIS_PATH = (
+    "import sys, json, runpy; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def command(folder: str) -> list[str]:
+    """Return the command that runs this package in a child that imports the same modules as this process.
+
+    A child whose own search path would differ is given this process's: a script may have changed `sys.path`, or lie in
+    another folder. PYTHONPATH is left alone, because it would come before the packages of a layered environment.
+
+    Args:
+        folder: the child's working folder.
+    """
+    path = [entry or folder for entry in sys.path if isinstance(entry, str)]
+    if path == _path_of_a_child(folder):
+        return [sys.executable, "-m", "tmrl_core"]
+    return [sys.executable, "-c", _WITH_THIS_PATH, json.dumps(path), "tmrl_core"]
+
+
+@functools.cache
+def _path_of_a_child(folder: str) -> list[str]:
+    code = "import sys, json; print(json.dumps(sys.path))"
+    try:
+        said = subprocess.check_output([sys.executable, "-c", code], cwd=folder, stdin=subprocess.DEVNULL)
+        return [entry or folder for entry in json.loads(said)]
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return []  # the child is given a path then, and its start shows the problem
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

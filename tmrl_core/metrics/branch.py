@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import stat
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,10 +59,7 @@ def position_in(path: Path) -> tuple[int, int] | None:
     """
     try:
         with open(path, "rb", opener=open_now) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            start = max(0, status.st_size - _TAIL_BYTES)
+            start = max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES)
             file.seek(start)
             end = start + file.read(_TAIL_BYTES).rfind(b"\n") + 1
             return (end, _checksum(file, end)) if end > start else None

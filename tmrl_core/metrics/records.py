@@ -206,4 +206,7 @@ def decode_line(line: bytes) -> MetricRecord:
     Raises:
         msgspec.DecodeError: the line is incomplete, or not a record.
     """
-    return _decoder.decode(line)
+    try:
+        return _decoder.decode(line)
+    except RecursionError as exc:
+        raise msgspec.DecodeError("it is nested too deeply") from exc

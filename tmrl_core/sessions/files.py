@@ -26,7 +26,7 @@ from tmrl_core.samples import Chunk, EpisodeRecord, decode_message, encode_messa
 from tmrl_core.sessions.action_ranges import ActionRanges
 from tmrl_core.sessions.session import Session, SessionJoiner
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
-from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, write_whole
+from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, read_whole, write_whole
 from tmrl_core.storage.files import storage_error
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def read_spaces_file(file: Path) -> Spaces:
     try:
         if file.stat().st_size > MAX_SPACES_BYTES:
             raise StorageError(f"{file} has more than {MAX_SPACES_BYTES} bytes, so it is no description of spaces")
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_whole(file))
         if value["version"] != VERSION:
             raise StorageError(
                 f"{file} is of version {value['version']!r:.40}; this version of tmrl_core reads {VERSION}"

@@ -37,6 +37,7 @@ from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
+from tmrl_core.storage import read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -626,7 +627,7 @@ def _json_of(file: Path, problem: str) -> Any:
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise StorageError(f"{file} has more than {MAX_JSON_BYTES} bytes")
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_whole(file))
     except (OSError, ValueError, RecursionError) as exc:
         raise StorageError(f"{file.parent.parent} {problem}: {file} cannot be read: {exc}") from exc
     if not isinstance(value, dict):

@@ -19,7 +19,7 @@ from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader
 from tmrl_core.storage.format import MAX_NOTE_BYTES, MAX_PAYLOAD_BYTES, Record
 from tmrl_core.storage.lock import FolderLock
 from tmrl_core.storage.log import Place, RecordLog
-from tmrl_core.storage.own_files import open_now, open_own, write_whole
+from tmrl_core.storage.own_files import open_now, open_own, read_whole, write_whole
 
 __all__ = [
     "MAX_NOTE_BYTES",
@@ -34,5 +34,6 @@ __all__ = [
     "SegmentReader",
     "open_now",
     "open_own",
+    "read_whole",
     "write_whole",
 ]

@@ -12,6 +12,8 @@ from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.storage.own_files import open_own
 
 LOCK_FILE = "lock"
+NO_LOCKS = "Choose a folder on a file system with locks (a local disk)."
+"""Next step if a file cannot be locked."""
 LOCKED_BYTE = 1 << 20
 """Position of the locked byte: after the file's content, because Windows locks bytes against reading too."""
 
@@ -59,9 +61,7 @@ class FolderLock:
             ) from exc
         except OSError as exc:
             os.close(descriptor)
-            raise StorageError(
-                f"{path} cannot be locked: {exc}. Choose a folder on a file system with locks (a local disk)."
-            ) from exc
+            raise StorageError(f"{path} cannot be locked: {exc}. {NO_LOCKS}") from exc
         self._descriptor = descriptor
         self._say(json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
 
@@ -157,5 +157,5 @@ def _holder(descriptor: int) -> str:
         os.lseek(descriptor, 0, os.SEEK_SET)
         said = json.loads(os.read(descriptor, 4096))
         return f"process {int(said['pid'])} on {said['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"

@@ -24,8 +24,8 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
     Windows, where users need a privilege to create symbolic links, it is `os.open`.
 
     Raises:
-        OSError: the file is a symbolic link, has a second name (a hard link), belongs to a user other than this one or
-            root, or cannot be opened. With `os.O_TRUNC`, nothing was truncated then.
+        OSError: the file is a pipe or a symbolic link, has a second name (a hard link), belongs to a user other than
+            this one or root, or cannot be opened. With `os.O_TRUNC`, nothing was truncated then.
     """
     if sys.platform == "win32":
         return os.open(path, flags | os.O_BINARY, mode)
@@ -37,6 +37,8 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
         raise
     try:
         about = os.fstat(descriptor)
+        if stat.S_ISFIFO(about.st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe. Remove it, or choose another folder", path)
         if stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
             raise OSError(errno.EPERM, "it has a second name (a hard link). Remove it, or choose another folder", path)
         if about.st_uid not in (0, os.getuid()):
@@ -52,8 +54,27 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
 
 
 def open_now(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file as `os.open` does, without blocking. A pipe in its place then reads as empty."""
-    return os.open(path, flags | BINARY | (0 if sys.platform == "win32" else os.O_NONBLOCK))
+    """Open a file for reading as `os.open` does, without blocking. This function fits `open` as its `opener`.
+
+    Raises:
+        OSError: the file cannot be opened, or something else (a pipe, a device) is in its place.
+    """
+    descriptor = os.open(path, flags | BINARY | (0 if sys.platform == "win32" else os.O_NONBLOCK))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a folder, `open` says so
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file (a pipe or a device). Put the file itself there", path)
+    return descriptor
+
+
+def read_whole(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file, without blocking.
+
+    Raises:
+        OSError: the file cannot be read, or something else is in its place.
+    """
+    with open(path, "rb", opener=open_now) as file:
+        return file.read()
 
 
 def flush_folder(folder: Path) -> None:

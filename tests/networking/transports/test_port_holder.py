@@ -54,6 +54,9 @@ def test_the_command_line_of_a_role_is_shown_and_only_the_name_of_other_programs
     process(tmp_path, 40, 12, "/usr/bin/else")
     process(tmp_path, 41, 77, "/opt/bin/python", "-m", "tmrl_core", "--server")
     assert port_holder(5555, tmp_path) == "process 41 (python -m tmrl_core --server)"
+    words = ["python", "-c", "code", '["a", "long", "path"]', "tmrl_core", "--server"]
+    (tmp_path / "41" / "cmdline").write_text("\0".join(words), encoding="utf-8")
+    assert port_holder(5555, tmp_path) == "process 41 (python -m tmrl_core --server)"
     (tmp_path / "41" / "cmdline").write_text("/usr/bin/database\0--password=secret\0", encoding="utf-8")
     assert port_holder(5555, tmp_path) == "process 41 (database)"
     (tmp_path / "41" / "cmdline").write_text("python\0-m\0tmrl_core\0" + "x" * 999, encoding="utf-8")

@@ -137,6 +137,20 @@ def test_a_server_replaces_a_stale_file() -> None:
     assert plain_server(PORT)
 
 
+@pytest.mark.parametrize("said", ["[" * 4_000, '{"port":' * 500, "", "[]", '{"port": 1}'])
+def test_a_file_with_other_content_is_ignored(said: str) -> None:
+    announce().write_text(said)
+    assert not plain_server(PORT)
+
+
+@posix_only
+def test_a_pipe_in_place_of_the_file_is_ignored_without_blocking() -> None:
+    path = announce()
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    assert not plain_server(PORT)
+
+
 @posix_only
 @pytest.mark.parametrize("mode", [0o644, 0o660, 0o602, 0o777])
 def test_a_file_that_others_may_read_or_write_is_ignored(mode: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT, decode_arrays, describe
 from tmrl_core.errors import RemoteProtocolError, WeightsError
 from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, decode_body, encode_body
-from tmrl_core.storage import write_whole
+from tmrl_core.storage import read_whole, write_whole
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PolicyBundle:
             WeightsError: the file holds something else.
         """
         try:
-            update = decode_body(Path(path).read_bytes(), PolicyUpdate)
+            update = decode_body(read_whole(path), PolicyUpdate)
         except RemoteProtocolError as exc:
             raise WeightsError(
                 f"{path} does not hold several policies: {exc}. Pass the file that a trainer of many agents wrote "

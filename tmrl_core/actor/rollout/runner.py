@@ -18,6 +18,7 @@ from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_inte
 from tmrl_core.errors import ConfigError, PolicyFailedError, TmrlError, WeightsError
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.samples.columns import map_leaves
+from tmrl_core.storage import read_whole
 
 Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
 """`(observation, action, extras)` of the policy -> the action and extras that count."""
@@ -237,7 +238,7 @@ class PolicyRunner:
         if type(self._actor).from_bytes is ActorModule.from_bytes:
             self.actor = self._actor.load(path, self.device)
             return
-        data = path.read_bytes()
+        data = read_whole(path)
         exploration = exploration_in(data)
         self.actor = self._actor.from_bytes(data, self.device)
         if exploration:

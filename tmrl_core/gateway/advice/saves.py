@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import struct
 import zipfile
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from tmrl_core.errors import CheckpointError
-from tmrl_core.storage import write_whole
+from tmrl_core.storage import open_now, write_whole
 from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state, safetensors_parts
 
 logger = logging.getLogger(__name__)
@@ -126,10 +127,10 @@ def read_save(path: Path) -> Save:
         CheckpointError: the file is damaged, too large or something else. Nothing in it was executed.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes; a save has at most {MAX_BYTES}")
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_now) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise CheckpointError(f"{path} has {size} bytes; a save has at most {MAX_BYTES}")
             _check_end(file, size, path)
             with zipfile.ZipFile(file) as entries:
                 state, arrays = (_entry(entries, name, path) for name in (_STATE, _ARRAYS))

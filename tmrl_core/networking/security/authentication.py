@@ -25,8 +25,8 @@ from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.security.certificates import read_end, read_signed_list
 from tmrl_core.networking.security.handshakes import BUNDLE, RENEW
 from tmrl_core.networking.security.logins import check_login
-from tmrl_core.networking.security.revocations import SIGNED_FILE, revoked_file
-from tmrl_core.networking.security.secret_files import folder_of, read_file
+from tmrl_core.networking.security.revocations import SIGNED_FILE, add_revoked, revoked_file
+from tmrl_core.networking.security.secret_files import LINK_WAIT_S, folder_of, read_file, writing
 from tmrl_core.networking.security.tls_contexts import (
     ContextRole,
     client_context,
@@ -149,10 +149,11 @@ class ServerAccess:
         self._files = WatchedFiles(self._directory)
         self.context, self.verifier = server_context(self._directory)
         self._authorities = _authorities(self.context)
+        self.signed_revocations, self._signed = self._read_signed()  # first, because `revoke` writes it last
+        """List of revoked certificates with the CA's signature, to be sent to the peers; empty: there is none."""
         self._had_list = revoked_file(self._directory).exists()
         self._revoked = read_revoked(self._directory)
-        self.signed_revocations = self._read_signed()
-        """List of revoked certificates with the CA's signature, to be sent to the peers; empty: there is none."""
+        self._restore_list()
         self._tokens: WeakKeyDictionary[Connection, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
         self._expiry = _Expiry(now)
         self._expiry.check(self._certificates)
@@ -173,38 +174,51 @@ class ServerAccess:
             self.context, self.verifier = context, verifier
             self._authorities = _authorities(context)
             changed = True
+        before = self._signed | self._revoked
+        try:
+            body, self._signed = self._read_signed()  # first, because `revoke` writes it last
+        except CredentialsError as exc:
+            unread.append(f"the previous signed list of revoked certificates stays in use: {exc}")
+        else:
+            if body != self.signed_revocations:  # peers compare by object, so an equal list must not replace it
+                self.signed_revocations = body
         try:
             has_list = revoked_file(self._directory).exists()
-            if self._had_list and not has_list:
+            if self._had_list and not has_list and not before <= self._signed:
                 raise CredentialsError(f"{revoked_file(self._directory)} is gone")
             revoked = read_revoked(self._directory)
         except (CredentialsError, OSError) as exc:
             unread.append(f"the previous list of revoked certificates stays in use: {exc}")
         else:
-            changed |= revoked != self._revoked
             self._had_list, self._revoked = has_list, revoked
-        try:
-            signed = self._read_signed()
-        except CredentialsError as exc:
-            unread.append(f"the previous signed list of revoked certificates stays in use: {exc}")
-        else:
-            if signed != self.signed_revocations:  # peers compare by object, so an equal list must not replace it
-                self.signed_revocations = signed
+        changed |= before != self._signed | self._revoked
         if not unread:
             self._files.accept()
+            self._restore_list()
             self._expiry.repeat()
-            logger.info("credentials were reloaded; revoked certificates: %d", len(self._revoked))
+            logger.info("credentials were reloaded; revoked certificates: %d", len(self._signed | self._revoked))
         elif self._files.failed():
             for line in unread:
                 logger.error("%s", line)
         return changed
 
-    def _read_signed(self) -> bytes:
+    def _authority(self) -> str:
         place = self._directory
-        file = folder_of(place) / SIGNED_FILE
+        return read_bundle(place).ca if place.is_file() else read_file(place / "ca.pem")
+
+    def _read_signed(self) -> tuple[bytes, frozenset[str]]:
+        """Return the signed list in the form for the peers, empty if it is not sent, and its serial numbers."""
+        file = folder_of(self._directory) / SIGNED_FILE
         if not file.exists():
-            return b""
+            return b"", frozenset()
         text = read_file(file)
+        try:
+            listed = read_signed_list(text, self._authority())
+        except CredentialsError as exc:
+            raise CredentialsError(f"{file}: {exc}. Copy it from the machine of the CA, or delete it.") from exc
+        if listed is None:  # tolerated, because the folder of several bundle files may have the list of another CA
+            logger.warning("%s is of another CA and is not used. Copy it from the machine of this Server's CA.", file)
+            return b"", frozenset()
         body = text.encode()
         if len(body) > MAX_BODY_BYTES:
             logger.warning(
@@ -213,15 +227,26 @@ class ServerAccess:
                 len(body),
                 MAX_BODY_BYTES,
             )
-            return b""
+            body = b""
+        return body, listed.serials
+
+    def _restore_list(self) -> None:
+        """Write certificates that only the signed list revokes into `revoked.json` again."""
+        lost = self._signed - self._revoked
+        if not lost:
+            return
+        folder = folder_of(self._directory)
         try:
-            listed = read_signed_list(text, read_bundle(place).ca if place.is_file() else read_file(place / "ca.pem"))
+            with writing(folder, wait_s=LINK_WAIT_S):
+                add_revoked(folder, (), self._authority())
         except CredentialsError as exc:
-            raise CredentialsError(f"{file}: {exc}. Copy it from the machine of the CA, or delete it.") from exc
-        if listed is None:  # tolerated, because the folder of several bundle files may have the list of another CA
-            logger.warning("%s is of another CA and is not sent. Copy it from the machine of this Server's CA.", file)
-            return b""
-        return body
+            logger.warning(
+                "%d certificates that %s revokes are refused, but %s lacks them and was not written again: %s",
+                len(lost),
+                SIGNED_FILE,
+                revoked_file(folder),
+                exc,
+            )
 
     def rejection_of(self, connection: Connection) -> tuple[str, str] | None:
         """Return (refusal code, reason) if an admitted peer would be rejected now, else None."""
@@ -244,7 +269,7 @@ class ServerAccess:
                 f"one. Make a bundle on the machine that holds the CA (`{BUNDLE} {role} --name {identity.name}`) and "
                 "install it here.",
             )
-        if identity.serial not in self._revoked:
+        if identity.serial not in self._revoked and identity.serial not in self._signed:
             return None
         return (
             "certificate",

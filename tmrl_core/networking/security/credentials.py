@@ -59,6 +59,7 @@ from tmrl_core.networking.security.revocations import (
     forget_lists,
     note_issued,
     read_list,
+    read_lists,
     write_list,
 )
 from tmrl_core.networking.security.secret_files import need, read_file, write_file, write_record, writing
@@ -297,7 +298,7 @@ def bundle(
     tlspyo = tlspyo_files.part_of(folder, server=role == "server")
     if role == "server":
         made = Signed(need(folder / "server.pem"), need(folder / "server.key", private=True))
-        revoked = read_list(folder / REVOKED_FILE)
+        revoked = read_lists(folder, ca)
         hashes = folder_hashes(folder)
         if (folder / "ca.key").exists():
             with writing(folder):  # from now on, this CA counts as one that has issued certificates
@@ -315,7 +316,7 @@ def bundle(
         with writing(folder):  # recorded before the bundle is written, so that every certificate can be revoked
             note_issued(folder, facts.serial, role, name, facts.not_after, weight)
         # A worker's bundle has none, since the list contains names of other machines.
-        revoked = read_list(folder / REVOKED_FILE) if role == "trainer" else ()
+        revoked = read_lists(folder, ca) if role == "trainer" else ()
         content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, revoked=revoked, tlspyo=tlspyo)
     target = Path(out).expanduser() if out is not None else Path()
     if target.is_dir():
@@ -361,7 +362,7 @@ def install(
             write_file(files[-1], msgspec.json.encode(content.token_hashes).decode() + "\n", private=True)
         if content.revoked:
             files.append(folder / REVOKED_FILE)
-            add_revoked(folder, content.revoked)
+            add_revoked(folder, content.revoked, content.ca)
         if content.tlspyo is not None:
             files += tlspyo_files.install(content.tlspyo, folder)
         files.append(ca_file)
@@ -464,7 +465,7 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
     ]
     if keys and not (folder / "ca.pem").exists():
         return keys
-    need(folder / "ca.pem")
+    authority = need(folder / "ca.pem")
     files = [file for file in folder.glob("*.pem") if file.name != tlspyo_files.KEY]
     files.sort(key=lambda file: (file.name != "ca.pem", file.name != "server.pem", file.name))
     records = [_certificate_info(read_file(file), str(file)) for file in files]
@@ -473,7 +474,7 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
     for role, digest in folder_hashes(folder).items():
         token_file = folder / f"{role}.token"
         records.append(_token_info(role, digest, str(token_file if token_file.exists() else folder / TOKENS_FILE)))
-    taken_back = read_list(folder / REVOKED_FILE)
+    taken_back = read_lists(folder, authority)
     gone = {one.serial for one in taken_back}
     for one in read_list(folder / ISSUED_FILE):
         if one.serial not in gone:

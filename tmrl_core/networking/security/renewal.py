@@ -19,11 +19,11 @@ from tmrl_core.networking.security.credentials import DAYS, bundle, create, new_
 from tmrl_core.networking.security.handshakes import BUNDLE, CREATE, identity_of
 from tmrl_core.networking.security.revocations import (
     ISSUED_FILE,
-    REVOKED_FILE,
     Listed,
     add_revoked,
     issued,
     read_list,
+    read_lists,
     sign_revoked,
 )
 from tmrl_core.networking.security.secret_files import need, read_file, write_file, writing
@@ -55,7 +55,7 @@ def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None
         CredentialsError: no certificate was issued to that name, or a file is damaged.
     """
     folder = Path(directory).expanduser()
-    need(folder / "ca.pem")
+    authority = need(folder / "ca.pem")
     file = Path(name).expanduser()
     with writing(folder):
         found = issued(folder, name, role)
@@ -68,9 +68,9 @@ def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None
                 + (f", but to {', '.join(names)}" if names else "")
                 + ". Run this where the bundle was made, or name the bundle or certificate file itself."
             )
-        new = add_revoked(folder, found)
+        new = add_revoked(folder, found, authority)
         if (folder / "ca.key").exists():
-            sign_revoked(folder, Signed(need(folder / "ca.pem"), need(folder / "ca.key", private=True)))
+            sign_revoked(folder, Signed(authority, need(folder / "ca.key", private=True)))
         return new
 
 
@@ -113,12 +113,12 @@ def renew(
         CredentialsError: one of the names has no valid certificate, or the CA's key is not here.
     """
     folder = Path(directory).expanduser()
+    authority = need(folder / "ca.pem")
     if not names:
-        need(folder / "ca.pem")
         need(folder / "server.pem")
         create(folder, days=days)
         return [folder / "server.pem", folder / "server.key"]
-    taken_back = {one.serial for one in read_list(folder / REVOKED_FILE)}
+    taken_back = {one.serial for one in read_lists(folder, authority)}
     latest: list[tuple[ClientRole, Listed]] = []
     for name in names:
         found = {one.role: one for one in issued(folder, name) if one.serial not in taken_back}
@@ -134,7 +134,7 @@ def renew(
 def holders(directory: str | os.PathLike[str]) -> list[str]:
     """Return the names with a certificate that is neither expired nor revoked."""
     folder = Path(directory).expanduser()
-    taken_back = {one.serial for one in read_list(folder / REVOKED_FILE)}
+    taken_back = {one.serial for one in read_lists(folder, need(folder / "ca.pem"))}
     now = datetime.now(timezone.utc)
     listed = read_list(folder / ISSUED_FILE)
     return sorted({one.name for one in listed if one.serial not in taken_back and one.not_after > now})

@@ -7,11 +7,14 @@ replaced in one step. They keep expired certificates, because a trainer takes st
 certificates were valid: a thief could use a revoked certificate again once it is left out.
 
 `revoked.crl` has the serial numbers of `revoked.json` with the CA's signature. The Server sends it to workers and the
-trainer, which check the signature, so that it reaches them also through a Server that they do not trust.
+trainer, which check the signature, so that it reaches them also through a Server that they do not trust. `revoke`
+writes it last, so a certificate that it alone has was lost from `revoked.json` (deleted, or an older copy). Such a
+certificate is revoked as well, and is written into `revoked.json` again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -24,8 +27,17 @@ from msgspec import Meta
 
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security.certificates import MAX_WEIGHT, Signed, SignedList, read_signed_list, sign_list
+from tmrl_core.networking.security.certificates import (
+    MAX_WEIGHT,
+    Signed,
+    SignedList,
+    read_end,
+    read_signed_list,
+    sign_list,
+)
 from tmrl_core.networking.security.secret_files import folder_of, read_file, read_record, write_file, write_record
+
+logger = logging.getLogger(__name__)
 
 REVOKED_FILE = "revoked.json"
 ISSUED_FILE = "issued.json"
@@ -98,22 +110,53 @@ def forget_lists(folder: Path) -> None:
         write_list(folder / REVOKED_FILE, ())
 
 
-def add_revoked(folder: Path, certificates: Iterable[Listed]) -> list[Listed]:
-    """Add certificates to the list of revoked ones. Return the new entries. The caller holds the folder's lock."""
+def read_lists(folder: Path, authority: str) -> tuple[Listed, ...]:
+    """Return the certificates that `revoked.json` or the list signed by the CA with this certificate revokes.
+
+    Those of the signed list alone have the role and name of `issued.json`; elsewhere, both are unknown and empty.
+
+    Raises:
+        CredentialsError: a file cannot be read, is damaged, or has a wrong signature.
+    """
+    signed = read_signed(folder, authority)  # first, because `revoke` writes it last
+    listed = read_list(folder / REVOKED_FILE)
+    lost = signed.serials.difference(one.serial for one in listed)
+    if not lost:
+        return listed
+    known = {one.serial: one for one in read_list(folder / ISSUED_FILE)}
+    end, now = read_end(authority), datetime.now(timezone.utc)
+    found = (known.get(serial) or Listed(serial, "", "", end, now) for serial in sorted(lost))
+    return (*listed, *(msgspec.structs.replace(one, at=now) for one in found))
+
+
+def add_revoked(folder: Path, certificates: Iterable[Listed], authority: str) -> list[Listed]:
+    """Add certificates to the list of revoked ones. Return the new entries. The caller holds the folder's lock.
+
+    Certificates that only the signed list of the CA with this certificate has are added too, with a warning.
+    """
     now = datetime.now(timezone.utc)
     file = folder / REVOKED_FILE
-    before = read_list(file)
+    before = read_lists(folder, authority)
+    lost = len(before) - len(read_list(file))
     known = {one.serial for one in before}
     new = [msgspec.structs.replace(one, at=now) for one in certificates if one.serial not in known]
-    if new or not file.exists():
+    if new or lost or not file.exists():
         write_list(file, [*before, *new])
+    if lost:
+        logger.warning(
+            "%s lacked %d certificates that %s revokes: it was deleted, or replaced by an old copy. They stay revoked, "
+            "and it has been written again.",
+            file,
+            lost,
+            SIGNED_FILE,
+        )
     return new
 
 
 def sign_revoked(folder: Path, authority: Signed) -> None:
     """Sign the list of revoked certificates. The caller holds the folder's lock."""
     before = read_signed(folder, authority.certificate)
-    serials = frozenset(one.serial for one in read_list(folder / REVOKED_FILE))
+    serials = frozenset(one.serial for one in read_lists(folder, authority.certificate))
     if serials != before.serials or before == NO_LIST:
         # The time keeps the number above those of a file that was lost.
         listed = SignedList(max(before.number + 1, int(time.time())), serials)

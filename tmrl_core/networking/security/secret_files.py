@@ -19,8 +19,8 @@ import msgspec
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.handshakes import BUNDLE, CREATE
 from tmrl_core.storage import write_whole
-from tmrl_core.storage.lock import lock_file
-from tmrl_core.storage.own_files import open_now
+from tmrl_core.storage.lock import NO_LOCKS, lock_file
+from tmrl_core.storage.own_files import open_now, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +59,8 @@ def read_file(file: Path, *, private: bool = False) -> str:
         CredentialsError: the file cannot be read, is not a regular file, is not text, or is too large for credentials.
     """
     try:
-        # Open without blocking, because a pipe in place of a file would block a role forever.
         with open(file, encoding="utf-8", opener=open_now) as opened:
-            about = os.fstat(opened.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise CredentialsError(
-                    f"{file} is not a regular file, as all credentials are. Put the file itself there."
-                )
-            if about.st_size > _MAX_FILE_BYTES:
+            if os.fstat(opened.fileno()).st_size > _MAX_FILE_BYTES:
                 raise CredentialsError(f"{file} is too large for a file of credentials")
             if private:
                 warn_if_readable(file)
@@ -158,15 +152,20 @@ def writing(folder: Path, *, mode: int = 0o700, wait_s: float = 10.0) -> Iterato
     """
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
-        if (folder / ".lock").is_symlink():
-            raise CredentialsError(f"{folder / '.lock'} is a symbolic link. Remove it, or choose another folder.")
-        lock = open(folder / ".lock", "a", encoding="utf-8")  # noqa: SIM115
     except OSError as exc:
         raise CredentialsError(f"{folder} cannot be written: {exc.strerror}") from exc
-    with lock:
+    path = folder / ".lock"
+    try:
+        lock = open_own(path, os.O_WRONLY | os.O_CREAT)
+    except OSError as exc:
+        raise CredentialsError(f"{path} cannot be locked: {exc.strerror}") from exc
+    try:
         try:
-            lock_file(lock.fileno(), wait_s=wait_s)
+            lock_file(lock, wait_s=wait_s)
+        except BlockingIOError as exc:
+            raise CredentialsError(f"{folder} is being written by another process. Try again in a moment.") from exc
         except OSError as exc:
-            raise CredentialsError(f"{folder} is being written by another process: {exc.strerror}") from exc
-        # Closing the file releases the lock.
+            raise CredentialsError(f"{path} cannot be locked: {exc.strerror}. {NO_LOCKS}") from exc
         yield
+    finally:
+        os.close(lock)  # which releases the lock

@@ -31,7 +31,7 @@ from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.spools.fair_queue import FairQueue, Job
 from tmrl_core.networking.spools.memory import Spool, SpooledMessage, SpooledStream, StreamInfo
 from tmrl_core.rate_limited_log import RateLimitedLog
-from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader
+from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader, open_now
 from tmrl_core.storage.files import Sync
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class DiskSpool(Spool):
         self._removals[kept.info.stream] = self._do(kept, lambda: self._delete(kept.info.stream))
 
     def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
-        with self._path(kept.info.stream).open("rb", buffering=0) as file:
+        with open(self._path(kept.info.stream), "rb", buffering=0, opener=open_now) as file:
             file.seek(message.place)
             body = bytearray(message.length)
             filled = 0

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tmrl_core.storage.lock import is_locked, lock_file
-from tmrl_core.storage.own_files import BINARY
+from tmrl_core.storage.own_files import BINARY, open_own
 
 
 def _plain_file(port: int) -> Path:
@@ -57,8 +57,8 @@ class PlainNotice:
 def plain_server(port: int) -> bool:
     """Return True if a running Server of this user on this machine's `port` uses plaintext."""
     try:
-        # Open first, so that the checked file is the one that is read; links are not followed.
-        descriptor = os.open(_plain_file(port), os.O_RDONLY | (0 if sys.platform == "win32" else os.O_NOFOLLOW))
+        # Open first, so that the checked file is the one that is read.
+        descriptor = open_own(_plain_file(port), os.O_RDONLY)
         with os.fdopen(descriptor, "rb") as file:
             if not _is_private(os.fstat(descriptor)):
                 return False
@@ -68,7 +68,7 @@ def plain_server(port: int) -> bool:
                 return False
             # A process id of 0 or less would mean a whole group of processes.
             return type(pid) is int and pid > 0 and _alive(pid) and is_locked(descriptor)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return False
 
 

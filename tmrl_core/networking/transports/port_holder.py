@@ -70,6 +70,7 @@ def _command(folder: Path) -> str:
         name = os.path.basename(words[0])
         if "tmrl_core" not in words:
             return f" ({name})" if name else ""
-        text = " ".join([name, *words[1:]])
+        # Left out: the options of Python, among which a search path may be.
+        text = " ".join([name, "-m", *words[words.index("tmrl_core") :]])
         return f" ({text[:_COMMAND_CHARACTERS]}{' ...' if len(text) > _COMMAND_CHARACTERS else ''})"
     return ""

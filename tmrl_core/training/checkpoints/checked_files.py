@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from tmrl_core.errors import CheckpointError
+from tmrl_core.storage import read_whole
 from tmrl_core.training.memories.layout import Array
 
 SLICE_BYTES = 1 << 20
@@ -72,7 +73,7 @@ def read_file(path: Path, expected: FileEntry) -> bytes:
         CheckpointError: it is missing, truncated or damaged.
     """
     try:
-        data = path.read_bytes()
+        data = read_whole(path)
     except OSError as exc:
         raise CheckpointError(f"{path} cannot be read: {exc}") from exc
     if len(data) != expected.bytes:

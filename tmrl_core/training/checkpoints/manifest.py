@@ -14,6 +14,7 @@ import msgspec
 
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import CheckpointError
+from tmrl_core.storage import read_whole
 from tmrl_core.training.checkpoints.checked_files import FileEntry, write_file
 
 FORMAT = 1
@@ -87,7 +88,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        whole = json.loads(path.read_bytes())
+        whole = json.loads(read_whole(path))
         body, crc = whole["body"], whole["crc32"]
         if not isinstance(body, dict):
             raise TypeError(f"it holds a {type(body).__name__}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import time
 from pathlib import Path
 
@@ -52,14 +54,15 @@ class ModelFile:
         actor = actor_of(training)
         if actor is None:
             return ""
-        temporary = path.with_name(f".{path.name}.tmp")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # nobody can prepare it as a link
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             actor.save(temporary)
             if keep:
                 os.replace(temporary, path)
-            else:
-                temporary.unlink()
         except OSError as exc:
             return str(exc)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         return ""

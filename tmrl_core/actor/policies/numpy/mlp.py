@@ -36,6 +36,7 @@ from tmrl_core.actor.policies.weights import (
     with_exploration,
 )
 from tmrl_core.errors import ConfigError
+from tmrl_core.storage import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -193,7 +194,7 @@ class NumpyActor(ActorModule):
         Raises:
             WeightsError: names the part that does not fit.
         """
-        data = Path(path).read_bytes()
+        data = read_whole(path)
         exploration = exploration_in(data)
         actor = self.from_bytes(data, device)
         if exploration:

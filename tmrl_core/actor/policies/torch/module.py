@@ -27,6 +27,7 @@ from tmrl_core.actor.policies.weights import (
     with_sorted_metadata,
 )
 from tmrl_core.errors import WeightsError
+from tmrl_core.storage import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -110,7 +111,7 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         Raises:
             WeightsError: names the part that does not fit.
         """
-        data = Path(path).read_bytes()
+        data = read_whole(path)
         exploration = exploration_in(data)
         actor = self._take_state(data, device) if self._own_files else self.from_bytes(data, device)
         if exploration:
