@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import curves
 import numpy as np
 import torch
-from run import HERE, keep, parser_of
+from run import HERE, parser_of, run_seeds
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tmrl_core.config import Config, environment_maker, load
@@ -156,17 +156,24 @@ def main() -> int:
     parser.add_argument("--check", type=int, metavar="UPDATES", help="compare the two ways of multiplying instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = load(HERE / f"{arguments.task}.yaml", [f"run.seed={arguments.seed}", *arguments.changes], {})
+
+    def settings(seed: int) -> Any:
+        return load(HERE / f"{arguments.task}.yaml", [f"run.seed={seed}", *arguments.changes], {})
+
     if arguments.check:
-        apart, rounding = check(config, arguments.check)
+        apart, rounding = check(settings(arguments.seed or 0), arguments.check)
         print(f"after {arguments.check} updates: {apart:.1e} apart; bfloat16 and float32: {rounding:.1e}")
         return 0
-    curve = []
-    for point, returns in learn(config, arguments.seed):
-        curve.append(point)
-        lost = sum(value < statistics.median(returns) - 300.0 for value in returns)
-        print(f"{point.steps:7d} steps {point.mean:9.2f}, {lost} of {len(returns)} far below their median", flush=True)
-    keep(curve, "one_process", arguments)
+
+    def learned(seed: int) -> curves.Curve:
+        curve = []
+        for point, returns in learn(settings(seed), seed):
+            curve.append(point)
+            lost = sum(value < statistics.median(returns) - 300.0 for value in returns)
+            print(f"{point.steps:7d} steps, {lost} of {len(returns)} far below their median", flush=True)
+        return curve
+
+    run_seeds("one_process", arguments, learned)
     return 0
 
 

@@ -1,7 +1,8 @@
 """The same learning curve by stable-baselines3, with the same settings, steps, episodes and seeds.
 
-    python benchmarks/learning/peer.py cartpole --seed 0
+    python benchmarks/learning/peer.py cartpole
 
+All seeds of `seeds.py`, or with `--seed` one of them.
 Needs stable-baselines3, which the project does not depend on, in the environment that runs it. It is evaluated after as
 many environment steps as `run.py`, in an environment of its own, with the seeds of our evaluations.
 """
@@ -20,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import curves
 from peer_settings import PeerSettings, peer_settings
-from run import HERE, arguments_of, keep
+from run import HERE, parser_of, run_seeds
 
 from tmrl_core.config import Config, load
 from tmrl_core.envs import GenericGymEnv
@@ -96,9 +97,9 @@ def episodes(config: Config) -> int:
 
 
 def main() -> int:
-    arguments = arguments_of(__doc__)
+    arguments = parser_of(__doc__).parse_args()
     config = load(HERE / f"{arguments.task}.yaml", arguments.changes, {})
-    keep(learn(config, peer_settings(config), arguments.seed), "sb3", arguments)
+    run_seeds("sb3", arguments, lambda seed: learn(config, peer_settings(config), seed))
     return 0
 
 

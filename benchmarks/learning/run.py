@@ -1,11 +1,14 @@
 """One learning curve of ours: Server, RolloutWorkers and Trainer as processes over TLS on this machine.
 
+    python benchmarks/learning/run.py cartpole
     python benchmarks/learning/run.py cartpole --seed 0
     python benchmarks/learning/run.py cartpole --seed 0 --set agent.kwargs.lr=1e-3 --out /tmp/curve.csv
 
-The task is the name of a configuration in this folder; its `trainer.lockstep.min_workers` says how many workers there
-are. The curve is what one of the workers plays with the newest policy, deterministically and with fixed seeds; it goes
-to `benchmarks/results/<results>/<task>_ours_<seed>.csv`. The environments need the extras `mujoco` and `box2d`.
+Without `--seed`, all seeds of `seeds.py` are run, one after another. A curve that is there is never run again into the
+same folder: results are added, not edited. The task is the name of a configuration in this folder; its
+`trainer.lockstep.min_workers` says how many workers there are. The curve is what one of the workers plays with the
+newest policy, deterministically and with fixed seeds; it goes to `<task>_ours_<seed>.csv` of the folder `--folder`. The
+environments need the extras `mujoco` and `box2d`.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import curves
+from seeds import SEEDS
 
 from tmrl_core.config import load
 from tmrl_core.metrics import read_records
@@ -50,31 +55,41 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "task", nargs="?", default="cartpole", choices=sorted(path.stem for path in HERE.glob("*.yaml"))
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, choices=SEEDS, help="one of those of seeds.py; left out: all of them")
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="of the curves; a new one for a new comparison")
+    parser.add_argument("--out", type=Path, help="file of one curve that is no result")
     return parser
 
 
-def arguments_of(description: str | None) -> argparse.Namespace:
-    """The answers on the command line."""
-    return parser_of(description).parse_args()
+def run_seeds(side: str, arguments: argparse.Namespace, learned: Callable[[int], curves.Curve]) -> None:
+    """Run the seeds that are asked for, and write a curve for each where `table.py` looks for it, or into `--out`.
 
-
-def keep(curve: curves.Curve, side: str, arguments: argparse.Namespace) -> None:
-    """Write a side's curve where `table.py` looks for it, or where `--out` says, and print it."""
-    curves.write(arguments.out or RESULTS / f"{arguments.task}_{side}_{arguments.seed}.csv", curve)
-    for point in curve:
-        print(
-            f"{arguments.task} seed {arguments.seed}: {point.steps:7d} steps {point.mean:9.2f} {point.seconds:6.0f} s"
-        )
+    Raises:
+        SystemExit: a curve is there already, or `--out` is given for several seeds.
+    """
+    seeds = SEEDS if arguments.seed is None else (arguments.seed,)
+    if arguments.out is not None and len(seeds) > 1:
+        raise SystemExit("--out is the file of one curve: add --seed")
+    paths = {seed: arguments.out or arguments.folder / f"{arguments.task}_{side}_{seed}.csv" for seed in seeds}
+    there = [path for path in paths.values() if path.exists() and arguments.out is None]
+    if there:
+        raise SystemExit(f"{there[0]} is there: results are added, not edited; name a new folder with --folder")
+    for seed, path in paths.items():
+        curve = learned(seed)
+        curves.write(path, curve)
+        for point in curve:
+            print(f"{arguments.task} seed {seed}: {point.steps:7d} steps {point.mean:9.2f} {point.seconds:6.0f} s")
 
 
 def main() -> int:
-    arguments = arguments_of(__doc__)
-    with tempfile.TemporaryDirectory() as folder:
-        curve = learn(arguments.task, arguments.seed, arguments.changes, Path(folder))
-    keep(curve, "ours", arguments)
+    arguments = parser_of(__doc__).parse_args()
+
+    def learned(seed: int) -> curves.Curve:
+        with tempfile.TemporaryDirectory() as folder:
+            return learn(arguments.task, seed, arguments.changes, Path(folder))
+
+    run_seeds("ours", arguments, learned)
     return 0
 
 

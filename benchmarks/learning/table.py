@@ -1,11 +1,15 @@
-"""The table and the pictures of the learning curves that `run.py` and `peer.py` have written.
+"""The tables and the pictures of the learning curves that `run.py` and `peer.py` have written.
 
     python benchmarks/learning/table.py
 
-For each task: the mean over seeds and over the last three evaluations (the last 30 % of the steps), of ours and of
-stable-baselines3, each seed's beside it, and ours as a share of theirs; the same for the last evaluation alone and for
-the whole curve; the mean return of the training episodes in the same time, where the actions are drawn; and what was
-published. Only steps that every curve of a task has count.
+For each task, of ours and of stable-baselines3: the number of seeds n, the mean over them of the last three evaluations
+(the last 30 % of the steps) with its 95 % interval, and the difference of both means with its interval; the means of
+the last evaluation alone, of the whole curve and of the training episodes in the same time, where the actions are
+drawn; and what was published. The second table has each seed's value. Only steps that every curve of a task has count.
+A row that does not have all of `seeds.SEEDS` on both sides says so.
+
+Intervals are those of Student's t over seeds, of the difference those of Welch's t: they assume nothing about equal
+variances, and returns near their bound are not normal, so that they are rough where n is small.
 """
 
 from __future__ import annotations
@@ -21,22 +25,27 @@ from pathlib import Path
 import curves
 from published import PUBLISHED
 from run import HERE, RESULTS
+from seeds import SEEDS
 
-REACH = 0.95
 LAST = 3
 """Evaluations that count as the end of a curve."""
 
 COLUMNS = (
     "task",
     "steps",
-    "ours (seeds)",
-    "stable-baselines3 (seeds)",
-    "share",
+    "n",
+    "ours",
+    "stable-baselines3",
+    "difference",
     "last evaluation",
     "curve",
     "training episodes",
     "published",
 )
+SEED_COLUMNS = ("task", "side", "n", "end, by seed", "training episodes, by seed")
+
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""The 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them the last, which is wider."""
 
 Seeds = Mapping[int, curves.Curve]
 
@@ -53,9 +62,24 @@ class Side:
     trains: tuple[float, ...]
 
 
-def share(ours: float, theirs: float) -> float:
-    """Ours as a share of theirs; where returns are negative, 0.95 means worse by 5 % of what theirs amounts to."""
-    return 1.0 + (ours - theirs) / abs(theirs)
+def interval(values: Sequence[float]) -> float:
+    """Return half the width of the mean's 95 % interval; infinite for one value."""
+    if len(values) < 2:
+        return math.inf
+    return T_975[min(len(values) - 1, len(T_975)) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Return the difference of two means, and half the width of its 95 % interval (Welch)."""
+    apart = statistics.fmean(ours) - statistics.fmean(theirs)
+    if min(len(ours), len(theirs)) < 2:
+        return apart, math.inf
+    left, right = (statistics.variance(values) / len(values) for values in (ours, theirs))
+    if not left + right:
+        return apart, 0.0
+    freedom = (left + right) ** 2 / (left**2 / (len(ours) - 1) + right**2 / (len(theirs) - 1))
+    # Rounded down, to the wider side.
+    return apart, T_975[min(max(int(freedom), 1), len(T_975)) - 1] * math.sqrt(left + right)
 
 
 def common(sides: Sequence[Seeds]) -> int:
@@ -102,28 +126,51 @@ def load(folder: Path, task: str, side: str) -> dict[int, list[curves.Point]]:
 
 
 def row(task: str, ours: Seeds, theirs: Seeds) -> str:
-    """A line of the table."""
+    """Return a line of the first table."""
     steps = common([ours, theirs])
     left, right = summary(ours, steps), summary(theirs, steps)
-    end = share(left.end, right.end)
+    apart, width = difference(left.ends, right.ends)
     cells = [
         task,
         f"{steps:,}",
-        _means(left.ends),
-        _means(right.ends),
-        f"{end:.2f}{'' if end >= REACH else ' **below**'}",
-        f"{left.last:.0f} / {right.last:.0f} = {share(left.last, right.last):.2f}",
-        f"{share(left.whole, right.whole):.2f}",
-        f"{_means(left.trains)} / {_means(right.trains)}",
+        f"{len(ours)} / {len(theirs)}{'' if complete(ours, theirs) else f' of {len(SEEDS)}'}",
+        f"{left.end:.0f} {_within(interval(left.ends))}",
+        f"{right.end:.0f} {_within(interval(right.ends))}",
+        f"{apart:+.0f} {_within(width)}",
+        f"{left.last:.0f} / {right.last:.0f}",
+        f"{left.whole:.0f} / {right.whole:.0f}",
+        f"{_mean(left.trains)} / {_mean(right.trains)}",
         PUBLISHED[task],
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _means(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{statistics.fmean(values):.0f} ({', '.join(f'{value:.0f}' for value in values)})"
+def complete(*sides: Seeds) -> bool:
+    """Return True if all sides have exactly the seeds that were fixed."""
+    return all(sorted(side) == list(SEEDS) for side in sides)
+
+
+def seed_rows(task: str, ours: Seeds, theirs: Seeds) -> list[str]:
+    """Return the lines of the second table: each seed's value, in the order of the seeds."""
+    steps = common([ours, theirs])
+    lines = []
+    for name, side in (("ours", ours), ("stable-baselines3", theirs)):
+        found = summary(side, steps)
+        cells = [task, name, str(len(side)), _each(found.ends), _each(found.trains)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _within(width: float) -> str:
+    return "(no interval)" if math.isinf(width) else f"± {width:.0f}"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.0f} (n {len(values)})" if values else "-"
+
+
+def _each(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.0f}" for value in values) or "-"
 
 
 def draw(path: Path, task: str, ours: Seeds, theirs: Seeds) -> None:
@@ -160,20 +207,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    print(f"| {' | '.join(COLUMNS)} |")
-    print(f"| {' | '.join('---' for _ in COLUMNS)} |")
-    reached = True
+    lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
+    seeds = [f"| {' | '.join(SEED_COLUMNS)} |", f"| {' | '.join('---' for _ in SEED_COLUMNS)} |"]
+    all_there = True
     for task in sorted(path.stem for path in HERE.glob("*.yaml")):
         ours, theirs = load(arguments.folder, task, "ours"), load(arguments.folder, task, "sb3")
         if not ours or not theirs:
             print(f"{task}: not run on both sides", file=sys.stderr)
-            reached = False
+            all_there = False
             continue
-        line = row(task, ours, theirs)
-        reached = reached and "**below**" not in line
-        print(line)
+        all_there = all_there and complete(ours, theirs)
+        lines.append(row(task, ours, theirs))
+        seeds += seed_rows(task, ours, theirs)
         draw(arguments.folder / f"{task}.png", task, ours, theirs)
-    return 0 if reached else 1
+    print("\n".join([*lines, "", *seeds]))
+    return 0 if all_there else 1
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tmrl_core.config import load
 from tmrl_core.metrics import MetricRecord, names
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "learning"
-MODULES = ("curves", "run", "peer_settings", "published", "table")
+MODULES = ("curves", "seeds", "run", "peer_settings", "published", "table")
 TASKS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -128,11 +128,35 @@ def test_unsupported_policies_cannot_be_translated(
         modules["peer_settings"].peer_settings(config)
 
 
-def test_a_share_of_negative_returns_falls_as_they_do(modules: dict[str, Any]) -> None:
-    share = modules["table"].share
-    assert share(95.0, 100.0) == pytest.approx(0.95)
-    assert share(-105.0, -100.0) == pytest.approx(0.95)
-    assert share(-90.0, -100.0) == pytest.approx(1.1)
+def test_intervals_are_those_of_students_t(modules: dict[str, Any]) -> None:
+    table = modules["table"]
+    assert table.interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 / math.sqrt(3))
+    assert math.isinf(table.interval([1.0]))
+    # Equal variances: the degrees of freedom are those of both samples together.
+    apart, width = table.difference([1.0, 2.0, 3.0], [2.0, 3.0, 4.0])
+    assert (apart, width) == (-1.0, pytest.approx(2.776 * math.sqrt(2 / 3)))
+    # One side without variance: those of the other side alone.
+    assert table.difference([5.0, 5.0], [1.0, 2.0, 3.0])[1] == pytest.approx(4.303 / math.sqrt(3))
+    assert table.difference([5.0, 5.0], [5.0, 5.0]) == (0.0, 0.0)
+    assert math.isinf(table.difference([5.0], [5.0, 6.0])[1])
+
+
+def test_only_the_fixed_seeds_are_run_and_none_twice(
+    modules: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curves, run, seeds = modules["curves"], modules["run"], modules["seeds"].SEEDS
+    arguments = run.parser_of(None).parse_args(["cartpole", "--folder", str(tmp_path)])
+
+    def learned(seed: int) -> Any:
+        return [curves.Point(1000, float(seed), 0.0, 1.0)]
+
+    run.run_seeds("ours", arguments, learned)
+    assert sorted(modules["table"].load(tmp_path, "cartpole", "ours")) == list(seeds)
+    with pytest.raises(SystemExit, match="added, not edited"):
+        run.run_seeds("ours", arguments, learned)
+    with pytest.raises(SystemExit):
+        run.parser_of(None).parse_args(["cartpole", "--seed", str(len(seeds))])
+    assert "invalid choice" in capsys.readouterr().err
 
 
 def test_only_steps_that_all_curves_have_count(modules: dict[str, Any]) -> None:
@@ -151,7 +175,12 @@ def test_only_steps_that_all_curves_have_count(modules: dict[str, Any]) -> None:
     assert side.trains == (10.0, 6.0)
     assert math.isclose(table.summary(theirs, steps).end, 4.0)
     line = table.row("cartpole", ours, theirs)
-    assert "| 5,000 | 4 (5, 3) | 4 (4) | 1.00 |" in line
+    assert line.startswith("| cartpole | 5,000 | 2 / 1 of 10 | 4 ± 13 | 4 (no interval) | +0 (no interval) |")
+    assert table.seed_rows("cartpole", ours, theirs) == [
+        "| cartpole | ours | 2 | 5, 3 | 10, 6 |",
+        "| cartpole | stable-baselines3 | 1 | 4 | 8 |",
+    ]
+    assert not table.complete(ours, theirs)
     with pytest.raises(ValueError, match="no curve"):
         table.common([ours, {}])
 
