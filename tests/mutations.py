@@ -745,8 +745,8 @@ MUTATIONS = (
         "missing-list-of-revocations-counts-as-empty",
         STOLEN,
         f"{_P}/security/authentication.py",
-        "if self._had_list and not has_list:",
-        "if self._had_list and not has_list and not self._revoked:",
+        "if self._had_list and not has_list and not before <= self._signed:",
+        "if self._had_list and not has_list and not before:",
         (f"{AUTHENTICATION}::test_a_damaged_list_keeps_the_last_good_one_and_a_server_does_not_start_with_it",),
     ),
     Mutation(

@@ -735,7 +735,7 @@ class RemoteInterface(TrainingInterface):
             self._record("network", self._link_values())
         return max(0.05, self._recorded + BUSY_S - self._clock())
 
-    def _link_values(self) -> dict[str, Any]:
+    def _link_values(self) -> Metrics:
         """Return what the link counts. Safe in the link's thread."""
         self._recorded = self._clock()
         progress, counts = self.progress, self.link.counts
