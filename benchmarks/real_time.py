@@ -1,6 +1,6 @@
 """Lateness of a control loop of 20 ms, with the framework beside it and without; the same while the network pauses.
 
-    python benchmarks/real_time.py [--ticks 10000] [--pairs 5] [--pause 30]
+    python benchmarks/real_time.py [--ticks 10000] [--pairs 5] [--pause 30] [--how "stopped Server"]
 
 An environment of rtgym observes 100 kB of noise at each time step, so that 5 MB of samples leave in each second. It is
 stepped in turn by a plain loop (act, step, reset) and by `RolloutWorker.run`, which sends over TLS with zstd, every ten
@@ -14,7 +14,8 @@ the first tick: a late tick does not move the clock, an early one moves it back,
 begins it anew. Resets count, because the clock of rtgym goes on over them.
 
 Then, while the worker collects, the Server is stopped with SIGSTOP for 30 s, and, with other processes, the link is led
-into a black hole for as long. Printed are the ticks of that time beside those of as long a time before it.
+into a black hole for as long. Printed are the ticks of that time beside those of as long a time before it. The worker
+has its default queue in memory and its default spool on the disk, and no sample may be lost.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ LATE_S = STEP_S / 10
 EPISODE = 500
 SEND_EVERY = 10
 SAMPLE_BYTES = 100_000
-QUEUE_BYTES = 512_000_000
 VECTOR = 8
 """Length of the vector that the policy sees. It ignores the noise."""
 
@@ -174,8 +174,12 @@ def worker_process(keys: str, port: int, fifo: bool, pipe: Pipe) -> None:
         hostname="localhost",
         max_env_steps_per_update=None,
         send_every=SEND_EVERY,
-        queue_bytes=QUEUE_BYTES,
-        config=from_values({"network": {"credentials_dir": keys, "compression": "zstd"}}),
+        config=from_values(
+            {
+                "run": {"folder": str(Path(keys).parent / "runs")},
+                "network": {"credentials_dir": keys, "compression": "zstd"},
+            }
+        ),
     )
     env, link = worker.env, worker.link
     assert link is not None
@@ -270,8 +274,12 @@ def compare(keys: str, fifo: bool, ticks: int, pairs: int) -> float:
     return statistics.median(differences[99.0])
 
 
-def pause(keys: str, fifo: bool, how: str, seconds: float) -> None:
-    """Print the lateness before, during and after a pause of the network, and what became of the samples."""
+def pause(keys: str, fifo: bool, how: str, seconds: float) -> float:
+    """Print the lateness before, during and after a pause of the network, and what became of the samples.
+
+    Returns:
+        The difference of the 99.9th percentiles during the pause and before it, in ms.
+    """
     from tmrl_core.testing.proxy import Conditions, Proxy
 
     with Proxy(("127.0.0.1", 1), conditions=Conditions(retransmission=True)) as proxy:
@@ -290,10 +298,13 @@ def pause(keys: str, fifo: bool, how: str, seconds: float) -> None:
             os.kill(loop.server_pid, signal.SIGCONT)
         times = loop.ticks()
         late = lateness(times)
+        worst = {}
         for name, first in (("before", begun - seconds), ("pause", begun), ("after", begun + seconds)):
             chosen = (times[1:] >= first) & (times[1:] < first + seconds)
-            print(f"{how + ', ' + name:<20}{np.count_nonzero(chosen):>6} ticks {percentiles(late[chosen])}")
-        print(loop.close(), flush=True)
+            worst[name] = float(np.percentile(late[chosen], 99.9)) * 1e3
+            print(f"{how + ', ' + name:<22}{np.count_nonzero(chosen):>6} ticks {percentiles(late[chosen])}")
+        print(f"{how}: {seconds:g} s, {loop.close()}", flush=True)
+        return worst["pause"] - worst["before"]
 
 
 def main() -> int:
@@ -301,6 +312,7 @@ def main() -> int:
     parser.add_argument("--ticks", type=int, default=10_000, help="of each side in each pair; 50 a second")
     parser.add_argument("--pairs", type=int, default=5, help="0: none")
     parser.add_argument("--pause", type=float, default=30.0, help="seconds; 0: none")
+    parser.add_argument("--how", choices=("stopped Server", "black hole"), help="only this pause")
     parser.add_argument("--fifo", action="store_true", help="worker with SCHED_FIFO, for a busy machine (Linux, root)")
     options = parser.parse_args()
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -316,9 +328,11 @@ def main() -> int:
         if options.pairs:
             difference = compare(keys, options.fifo, options.ticks, options.pairs)
         if options.pause:
-            for how in ("stopped Server", "black hole"):
-                pause(keys, options.fifo, how, options.pause)
-    print(f"to reach: {REACH_MS:g} ms for the 99th percentile")
+            for how in ("stopped Server", "black hole") if options.how is None else (options.how,):
+                more = pause(keys, options.fifo, how, options.pause)
+                print(f"{how}: difference of the 99.9th percentiles {more:.3f} ms")
+                difference = max(difference, more)
+    print(f"to reach: {REACH_MS:g} ms for the 99th percentile, and for the 99.9th during a pause")
     return 0 if difference <= REACH_MS else 1
 
 

@@ -143,17 +143,33 @@ class WorkerSection(Section, frozen=True, kw_only=True):
     buffer_maxlen: Annotated[
         Positive, doc("Capacity of a Buffer in samples. A full Buffer drops and counts its oldest samples.")
     ] = 1_000_000
-    queue_bytes: Annotated[Positive, doc("Maximum bytes of samples in a worker that wait for acknowledgement.")] = (
-        64 * MIB
-    )
+    queue_bytes: Annotated[
+        Positive, doc("Maximum bytes of samples in a worker's memory that wait for acknowledgement.")
+    ] = 64 * MIB
     when_full: Annotated[
         Literal["auto", "block", "drop_oldest"],
         doc(
-            "Action when `queue_bytes` are used. block: wait for free space. drop_oldest: drop the oldest message "
-            "and count it. auto: drop_oldest in asynchronous collection, because a control loop must not wait; "
-            "otherwise block."
+            "Action when `queue_bytes` are used. block: wait for free space. drop_oldest: use the disk (`spool_dir`); "
+            "if that is full or too slow too, drop the oldest message and count it. auto: drop_oldest in asynchronous "
+            "collection, because a control loop must not wait; otherwise block."
         ),
     ] = "auto"
+    spool_dir: Annotated[
+        Text | None,
+        doc(
+            "With `drop_oldest`: folder for samples that wait, which any number of workers may share. A worker "
+            "writes there if no trainer has taken samples for 1 s (or none was acknowledged for 10 s), or if half of "
+            "`queue_bytes` is used, and removes what was acknowledged. null: `<run>/worker/spool`."
+        ),
+    ] = None
+    spool_bytes: Annotated[
+        Count | None,
+        doc(
+            "Maximum bytes of samples of one worker in `spool_dir`. Beyond it, the worker drops its oldest ones. null: "
+            "10 GiB (half an hour of 50 Hz with 100 kB a step), at most half of what is free when the worker starts. "
+            "0: no spool."
+        ),
+    ] = None
     drain_timeout_s: Annotated[
         Seconds, doc("Longest wait, in seconds, for acknowledgements when a worker stops cleanly.")
     ] = 10.0
@@ -1038,6 +1054,11 @@ class Config(Section, frozen=True, kw_only=True, dict=True):
         written = self.worker.model_path_history
         # The prefix may end in a separator, which a Path would drop.
         return os.path.join(self.start_folder, written or self.run_folder / "worker" / "history" / "policy_")
+
+    @property
+    def worker_spool_path(self) -> Path:
+        """Return the folder for samples that workers could not deliver yet."""
+        return self.absolute(self.worker.spool_dir or self.run_folder / "worker" / "spool")
 
     @property
     def worker_record_path(self) -> Path | None:

@@ -119,6 +119,8 @@ def central_agent(config: Config, name: str) -> CentralAgent:
             signature=join_signature(env, policy.actor),
             queue_bytes=worker.queue_bytes,
             when_full="block" if worker.when_full == "block" else "drop_oldest",
+            spool_dir=config.worker_spool_path,
+            spool_bytes=worker.spool_bytes,
             drain_timeout_s=worker.drain_timeout_s,
         )
         limit = worker.max_samples_per_episode

@@ -109,6 +109,8 @@ class RolloutWorker(Worker):
         collection: str | Cfg = CFG,
         when_full: str | Cfg = CFG,
         queue_bytes: int | Cfg = CFG,
+        spool_dir: str | Path | Cfg | None = CFG,
+        spool_bytes: int | Cfg | None = CFG,
         send_every: int | Cfg = CFG,
         update_weights: str | Cfg = CFG,
         max_env_steps_per_update: float | Cfg | None = CFG,
@@ -144,6 +146,8 @@ class RolloutWorker(Worker):
         history = given(model_path_history, config.worker_history_path)
         if history is not None and not os.path.isabs(history):
             history = os.path.join(os.getcwd(), history)  # may end in a separator, which a Path would drop
+        spool = given(spool_dir, config.worker_spool_path)
+        spool = None if spool is None else Path(spool).absolute()
         record_into = given(record, config.worker_record_path)
         record_into = None if record_into is None else Path(record_into).absolute()
         connection = None
@@ -192,6 +196,8 @@ class RolloutWorker(Worker):
                     signature=join_signature(loop.environment.env, loop.runner.actor),
                     queue_bytes=given(queue_bytes, settings.queue_bytes),
                     when_full=cast(Literal["block", "drop_oldest"], full),
+                    spool_dir=spool,
+                    spool_bytes=given(spool_bytes, settings.spool_bytes),
                     drain_timeout_s=drain_s,
                     lateness=loop.lateness.report if loop.lateness is not None else None,
                 )

@@ -60,6 +60,7 @@ class RecordLog:
             holds all state that must survive the deletion of earlier files, such as the offsets of all streams. None:
             no such record.
         calls: functions that write files.
+        mode: mode of new files, less the umask.
 
     Raises:
         StorageError: the folder or its last file cannot be read, or holds another kind or version of records.
@@ -80,6 +81,7 @@ class RecordLog:
         segment_bytes: int = SEGMENT_BYTES,
         first_note: Callable[[], bytes] | None = None,
         calls: FileCalls = OS,
+        mode: int = 0o644,
     ) -> None:
         self.folder = folder
         self.format_name = format_name
@@ -89,6 +91,7 @@ class RecordLog:
         self._sync = sync
         self._first_note = first_note
         self._calls = calls
+        self._mode = mode
         self._file: SegmentFile | None = None
         self._sealed = False
         self._closed = False
@@ -272,7 +275,13 @@ class RecordLog:
             self._join_flush()
             self._file.flush()
         file = SegmentFile.create(
-            path, self.format_name, self.description, first_note, sync=self._sync, calls=self._calls
+            path,
+            self.format_name,
+            self.description,
+            first_note,
+            sync=self._sync,
+            calls=self._calls,
+            mode=self._mode,
         )
         if self._file is not None:
             self._file.close()

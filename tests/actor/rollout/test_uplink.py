@@ -305,7 +305,7 @@ def test_the_last_line_names_the_samples_that_were_dropped_before(
     link.counts = link.counts._replace(samples_dropped=818)
     with caplog.at_level(logging.WARNING):
         worker.close()
-    assert "0 lost, 818 dropped earlier because worker.queue_bytes was full" in caplog.text
+    assert "0 lost, 818 dropped earlier for lack of space" in caplog.text
 
 
 def test_samples_without_space_at_the_end_count_as_lost(make: Any, link: Any) -> None:

@@ -331,6 +331,56 @@ def test_a_full_dropping_link_warns_drops_the_oldest_and_the_trainer_counts_the_
     assert len([message for message in caplog.messages if "dropped" in message]) == 1
 
 
+def await_the_disk(worker: WorkerLink) -> None:
+    """Wait until what was sent is encoded, and on the disk as far as it should be."""
+    overflow = worker._overflow
+    assert overflow is not None
+    deadline = time.monotonic() + DEADLINE_S
+    while worker._handed or overflow._busy:
+        assert time.monotonic() < deadline
+        worker.wait_change(0.005)
+
+
+def test_samples_of_an_outage_wait_on_the_disk_and_none_is_lost(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = place.worker(queue_bytes=100_000, when_full="drop_oldest", spool_dir=tmp_path / "spool")
+    trainer = place.trainer()
+    worker.send(episode(0, 100), [])
+    assert collect(trainer, 100) == list(range(100))
+    until(lambda: worker.counts.samples_acked == 100, worker)
+    assert not (tmp_path / "spool").exists()
+    place.server.close()
+    for i in range(1, 20):
+        worker.send(episode(i * 500, 500), [])
+        await_the_disk(worker)
+    files = list((tmp_path / "spool" / worker.stream.hex()).glob("*.seg"))
+    assert files
+    place.start_server()
+    assert collect(trainer, 9_500) == list(range(500, 10_000))
+    until(lambda: worker.counts.samples_acked == 9_600, worker)
+    assert (worker.counts.samples_dropped, trainer.counts.gap_samples) == (0, 0)
+    assert worker.close() == (9_600, 0, 0)
+    assert list(tmp_path.iterdir()) == []
+    assert not [record for record in caplog.records if "dropped" in record.message]
+
+
+def test_a_spool_beyond_its_bound_drops_the_oldest_and_names_the_setting(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = place.worker(queue_bytes=100_000, when_full="drop_oldest", spool_dir=tmp_path, spool_bytes=150_000)
+    with caplog.at_level(logging.WARNING):
+        for i in range(40):
+            worker.send(episode(i * 500, 500), [])
+            await_the_disk(worker)
+    (warning,) = (message for message in caplog.messages if "dropped" in message)
+    assert "worker.spool_bytes (150000)" in warning
+    kept = worker.counts.queued_samples
+    trainer = place.trainer()
+    assert collect(trainer, kept) == list(range(20_000 - kept, 20_000))
+    assert trainer.counts.gap_samples == 20_000 - kept == worker.counts.samples_dropped
+
+
 def test_a_refused_message_is_released_counted_and_logged_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     worker, trainer = place.worker(), place.trainer()
     worker.send(episode(0, 10), [])

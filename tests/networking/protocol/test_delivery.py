@@ -13,8 +13,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tmrl_core.errors import LocalProtocolError, RemoteProtocolError
-from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamReceiver, StreamSender
+from tmrl_core.errors import LocalProtocolError, RemoteProtocolError, StorageError
+from tmrl_core.networking.protocol.delivery import (
+    Body,
+    CommittedOffset,
+    HeldMessage,
+    Received,
+    StreamReceiver,
+    StreamSender,
+)
 from tmrl_core.networking.protocol.framing import (
     FIRST,
     HEADER,
@@ -783,8 +790,153 @@ class Delivery(RuleBasedStateMachine):
         self.check()
 
 
+class BodiesInADict:
+    """A store in the memory, which can lose bodies."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[int, bytes] = {}
+        self.lost: set[int] = set()
+
+    def load(self, place: int) -> Body:
+        if place in self.lost:
+            raise StorageError("lost")
+        return [self.bodies[place]]
+
+    def release(self, place: int) -> None:
+        del self.bodies[place]
+
+
+class OverflowingDelivery(Delivery):
+    """The same with bodies that go to a store, which is slow, may be full, fails in the middle, and loses some."""
+
+    @initialize(
+        queue_bytes=st.sampled_from([70_100, 150_000, 2_000, 1 << 30]),
+        store_bytes=st.sampled_from([0, 75_000, 300_000, 1 << 30]),
+    )
+    def begin(self, queue_bytes: int, store_bytes: int) -> None:
+        super().begin(queue_bytes, True)
+        self.store = BodiesInADict()
+        self.store_bytes = store_bytes
+        self.writing: list[HeldMessage] = []
+        self.written: set[int] = set()
+        self.sender = StreamSender(
+            STREAM, queue_bytes=queue_bytes, drop_oldest=True, store=self.store, store_bytes=store_bytes
+        )
+        self.link(1 << 20, 0)
+
+    def memory(self, *fates: str) -> int:
+        numbers = self.those(*(fates or ("queued", "sending", "sent")))
+        sizes = ((number, len(self.messages[number].body)) for number in numbers)
+        return sum(min(size, 512) if number in self.written else size for number, size in sizes)
+
+    def unwritten(self) -> list[int]:
+        busy = {message.number for message in self.writing} | self.written
+        return [number for number in self.those("queued", "sending", "sent") if number not in busy]
+
+    def written_bytes(self) -> int:
+        there = {message.number for message in self.writing} | self.written
+        numbers = self.those("queued", "sending", "sent")
+        return sum(len(self.messages[number].body) for number in numbers if number in there)
+
+    def offer(self, size: int, samples: int) -> None:
+        body = bytes([len(self.messages) % 251]) * size
+        message = Message(body, samples)
+        while self.held() and self.memory() + size > self.queue_bytes:
+            sending, unwritten = self.those("sending"), self.unwritten()
+            queued = [number for number in self.those("queued") if number in unwritten]
+            sent = self.those("sent")[:1] if not self.those("queued") else []
+            if sending and self.memory("sending") + size > self.queue_bytes:
+                message.fate = "dropped"
+            elif queued:
+                self.messages[queued[0]].fate = "dropped"
+                continue
+            elif sent and sent[0] in unwritten:
+                self.messages[sent[0]].fate = "unresolved"
+                continue
+            else:
+                message.fate = "dropped"  # the memory is full of what is being written
+            break
+        assert self.sender.offer([body], samples)
+        self.messages.append(message)
+
+    @precondition(lambda self: not self.writing)
+    @rule(limit=st.sampled_from([1, 1_000, 140_000, 1 << 30]))
+    def begin_to_write(self, limit: int) -> None:
+        expected: list[int] = []
+        size = 0
+        for number in self.unwritten():
+            if size >= limit:
+                break
+            more = len(self.messages[number].body)
+            waits = self.those("queued")
+            while self.written_bytes() + size + more > self.store_bytes and waits and waits[0] in self.written:
+                self.messages[waits.pop(0)].fate = "dropped"
+            if self.written_bytes() + size + more > self.store_bytes:
+                break
+            expected.append(number)
+            size += more
+        self.writing = self.sender.take_unwritten(limit)
+        assert [message.number for message in self.writing] == expected
+        assert all(b"".join(message.body or ()) == self.messages[message.number].body for message in self.writing)
+
+    @precondition(lambda self: self.writing)
+    @rule(fails_after=st.sampled_from([100, 100, 1, 0]))
+    def end_writing(self, fails_after: int) -> None:
+        done = self.writing[:fails_after]
+        for message in done:
+            assert message.number not in self.store.bodies, "written once"
+            self.store.bodies[message.number] = self.messages[message.number].body
+        self.sender.written(self.writing, [message.number for message in done])
+        self.written.update(message.number for message in done)
+        self.writing = []
+
+    @precondition(lambda self: self.store.bodies.keys() - self.store.lost)
+    @rule(index=st.integers(0, 5))
+    def lose_a_body(self, index: int) -> None:
+        there = sorted(self.store.bodies.keys() - self.store.lost)
+        self.store.lost.add(there[index % len(there)])
+
+    def send(self) -> None:
+        queued = self.those("queued")
+        while (
+            self.linked
+            and not self.those("sending")
+            and queued
+            and self.sent_bytes + self.messages[queued[0]].size <= self.limit
+            and queued[0] in self.store.lost
+        ):
+            self.messages[queued.pop(0)].fate = "dropped"
+        super().send()
+
+    def the_bound_holds(self) -> None:
+        bodies = [self.messages[number].body for number in self.those("queued", "sending", "sent")]
+        assert self.sender.memory_bytes == self.memory()
+        assert self.memory() <= self.queue_bytes or len([body for body in bodies if body]) == 1
+        assert self.sender.written_bytes == self.written_bytes() <= self.store_bytes
+
+    def the_store_has_what_is_needed(self) -> None:
+        assert self.store.bodies.keys() == self.written & set(self.those("queued", "sending", "sent"))
+
+    @invariant()
+    def check(self) -> None:
+        super().check()
+        if hasattr(self, "store"):
+            self.the_store_has_what_is_needed()
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "store"):
+            if self.writing:
+                self.end_writing(100)
+            assert not self.store.bodies
+
+
 Delivery.TestCase.settings = settings(max_examples=150 if FULL else 40, stateful_step_count=60, deadline=None)
 TestDelivery = Delivery.TestCase
+OverflowingDelivery.TestCase.settings = settings(
+    max_examples=150 if FULL else 40, stateful_step_count=60, deadline=None
+)
+TestOverflowingDelivery = OverflowingDelivery.TestCase
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 8 else pytest.mark.full) for seed in range(16)])
@@ -809,5 +961,32 @@ def test_long_walks_through_the_same_model(seed: int) -> None:
             machine.the_link_is_cut(dice.choice([None, None, 0, 1, 3, 100]))
         elif machine.flight:
             machine.lose_a_message()
+        machine.check()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 4 else pytest.mark.full) for seed in range(24)])
+def test_long_walks_with_a_store(seed: int) -> None:
+    dice = random.Random(seed)
+    machine = OverflowingDelivery()
+    machine.begin(dice.choice([2_000, 70_100, 150_000, 200_000]), dice.choice([0, 75_000, 300_000, 1 << 30]))
+    for _ in range(500):
+        chance = dice.random()
+        if chance < 0.35:
+            machine.offers([dice.choice([0, 60, 1_000, 30_000, 70_000]) for _ in range(dice.randint(1, 3))])
+        elif chance < 0.65 and machine.writing:
+            machine.end_writing(dice.choice([100, 100, 1, 0]))
+        elif chance < 0.65:
+            machine.begin_to_write(dice.choice([1, 1_000, 140_000, 1 << 30]))
+        elif chance < 0.85:
+            machine.flow(dice.randint(1, 5), dice.randint(0, 4), dice.randint(0, 4))
+        elif chance < 0.90:
+            machine.want(dice.choice([1, 1_000, 80_000, 1 << 20]))
+        elif chance < 0.93:
+            machine.link(dice.choice([0, 1_000, 1 << 20]), dice.choice([0, 0, 1, 3]))
+        elif chance < 0.97:
+            machine.the_link_is_cut(dice.choice([None, None, 0, 1, 3, 100]))
+        elif machine.store.bodies.keys() - machine.store.lost:
+            machine.lose_a_body(dice.randint(0, 5))
         machine.check()
     machine.teardown()

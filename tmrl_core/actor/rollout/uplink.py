@@ -191,7 +191,9 @@ class Uplink:
         report = CloseReport(acknowledged, handed_over, lost + left)
         refused, dropped = self.link.counts.samples_refused, self.link.counts.samples_dropped
         # `lost` counts what ends with this process. Earlier drops are no less lost to the trainer.
-        more = f", {dropped} dropped earlier because worker.queue_bytes was full" if dropped else ""
+        more = (
+            f", {dropped} dropped earlier for lack of space (worker.queue_bytes, worker.spool_bytes)" if dropped else ""
+        )
         more += f", {refused} refused by the trainer" if refused else ""
         logger.log(
             logging.WARNING if report.lost or refused or dropped else logging.INFO,

@@ -9,12 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from tmrl_core.errors import CodecError, LinkClosedError, TmrlError
 from tmrl_core.networking.links.base import Link
+from tmrl_core.networking.links.overflow import CHECK_S, Overflow
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_worker
 from tmrl_core.networking.peers import (
@@ -32,6 +34,7 @@ from tmrl_core.networking.protocol.messages import (
     decode_body,
     plain,
 )
+from tmrl_core.networking.spools.stream_files import StreamFiles, default_limit
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.samples import (
@@ -95,8 +98,11 @@ class WorkerLink(Link):
         name: label for display.
         run: name of the run; samples and weights of other runs are separate.
         signature: description of the environment, for the trainer's check.
-        queue_bytes: maximum bytes of unacknowledged samples.
-        when_full: `block`: `send` waits for space; `drop_oldest`: the oldest message is dropped and counted.
+        queue_bytes: maximum bytes of unacknowledged samples in memory.
+        when_full: `block`: `send` waits for space; `drop_oldest`: samples that wait long go to `spool_dir`, and what
+            finds no space there is dropped and counted, the oldest message first.
+        spool_dir: folder for samples that wait, shared by any number of workers; None: they wait in memory only.
+        spool_bytes: maximum bytes of samples in `spool_dir`; 0: none; None: see `default_limit`.
         drain_timeout_s: time limit for acknowledgements in `close`.
         model_path: file of the worker's copy of the policy, beside which it keeps the highest version that it has
             accepted; None: a worker that starts again accepts any version.
@@ -117,6 +123,8 @@ class WorkerLink(Link):
         signature: Mapping[str, Any] | None = None,
         queue_bytes: int = 64 << 20,
         when_full: Literal["block", "drop_oldest"] = "drop_oldest",
+        spool_dir: Path | None = None,
+        spool_bytes: int | None = None,
         drain_timeout_s: float = 10.0,
         model_path: str | os.PathLike[str] | None = None,
         seal: WorkerSeal | None = None,
@@ -134,12 +142,22 @@ class WorkerLink(Link):
         self._drop_oldest = when_full == "drop_oldest"
         # In `block` mode, `send` enforces the limit, and submitted samples are never refused.
         stream, sealer = self._worker.new_stream()
+        files: StreamFiles | None = None
+        if spool_dir is not None and spool_bytes is None:
+            spool_bytes = default_limit(spool_dir)
+        if spool_dir is not None and spool_bytes and self._drop_oldest:
+            files = StreamFiles(spool_dir / stream.hex(), {"stream": stream.hex(), "run": run}, spool_bytes)
         self._sender = StreamSender(
             stream,
             queue_bytes=queue_bytes if self._drop_oldest else 1 << 62,
             drop_oldest=self._drop_oldest,
             sealer=sealer,
+            store=files,
+            store_bytes=spool_bytes or 0,
         )
+        self._overflow = Overflow(self._sender, files, self._call, self._check_overflow) if files is not None else None
+        self._overflow_timer = False
+        """True: `_check_overflow` will be called by a timer."""
         self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
         self.expert = False
         """True: this worker is an expert, whose policy is not the trainer's."""
@@ -232,7 +250,24 @@ class WorkerLink(Link):
                 self._sender.offer(body, samples)
                 self._warn_of_drops()
                 encoded += sum(map(len, body))
+        if encoded:
+            self._check_overflow()
         return encoded > 0
+
+    def _check_overflow(self) -> None:
+        """Write samples that wait long to the disk. Repeated while some wait."""
+        overflow, loop = self._overflow, self._loop
+        if overflow is None or loop is None:
+            return
+        again = overflow.check(loop.time(), self._sender.active)
+        self._warn_of_drops()
+        if again and not self._overflow_timer:
+            self._overflow_timer = True
+            loop.call_later(CHECK_S, self._check_overflow_again)
+
+    def _check_overflow_again(self) -> None:
+        self._overflow_timer = False
+        self._check_overflow()
 
     def _warn_of_drops(self) -> None:
         """Log the first drop of an outage; `counts` has the number, and the worker's last line repeats it."""
@@ -240,11 +275,15 @@ class WorkerLink(Link):
             return
         if not self._warned_of_drops:
             self._warned_of_drops = True
+            setting = "worker.queue_bytes" if self._overflow is None else self._overflow.bound
+            limit = self._sender.store_bytes if setting == "worker.spool_bytes" else self._queue_bytes
             logger.warning(
-                "samples wait for the Server or the trainer and fill worker.queue_bytes (%d): the oldest are dropped "
-                "from now on. Raise worker.queue_bytes to bridge a longer outage, or set worker.when_full: block to "
-                "wait instead (logged once until all samples are acknowledged)",
-                self._queue_bytes,
+                "samples wait for the Server or the trainer and fill %s (%d): the oldest are dropped from now on. "
+                "Raise %s to bridge a longer outage, or set worker.when_full: block to wait instead (logged once "
+                "until all samples are acknowledged)",
+                setting,
+                limit,
+                setting,
             )
         self._has_dropped = self._sender.messages_dropped
 
@@ -468,6 +507,8 @@ class WorkerLink(Link):
             if self._drained():
                 self._call(self._end_streams)
         self._stop_thread()
+        if self._overflow is not None:
+            self._overflow.close()
         counts = self.counts
         stored = self._sender.samples_stored
         left = counts.queued_samples + self._sender.samples_unresolved - stored

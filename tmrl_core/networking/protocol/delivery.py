@@ -17,6 +17,10 @@ not received: the rest of its epoch is ignored, and the connection requests the 
 
 A message counts as dropped only if the other side cannot have received it. A message that was sent completely and then
 dropped counts as dropped when a later resume requests it, and as acknowledged when a later message is acknowledged.
+
+With a `BodyStore` (files on the worker's disk), the owner moves bodies out of the memory while acknowledgements are
+missing: `take_unwritten` returns the oldest ones in memory, `written` records their places, and `next_frame` loads each
+again when it is sent. They leave in the order of their numbers, so those in memory are always the newest.
 """
 
 from __future__ import annotations
@@ -24,9 +28,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
+from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, StorageError, UnknownRunKeyError
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.framing import (
     FIRST,
@@ -47,6 +51,8 @@ _ACK_BYTES = 32_768
 """Maximum bytes of refusals in one acknowledgement, so that the whole message fits a frame."""
 _REFUSAL_BYTES = 16
 """Bytes of one refusal besides its reason."""
+_WRITTEN_BYTES = 512
+"""Memory that a message takes while its body is in the store, at most: its numbers and its place."""
 Body: TypeAlias = Sequence[bytes | memoryview]
 """Content of a message, as buffers of bytes in order."""
 
@@ -90,8 +96,27 @@ class Opener(Protocol):
         """Return the proof of an acknowledgement's origin for the worker."""
 
 
-class _Message:
-    __slots__ = ("body", "body_bytes", "floor", "number", "position", "samples", "size")
+class BodyStore(Protocol):
+    """Store of bodies outside the memory."""
+
+    def load(self, place: Any) -> Body:
+        """Return a body that was written.
+
+        Raises:
+            StorageError: it cannot be read, or has changed.
+        """
+
+    def release(self, place: Any) -> None:
+        """Forget a body that is not needed any more."""
+
+
+class HeldMessage:
+    """A message that the worker's end stores. `body` is None while it is in the store only, at `place`."""
+
+    __slots__ = (
+        "body", "body_bytes", "floor", "held", "memory_bytes", "number", "place", "position", "samples", "size",
+        "writing",
+    )  # fmt: skip
 
     def __init__(
         self, number: int, floor: int, position: int, samples: int, body: Body, body_bytes: int, seal_bytes: int
@@ -100,8 +125,12 @@ class _Message:
         self.floor = floor
         self.position = position
         self.samples = samples
-        self.body = body
+        self.body: Body | None = body
         self.body_bytes = body_bytes
+        self.memory_bytes = body_bytes
+        self.place: Any = None
+        self.writing = False
+        self.held = True
         self.size = message_bytes(SAMPLES_HEAD, body_bytes + seal_bytes)
 
 
@@ -128,21 +157,44 @@ class StreamSender:
 
     Args:
         stream: 16 random bytes.
-        queue_bytes: maximum bytes of stored message bodies. Beyond the limit, the oldest message is dropped or the
-            offer is refused. One message is always accepted, however large.
-        drop_oldest: True: drop the oldest message at the limit; False: refuse the offer.
+        queue_bytes: maximum bytes of message bodies in memory. Beyond the limit, the oldest message in memory is
+            dropped or the offer is refused. One message is always accepted, however large.
+        drop_oldest: True: drop messages at the limit; False: refuse the offer.
         sealer: authenticates the stream; None: nothing does.
+        store: place for bodies besides the memory; None: there is none.
+        store_bytes: maximum bytes of bodies in `store`. Beyond the limit, the oldest message is dropped.
 
     Not thread-safe: the owner serialises calls.
     """
 
-    def __init__(self, stream: bytes, *, queue_bytes: int, drop_oldest: bool, sealer: Sealer | None = None) -> None:
+    def __init__(
+        self,
+        stream: bytes,
+        *,
+        queue_bytes: int,
+        drop_oldest: bool,
+        sealer: Sealer | None = None,
+        store: BodyStore | None = None,
+        store_bytes: int = 0,
+    ) -> None:
         self.stream = stream
         self._sealer = sealer
         self._seal_bytes = sealer.seal_bytes if sealer is not None else 0
         self.queue_bytes = queue_bytes
         self.drop_oldest = drop_oldest
+        self._store = store
+        self.store_bytes = store_bytes
         self.held_bytes = 0
+        self.memory_bytes = 0
+        """Memory of the held messages: their bodies, or what remains of them once they are in the store."""
+        self.written_bytes = 0
+        """Bytes of held bodies that are in the store, or on the way there."""
+        self._unwritten: deque[HeldMessage] = deque()
+        """Held messages that are not in the store nor on the way there: the newest ones, in order."""
+        self.releases = 0
+        """Number of acknowledgements that have released messages."""
+        self.messages_unreadable = 0
+        """Number of messages that were dropped because the store has lost them."""
         self.held_samples = 0
         # A separate counter, because other threads read it while a message moves from one queue to another.
         self.held_messages = 0
@@ -154,14 +206,14 @@ class StreamSender:
         self.messages_dropped = 0
         self.refusals: deque[tuple[int, str]] = deque(maxlen=100)
         self._next_number = 0
-        self._sent: deque[_Message] = deque()
-        self._queue: deque[_Message] = deque()
+        self._sent: deque[HeldMessage] = deque()
+        self._queue: deque[HeldMessage] = deque()
         self.unsent_bytes = 0
         """Bytes of the bodies in the queue: those of messages whose sending has not begun."""
         self._gone: deque[_Gone] = deque()
         self._stored = 0
         self._next_floor: int | None = None
-        self._current: _Message | None = None
+        self._current: HeldMessage | None = None
         self._cutter: Iterator[Wire] | None = None
         self._current_sent = 0
         self._active = False
@@ -182,7 +234,7 @@ class StreamSender:
 
     def fits(self, body_bytes: int) -> bool:
         """Return True if a message of this size can be offered without dropping another one."""
-        return self.held_bytes == 0 or self.held_bytes + body_bytes <= self.queue_bytes
+        return self.held_bytes == 0 or self.memory_bytes + body_bytes <= self.queue_bytes
 
     def offer(self, body: Body, samples: int) -> bool:
         """Offer one message, as buffers in order. False: it does not fit, and no message may be dropped for it.
@@ -193,13 +245,16 @@ class StreamSender:
         while not self.fits(body_bytes):
             if not self.drop_oldest:
                 return False
-            if self._current is not None and self._current.body_bytes + body_bytes > self.queue_bytes:
+            alone = self._current is not None and self._current.memory_bytes + body_bytes > self.queue_bytes
+            # Without a message to drop, the memory is used by what the store has, or is writing.
+            if alone or not self._drop_oldest_in_memory():
                 self._drop_new(samples)
                 return True
-            self._drop_one()
         floor = self._next_number if self._next_floor is None else self._next_floor
         self._next_floor = None
-        message = _Message(self._next_number, floor, self.samples_offered, samples, body, body_bytes, self._seal_bytes)
+        message = HeldMessage(
+            self._next_number, floor, self.samples_offered, samples, body, body_bytes, self._seal_bytes
+        )
         self._next_number += 1
         self.samples_offered += samples
         self.held_bytes += body_bytes
@@ -208,6 +263,9 @@ class StreamSender:
         self.held_messages += 1
         self._queue.append(message)
         self.unsent_bytes += body_bytes
+        self.memory_bytes += body_bytes
+        if self._store is not None:
+            self._unwritten.append(message)
         return True
 
     def _drop_new(self, samples: int) -> None:
@@ -219,16 +277,32 @@ class StreamSender:
         self.samples_dropped += samples
         self.messages_dropped += 1
 
-    def _drop_one(self) -> None:
-        """Drop the oldest message that is not being sent; without one, the oldest that was sent completely."""
+    def _drop_oldest_in_memory(self) -> bool:
+        """Drop the oldest message in memory that is not being sent. Return False if there is none."""
+        if self._store is None:
+            self._drop_one(0)
+            return True
+        if not self._unwritten or (not self._queue and (not self._sent or self._sent[0] is not self._unwritten[0])):
+            return False
+        # Both hold the newest messages, so the ones that both hold are the last ones of the queue.
+        self._drop_one(max(0, len(self._queue) - len(self._unwritten)))
+        return True
+
+    def _drop_one(self, index: int) -> None:
+        """Drop a message of the queue; if it is empty, the oldest message that was sent completely."""
         if self._queue:
-            victim = self._unqueue()
-            follower = self._queue[0] if self._queue else None
+            victim = self._queue[index]
+            follower = self._queue[index + 1] if index + 1 < len(self._queue) else None
+            if self._unwritten and victim.number >= self._unwritten[0].number:
+                del self._unwritten[len(self._unwritten) - (len(self._queue) - index)]
+            self._unqueue(index)
             # The trainer has not received the messages in the queue, so this message is lost.
             self.samples_dropped += victim.samples
         else:
             victim = self._sent.popleft()
             follower = self._sent[0] if self._sent else self._current
+            if self._unwritten and self._unwritten[0] is victim:
+                self._unwritten.popleft()
             self._gone.append(_Gone(victim.number, victim.samples))
         if follower is not None:
             follower.floor = min(follower.floor, victim.floor)
@@ -237,22 +311,81 @@ class StreamSender:
         self.messages_dropped += 1
         self._release(victim)
 
-    def _unqueue(self) -> _Message:
-        message = self._queue.popleft()
+    def _unqueue(self, index: int = 0) -> HeldMessage:
+        message = self._queue[index]
+        del self._queue[index]
         self.unsent_bytes -= message.body_bytes
-        if self._covered_messages:
+        if index < self._covered_messages:
             self._covered_messages -= 1
             self._covered_bytes -= message.size
         return message
 
-    def _requeue(self, message: _Message) -> None:
+    def _requeue(self, message: HeldMessage) -> None:
         self._queue.appendleft(message)
         self.unsent_bytes += message.body_bytes
 
-    def _release(self, message: _Message) -> None:
+    def _release(self, message: HeldMessage) -> None:
         self.held_bytes -= message.body_bytes
+        self.memory_bytes -= message.memory_bytes
         self.held_samples -= message.samples
         self.held_messages -= 1
+        message.held = False
+        if message.writing or message.place is not None:
+            self.written_bytes -= message.body_bytes
+        if message.place is not None and self._store is not None:
+            self._store.release(message.place)
+
+    # --- the store, for messages that wait long ---
+
+    def take_unwritten(self, limit_bytes: int) -> list[HeldMessage]:
+        """Return the oldest messages that are not in the store, of about so many bytes, to be passed to `written`.
+
+        If the store is full, messages that are in it and were not sent yet are dropped, the oldest first.
+        """
+        taken: list[HeldMessage] = []
+        size = 0
+        while self._unwritten and size < limit_bytes:
+            message = self._unwritten[0]
+            while self.written_bytes + message.body_bytes > self.store_bytes:
+                if not self._queue or self._queue[0].place is None:
+                    return taken
+                self._drop_one(0)
+            self._unwritten.popleft()
+            message.writing = True
+            self.written_bytes += message.body_bytes
+            size += message.body_bytes
+            taken.append(message)
+        return taken
+
+    def written(self, messages: Sequence[HeldMessage], places: Sequence[Any]) -> None:
+        """Record the places of messages of `take_unwritten`. Those without a place were not written."""
+        assert self._store is not None
+        for message, place in zip(messages, places, strict=False):
+            message.writing = False
+            if not message.held:
+                self._store.release(place)
+                continue
+            message.place = place
+            message.body = None
+            self.memory_bytes -= message.memory_bytes
+            message.memory_bytes = min(message.memory_bytes, _WRITTEN_BYTES)
+            self.memory_bytes += message.memory_bytes
+        for message in reversed(messages[len(places) :]):
+            message.writing = False
+            if message.held:
+                self.written_bytes -= message.body_bytes
+                self._unwritten.appendleft(message)
+
+    def _load(self, message: HeldMessage) -> Body | None:
+        """Return the body of a message; None: the store has lost it."""
+        if message.body is not None:
+            return message.body
+        assert self._store is not None
+        try:
+            return self._store.load(message.place)
+        except StorageError:
+            self.messages_unreadable += 1
+            return None
 
     @property
     def samples_unresolved(self) -> int:
@@ -262,7 +395,7 @@ class StreamSender:
     @property
     def samples_stored(self) -> int:
         """Number of samples that the Server stores for a trainer. It must not be read while another thread sends."""
-        held: list[_Message | _Gone] = [*self._sent, *self._queue, *self._gone]
+        held: list[HeldMessage | _Gone] = [*self._sent, *self._queue, *self._gone]
         return sum(message.samples for message in held if message.number < self._stored)
 
     @property
@@ -347,6 +480,9 @@ class StreamSender:
                 f"message {ack.next - 1} was acknowledged; this stream has made {self._next_number} messages"
             )
         refused = dict(ack.refused)
+        held = self.held_messages
+        while self._unwritten and self._unwritten[0].number < ack.next:
+            self._unwritten.popleft()
         while self._sent and self._sent[0].number < ack.next:
             self._release(self._sent[0])
             self._count(self._sent[0].number, self._sent.popleft().samples, refused)
@@ -357,6 +493,7 @@ class StreamSender:
         while self._gone and self._gone[0].number < ack.next:
             self._count(*self._gone.popleft(), refused)
         self.refusals.extend(ack.refused)
+        self.releases += self.held_messages < held
 
     def _count(self, number: int, samples: int, refused: dict[int, str]) -> None:
         if number in refused:
@@ -373,15 +510,19 @@ class StreamSender:
 
     def next_frame(self) -> Wire | None:
         """Return the next frame to send; None: nothing to send, no credit, or no trainer."""
-        if self._current is None:
+        while self._current is None:
             if not self._may_send or not self._queue:
                 return None
             message = self._queue[0]
             if self._sent_bytes + message.size > self._limit:
                 return None
+            body = self._load(message)
+            if body is None:
+                self._drop_one(0)
+                continue
             self._unqueue()
             fields = MessageHead(message.number, message.floor if self._sent else 0, message.position, message.samples)
-            body = message.body if self._sealer is None else self._sealer.seal(fields, message.body)
+            body = body if self._sealer is None else self._sealer.seal(fields, body)
             head = SAMPLES_HEAD.pack(*fields, message.body_bytes + self._seal_bytes)
             self._current = message
             self._current_sent = 0
@@ -418,7 +559,7 @@ class StreamSender:
         self._wanted = total
         return Want(self._channel, self._epoch, total)
 
-    def _uncovered(self) -> Iterator[_Message]:
+    def _uncovered(self) -> Iterator[HeldMessage]:
         """Return the messages that are not covered yet, from the nearer end of the queue.
 
         An index for each would look at all messages before it, and a hostile Server chooses the window.
