@@ -139,6 +139,29 @@ def _own_logging() -> Iterator[None]:
         logger.handlers[:] = handlers
 
 
+class _SessionsDiffer(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        assert "differ from their records" not in record.msg, record.getMessage()
+        return True
+
+
+@pytest.fixture
+def sessions_may_differ() -> None:
+    """For a test whose sessions differ from the records of their episodes on purpose."""
+
+
+@pytest.fixture(autouse=True)
+def _sessions_agree(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The warning of a session that differs from its episode's record is an error."""
+    if "sessions_may_differ" in request.fixturenames:
+        yield
+        return
+    logger, refusing = logging.getLogger("tmrl_core.sessions.session"), _SessionsDiffer()
+    logger.addFilter(refusing)
+    yield
+    logger.removeFilter(refusing)
+
+
 @pytest.fixture(scope="session")
 def full() -> bool:
     """Whether the long forms were asked for (`scripts/test.py --full`)."""

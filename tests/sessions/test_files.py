@@ -259,3 +259,15 @@ def test_bounds_that_one_folder_lacks_are_those_of_another(tmp_path: Path) -> No
         pass
     with pytest.raises(StorageError, match="hold sessions of different environments: its actions are"):
         read_spaces(tmp_path / "both")
+
+
+@pytest.mark.usefixtures("sessions_may_differ")
+@pytest.mark.parametrize("compressed", [False, True])
+def test_sessions_that_differ_from_their_records_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, compressed: bool
+) -> None:
+    record = EpisodeRecord("", 9.0, 5, "train", "terminated", 0)
+    with SessionWriter(tmp_path / "a", OBSERVATIONS, ACTIONS, compressed=compressed) as writer:
+        writer.append([session(0).chunk(0)], [record])
+    assert len(list(read_sessions(tmp_path / "a"))) == 1
+    assert ("a: 1 episodes differ from their records" in caplog.text) == (not compressed)

@@ -17,6 +17,7 @@ from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.sessions import lerobot
 from tmrl_core.sessions.files import Spaces
 from tmrl_core.sessions.lerobot import is_lerobot, read_lerobot, write_lerobot
+from tmrl_core.sessions.lerobot_stats import QUANTILES
 from tmrl_core.sessions.session import Session
 
 pytest.importorskip("pyarrow")
@@ -126,8 +127,46 @@ def test_the_statistics_are_those_of_all_frames(tmp_path: Path) -> None:
         found = stats[name]
         for key, function in (("min", np.min), ("max", np.max), ("mean", np.mean), ("std", np.std)):
             np.testing.assert_allclose(np.ravel(found[key]), np.ravel(function(values, axis=axes)), atol=1e-6)
+        for key, part in QUANTILES.items():
+            np.testing.assert_allclose(np.ravel(found[key]), np.quantile(values, part, axis=axes), atol=1e-6)
         assert found["count"] == [32]
     assert np.shape(stats["observation.camera"]["mean"]) == (3, 1, 1)
+    assert stats["index"]["max"] == [31]
+    features = json.loads((tmp_path / "made/meta/info.json").read_text())["features"]
+    keys = ["min", "max", "mean", "std", *QUANTILES, "count"]
+    assert {name: sorted(one) for name, one in stats.items()} == dict.fromkeys(features, sorted(keys))
+    # Exactly the columns that lerobot itself writes: it loads no dataset whose files differ in them.
+    table = pq.read_table(tmp_path / "made/meta/episodes/chunk-000/file-000.parquet")
+    assert set(table.column_names) == {
+        *("episode_index", "tasks", "length", "dataset_from_index", "dataset_to_index", "data/chunk_index"),
+        *("data/file_index", "meta/episodes/chunk_index", "meta/episodes/file_index"),
+        *(f"stats/{name}/{key}" for name in features for key in keys),
+    }
+    first, second = table.to_pylist()
+    assert (first["stats/observation.camera/count"], second["stats/index/min"]) == ([2], [2])
+    np.testing.assert_allclose(second["stats/observation.state/q90"], np.quantile(states[2:], 0.9, axis=0), atol=1e-6)
+    assert table.schema.field("stats/observation.camera/q01").type == pa.list_(pa.list_(pa.list_(pa.float64())))
+
+
+def test_episodes_that_lerobot_adds_or_takes_away_keep_the_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = [make_session((BOX, BOX), ticks, ticks, terminated=True, seed=ticks) for ticks in (2, 3, 4)]
+    write_lerobot(tmp_path / "made", given, (BOX, BOX))
+    own = tmp_path / "made" / lerobot.OWN_EPISODES
+    fields = pq.read_table(own)
+    pq.write_table(fields.slice(0, 2), own)  # the third was added by another program
+    first, second, third = read_lerobot(tmp_path / "made")[1]
+    assert_same(first, given[0])
+    assert_same(second, given[1])
+    assert (third.seed, third.terminated, len(third)) == (None, True, 4)
+    observations = np.asarray(third.observations)
+    np.testing.assert_array_equal(observations[-1], observations[-2])
+    pq.write_table(fields.slice(1, 2), own)  # the first was taken away by another program
+    assert [session.seed for session in read_lerobot(tmp_path / "made")[1]] == [None] * 3
+    assert "describes other episodes, and is not used" in caplog.text
+    own.unlink()
+    assert [len(session) for session in read_lerobot(tmp_path / "made")[1]] == [2, 3, 4]
 
 
 def foreign(folder: Path, **changed: Any) -> Path:

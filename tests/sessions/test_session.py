@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,7 +25,9 @@ def play(buffer: Buffer, episode: int, steps: int, end: str = "terminated", extr
             {"v": float(step)} if extras else None,
         )
     ended: Any = "aborted" if end == "open" else end
-    buffer.end_episode(EpisodeRecord("", 1.0, steps, "train", ended, episode, seed=7, worker="robot"))
+    buffer.end_episode(
+        EpisodeRecord("", steps * (steps + 1) / 2, steps, "train", ended, episode, seed=7, worker="robot")
+    )
     return observations
 
 
@@ -138,6 +141,85 @@ def test_an_aborted_episode_ends_with_its_record() -> None:
     (session,) = joiner.end(b"", buffer.episodes)
     assert (session.terminated, session.truncated, session.seed) == (False, False, 7)
     assert joiner.finish() == []
+
+
+def told(chunks: Any, records: Any, **settings: Any) -> tuple[int, str]:
+    """Return the number of episodes that differ from their records, and the first."""
+    joiner = SessionJoiner(**settings)
+    for number, chunk in enumerate(chunks, 1):
+        joiner.add(chunk, records if number == len(chunks) else ())
+    joiner.end(b"", records)
+    return joiner.different, joiner.first_difference
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated", "open"])
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({}, ""),
+        ({"episode_return": 21 + 2e-5}, ""),
+        ({"episode_return": 21 + 3e-5}, "episode 4 has 6 steps and the return 21, its record 6 steps and 21.00003"),
+        ({"length": 5}, "episode 4 has 6 steps and the return 21, its record 5 steps and 21"),
+        ({"episode": 5}, ""),
+    ],
+)
+def test_an_episode_is_compared_with_its_record(end: str, changed: dict[str, Any], found: str) -> None:
+    buffer = Buffer()
+    play(buffer, 4, 6, end)
+    records = [msgspec.structs.replace(buffer.episodes[0], **changed)]
+    for rows in (1, 3, 7):
+        assert told(list(parts(buffer, rows)), records) == (bool(found), found)
+
+
+def test_a_missing_message_explains_a_difference() -> None:
+    buffer, aborted = Buffer(), Buffer()
+    play(buffer, 0, 9)
+    play(aborted, 0, 9, "open")
+    (chunk,) = buffer.chunks
+    for kept in ([chunk.slice(0, 4), chunk.slice(6, 10)], [chunk.slice(3, 10)]):
+        assert told(kept, buffer.episodes) == (0, "")
+    assert told([aborted.chunks[0].slice(0, 8)], aborted.episodes) == (0, "")
+    shorter = buffer.chunks[0].slice(0, 8)
+    shorter.terminated[-1] = True
+    assert told([shorter], buffer.episodes)[0] == 1
+
+
+def test_a_cut_for_memory_is_no_difference_and_a_change_of_layout_is_one() -> None:
+    buffer = Buffer()
+    play(buffer, 0, 500)
+    assert told(list(parts(buffer, 10)), buffer.episodes, max_bytes=1000) == (0, "")
+    buffer.clear()
+    play(buffer, 0, 6)
+    (chunk,) = buffer.chunks
+    doubles: Any = chunk.observation
+    for at in (4, 6):  # before the last row, the episode has no session with an end
+        later = replace(chunk.slice(at, 7), observation=doubles[at:].astype(np.float64))
+        assert told([chunk.slice(0, at), later], buffer.episodes)[1].startswith("episode 0 has 5 steps")
+
+
+def test_returns_of_compressed_samples_are_not_compared() -> None:
+    buffer = Buffer()
+    play(buffer, 0, 6)
+    joiner = SessionJoiner()
+    joiner.compare_returns = False
+    records = [msgspec.structs.replace(buffer.episodes[0], episode_return=0.0)]
+    joiner.add(buffer.chunks[0], records)
+    assert joiner.different == 0
+
+
+@pytest.mark.usefixtures("sessions_may_differ")
+def test_differences_are_told_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = Buffer()
+    play(buffer, 0, 6)
+    list(sessions_of(buffer.chunks, [msgspec.structs.replace(buffer.episodes[0], length=9)]))
+    assert "the samples: 1 episodes differ from their records, and no missing message" in caplog.text
+
+
+def test_a_difference_is_an_error_in_tests() -> None:
+    buffer = Buffer()
+    play(buffer, 0, 6)
+    with pytest.raises(AssertionError, match="1 episodes differ from their records"):
+        list(sessions_of(buffer.chunks, [msgspec.structs.replace(buffer.episodes[0], length=9)]))
 
 
 def test_an_endless_episode_is_cut_and_loses_no_step() -> None:

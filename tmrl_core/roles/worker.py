@@ -204,7 +204,8 @@ class RolloutWorker(Worker):
             recording = None
             if record_into is not None:
                 limit = given(record_bytes, settings.record_bytes)
-                recording = open_recording(record_into, label.text, loop.environment.env, limit)
+                compressed = loop.recorder.sample_compressor is not None
+                recording = open_recording(record_into, label.text, loop.environment.env, limit, compressed)
                 undo.callback(recording.close)
             uplink = Uplink(
                 link,
@@ -253,7 +254,7 @@ def worker_label(name: str | None, *, standalone: bool, keys_dir: str | Path | N
     return own_label(client_name(find_credentials(keys_dir), "worker") if certified else None)
 
 
-def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None) -> Recording:
+def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None, compressed: bool) -> Recording:
     """Begin to record into the subfolder of a worker's name.
 
     Raises:
@@ -261,7 +262,8 @@ def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None) -> 
     """
     own = folder / (quote(name, safe="").lstrip(".") or "worker")
     try:
-        writer = SessionWriter(own, env.observation_space, env.action_space, max_bytes=max_bytes)
+        spaces = env.observation_space, env.action_space
+        writer = SessionWriter(own, *spaces, max_bytes=max_bytes, compressed=compressed)
     except StorageError as exc:
         raise ConfigError(f"worker.record: {exc}") from exc
     logger.info("sessions are recorded into %s", own)

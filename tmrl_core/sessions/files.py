@@ -43,6 +43,9 @@ RECORD_BYTES = 4 << 20
 MAX_RECORD_BYTES = 1 << 30
 """Maximum size of a record that is read."""
 
+_AS_PLAYED, _COMPRESSED, _WHOLE = b"p", b"c", b"w"
+"""Last bytes of a stream's id: samples of a worker, the same behind a compressor, whole sessions."""
+
 Spaces: TypeAlias = "tuple[gymnasium.Space[Any], gymnasium.Space[Any]]"
 """Those of observations and actions."""
 
@@ -57,6 +60,8 @@ class SessionWriter:
         observation_space: of the environment.
         action_space: likewise.
         max_bytes: maximum size of the files; None: no limit.
+        compressed: the samples are those of a worker's `sample_compressor`, which may change rewards: the returns of
+            sessions are not compared with the records of their episodes.
 
     Raises:
         ConfigError: a space cannot be recorded.
@@ -71,11 +76,12 @@ class SessionWriter:
         action_space: gymnasium.Space[Any],
         *,
         max_bytes: int | None = None,
+        compressed: bool = False,
     ) -> None:
         self.folder = Path(folder)
         self._max_bytes = max_bytes
         self._episodes = 0
-        self._stream = secrets.token_bytes(8)
+        self._stream = secrets.token_bytes(8) + (_COMPRESSED if compressed else _AS_PLAYED)
         text = _spaces_text(observation_space, action_space)
         self._lock = FolderLock(self.folder, "recorded sessions")
         try:
@@ -121,7 +127,7 @@ class SessionWriter:
             worker=session.source,
         )
         # A stream of its own: the episodes of `append` have ids of their own.
-        self._append([session.chunk(self._episodes)], [record], self._stream + b"s")
+        self._append([session.chunk(self._episodes)], [record], self._stream + _WHOLE)
 
     def append(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord] = ()) -> None:
         """Write the next samples of the episodes that one worker plays, and the records of finished ones.
@@ -363,12 +369,15 @@ def _read(folders: Sequence[Sequence[tuple[Path, int]]]) -> Iterator[Session]:
             finally:
                 reader.close()
         yield from joiner.finish()
+        if files:
+            joiner.tell(files[0][0].parent)
 
 
 def _sessions_in(record: Record, joiner: SessionJoiner, file: Path) -> list[Session]:
     """Return the sessions that end in a record."""
     try:
         message = decode_message(record.payload, max_bytes=MAX_RECORD_BYTES)
+        joiner.compare_returns = not bytes(record.note).endswith(_COMPRESSED)
         if message.chunk is None:
             return joiner.end(record.note, message.records)
         message.chunk.stream = record.note

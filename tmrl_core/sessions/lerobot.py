@@ -1,17 +1,17 @@
 """Datasets of LeRobot, version 3, read and written by the documented format (extra `lerobot`: pyarrow and pillow).
 
     meta/info.json                             features, rates, numbers
-    meta/stats.json                            minimum, maximum, mean and standard deviation of each feature
+    meta/stats.json                            statistics of each feature (lerobot_stats.py)
     meta/tasks.parquet                         texts of the tasks
     meta/episodes/chunk-000/file-000.parquet   one row for each episode
     data/chunk-000/file-000.parquet            one row for each tick, one row group for each episode
     meta/tmrl_core.json                        ours only: the spaces
+    meta/tmrl_core_episodes.parquet            ours only: the other fields of a session
 
 The feature of an observation is `observation.state`, or `observation.KEY` for each part of a Dict or Tuple space; that
 of an action is `action` or `action.KEY`. uint8 arrays [height, width, 3] are images (PNG). LeRobot stores no
-observation after the last action: ours is a further column of `meta/episodes`, with the other fields of a session.
-
-Untried with lerobot itself, which needs another Python and torch.
+observation after the last action: ours is in a file of our own, with the other fields of a session. Further columns of
+`meta/episodes` would keep lerobot from loading a dataset that it has recorded on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
 from tmrl_core.sessions.files import Spaces, spaces_problem
 from tmrl_core.sessions.inner_ends import InnerEnds
+from tmrl_core.sessions.lerobot_stats import FeatureStats, as_lists
 from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
@@ -44,12 +46,12 @@ logger = logging.getLogger(__name__)
 INFO_FILE = "meta/info.json"
 STATS_FILE = "meta/stats.json"
 OWN_FILE = "meta/tmrl_core.json"
+OWN_EPISODES = "meta/tmrl_core_episodes.parquet"
 FILES_IN_CHUNK = 1000
 FILE_BYTES = 100 << 20
 MAX_JSON_BYTES = 64 << 20
 MAX_ITEM_SIZE = 1 << 26
 """Maximum number of elements of an observation or action."""
-_OWN = "tmrl_core/"
 _STANDARD = {
     "timestamp": "float32",
     "frame_index": "int64",
@@ -206,42 +208,14 @@ def _space_of(feature: Mapping[str, Any]) -> Space[Any]:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-class _Stats:
-    """Statistics of a feature, added up. Those of images are by channel, of values from 0 to 1."""
-
-    def __init__(self, image: bool) -> None:
-        self._image = image
-        self._low: Array = np.array(np.inf)
-        self._high: Array = np.array(-np.inf)
-        self._sum: Array = np.zeros(())
-        self._squares: Array = np.zeros(())
-        self._frames = self._values = 0
-
-    def add(self, column: Array) -> None:
-        self._frames += len(column)
-        axes = (0, 1, 2) if self._image else (0,)
-        values = column.astype(np.float64) / (255 if self._image else 1)
-        self._values += int(np.prod([values.shape[axis] for axis in axes]))
-        low, high = values.min(axis=axes), values.max(axis=axes)
-        self._low, self._high = np.minimum(self._low, low), np.maximum(self._high, high)
-        self._sum = self._sum + values.sum(axis=axes)
-        self._squares = self._squares + (values**2).sum(axis=axes)
-
-    def value(self) -> dict[str, Any]:
-        mean = self._sum / self._values
-        std = np.sqrt(np.maximum(self._squares / self._values - mean**2, 0))
-        shape = (3, 1, 1) if self._image else np.atleast_1d(mean).shape
-        found = {"min": self._low, "max": self._high, "mean": mean, "std": std}
-        return {**{name: np.reshape(one, shape).tolist() for name, one in found.items()}, "count": [self._frames]}
-
-
 class _Writer:
     def __init__(self, folder: Path, of: Spaces, fps: int) -> None:
         self._folder, self._of, self._fps = folder, of, fps
         self._features: dict[str, dict[str, Any]] = {}
-        self._stats: dict[str, _Stats] = {}
+        self._stats: dict[str, FeatureStats] = {}
         self._scalars: list[str] = []
         self._episodes: list[dict[str, Any]] = []
+        self._own: list[dict[str, Any]] = []
         self._frames = 0
         self._file = -1
         self._writer: Any = None
@@ -262,7 +236,8 @@ class _Writer:
         if not self._episodes:
             self._features = features
             self._scalars = [name for name, column in columns.items() if column.ndim == 1]
-            self._stats = {name: _Stats(feature["dtype"] == "image") for name, feature in features.items()}
+            images = {name for name, feature in features.items() if feature["dtype"] == "image"}
+            self._stats = {name: FeatureStats(name in images) for name in (*features, *_STANDARD)}
         elif features != self._features:
             names = features.keys() | self._features.keys()
             wrong = sorted(name for name in names if features.get(name) != self._features.get(name))
@@ -272,9 +247,9 @@ class _Writer:
             )
         final = {name: columns[name][ticks:] for name in observations}
         columns |= {name: columns[name][:ticks] for name in observations}
-        for name, column in columns.items():
-            self._stats[name].add(column)
-        self._write(columns, ticks)
+        columns |= self._standard(ticks)
+        stats = {name: as_lists(self._stats[name].add(column)) for name, column in columns.items()}
+        self._write(columns)
         self._episodes.append(
             {
                 "episode_index": len(self._episodes),
@@ -285,31 +260,39 @@ class _Writer:
                 "data/file_index": self._file % FILES_IN_CHUNK,
                 "meta/episodes/chunk_index": 0,
                 "meta/episodes/file_index": 0,
-                **{f"{_OWN}final/{name}": _bytes_of(column) for name, column in final.items()},
-                f"{_OWN}terminated": session.terminated,
-                f"{_OWN}truncated": session.truncated,
-                f"{_OWN}first_step": session.first_step,
-                f"{_OWN}seed": None if session.seed is None else str(session.seed),
-                f"{_OWN}source": session.source,
-                f"{_OWN}version": " ".join(map(str, session.version)),
+                **{f"stats/{name}/{key}": value for name, one in stats.items() for key, value in one.items()},
+            }
+        )
+        self._own.append(
+            {
+                "length": ticks,
+                **{f"final/{name}": _bytes_of(column) for name, column in final.items()},
+                "terminated": session.terminated,
+                "truncated": session.truncated,
+                "first_step": session.first_step,
+                "seed": None if session.seed is None else str(session.seed),
+                "source": session.source,
+                "version": " ".join(map(str, session.version)),
             }
         )
         self._frames += ticks
 
-    def _write(self, columns: Mapping[str, Array], ticks: int) -> None:
-        pa = _pyarrow()
+    def _standard(self, ticks: int) -> dict[str, Array]:
+        """Return the columns that each dataset has."""
         frames = np.arange(ticks)
-        standard: dict[str, Array] = {
-            "timestamp": (frames / self._fps).astype(np.float32),
+        columns = {
+            "timestamp": frames / self._fps,
             "frame_index": frames,
             "episode_index": np.full(ticks, len(self._episodes)),
             "index": self._frames + frames,
             "task_index": np.zeros(ticks, np.int64),
         }
-        table = pa.table(
-            {name: _arrow_column(column, self._features[name]) for name, column in columns.items()}
-            | {name: pa.array(column.astype(_STANDARD[name])) for name, column in standard.items()}
-        )
+        return {name: column.astype(_STANDARD[name]) for name, column in columns.items()}
+
+    def _write(self, columns: Mapping[str, Array]) -> None:
+        pa = _pyarrow()
+        features = self._features | {name: {"dtype": dtype, "shape": [1]} for name, dtype in _STANDARD.items()}
+        table = pa.table({name: _arrow_column(column, features[name]) for name, column in columns.items()})
         path = self._path(self._file)
         if self._writer is None or path.stat().st_size > FILE_BYTES:
             self.close()
@@ -330,10 +313,11 @@ class _Writer:
         episodes = meta / "episodes" / "chunk-000" / "file-000.parquet"
         episodes.parent.mkdir(parents=True)
         rows = [{**row, "tasks": [task]} for row in self._episodes]
-        table = pa.Table.from_pylist(rows)
-        seed = table.schema.get_field_index(f"{_OWN}seed")
-        table = table.set_column(seed, f"{_OWN}seed", table.column(seed).cast(pa.string()))
-        pa.parquet.write_table(table, episodes, write_page_checksum=True)
+        pa.parquet.write_table(pa.Table.from_pylist(rows), episodes, write_page_checksum=True)
+        table = pa.Table.from_pylist(self._own)
+        seed = table.schema.get_field_index("seed")
+        table = table.set_column(seed, "seed", table.column(seed).cast(pa.string()))
+        pa.parquet.write_table(table, self._folder / OWN_EPISODES, write_page_checksum=True)
         # The text is the index of the table, as pandas writes it.
         tasks = pa.table({"task_index": pa.array([0], pa.int64()), "task": pa.array([task])})
         column = {"field_name": None, "metadata": None, "name": None, "numpy_type": None, "pandas_type": None}
@@ -375,7 +359,7 @@ class _Writer:
             "action_space": space_to_json(self._of[1], "the action space"),
             "scalars": self._scalars,
         }
-        stats = {name: one.value() for name, one in self._stats.items()}
+        stats = {name: as_lists(one.total()) for name, one in self._stats.items()}
         for file, value in ((INFO_FILE, info), (STATS_FILE, stats), (OWN_FILE, own)):
             (self._folder / file).write_text(json.dumps(value, indent=4, allow_nan=False), encoding="utf-8")
 
@@ -550,13 +534,23 @@ class _Dataset:
                 f"states {self._episodes}; files are missing"
             )
 
-    def _notes(self) -> list[dict[str, Any]]:
+    def _notes(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return the rows of `meta/episodes`, each with our own fields."""
         rows: list[dict[str, Any]] = []
         for file in sorted((self._folder / "meta" / "episodes").glob("*/*.parquet")):
             with _opened(file) as opened:
                 names = [name for name in opened.schema_arrow.names if not name.startswith("stats/")]
                 rows += opened.read(columns=names).to_pylist()
-        return sorted(rows, key=lambda row: int(row["episode_index"]))
+        rows = sorted(rows, key=lambda row: int(row["episode_index"]))
+        own: list[dict[str, Any]] = []
+        if (self._folder / OWN_EPISODES).is_file():
+            with _opened(self._folder / OWN_EPISODES) as opened:
+                own = opened.read().to_pylist()
+        # lerobot may have recorded further episodes. It gives datasets with others another folder, without our files.
+        if [note["length"] for note in own] != [row["length"] for row in rows[: len(own)]]:
+            logger.warning("%s: %s describes other episodes, and is not used", self._folder, OWN_EPISODES)
+            own = []
+        return list(zip_longest(rows, own, fillvalue={}))
 
     def _tables(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield the index and the rows of each episode."""
@@ -587,13 +581,14 @@ class _Dataset:
         columns = {name: _numpy_column(table.column(name), name, self._features[name]) for name in self._names}
         return columns | {name: columns[name].reshape(len(frames)) for name in self._scalars if name in columns}
 
-    def _sessions_of(self, tables: list[Any], notes: Mapping[str, Any], ends: InnerEnds) -> Iterator[Session]:
-        columns = self._joined(tables)
-        own = {name.removeprefix(_OWN): value for name, value in notes.items() if name.startswith(_OWN)}
+    def _sessions_of(
+        self, tables: list[Any], notes: tuple[Mapping[str, Any], Mapping[str, Any]], ends: InnerEnds
+    ) -> Iterator[Session]:
+        columns, (row, own) = self._joined(tables), notes
         observations = [name for name, _ in _leaves_of(self.spaces[0], "observation", "observation.state")]
         ticks = len(columns[observations[0]])
-        if ticks != int(notes["length"]):
-            raise ValueError(f"it has {ticks} frames, and meta/episodes states {notes['length']}")
+        if ticks != int(row["length"]):
+            raise ValueError(f"it has {ticks} frames, and meta/episodes states {row['length']}")
         for name, column in columns.items():
             if column.dtype.kind == "f" and not np.isfinite(column).all():
                 raise ValueError(f"{name} of frame {np.argwhere(~np.isfinite(column))[0][0]} is not finite")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,10 +14,14 @@ from tmrl_core.samples.columns import Array, leaves, map_leaves
 from tmrl_core.samples.concatenation import same_layout, same_structure
 from tmrl_core.samples.segments import NO_VERSION
 
+logger = logging.getLogger(__name__)
+
 MAX_OPEN_BYTES = 256 << 20
 """Maximum size of the unfinished sessions that `SessionJoiner` holds; beyond it the longest is cut."""
 MAX_OPEN = 4096
 """Maximum number of unfinished sessions; beyond it the oldest is finished."""
+RETURN_TOLERANCE = 1e-6
+"""Maximum difference of a session's return from its episode's record, relative beyond 1."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -126,14 +131,41 @@ def sessions_of(chunks: Iterable[Chunk], records: Iterable[EpisodeRecord] = ()) 
     for chunk in chunks:
         yield from joiner.add(chunk, noted)
     yield from joiner.finish()
+    joiner.tell("the samples")
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Steps and rewards of an episode in all its sessions, to compare with its record.
+
+    Attributes:
+        whole: no step is missing so far, from the reset on.
+    """
+
+    whole: bool
+    steps: int = 0
+    total: float = 0.0
+
+    def difference(self, record: EpisodeRecord, returns: bool) -> str:
+        """Return the difference that no missing message explains; empty: there is none."""
+        if not self.whole or (record.end == "aborted" and self.steps < record.length):
+            return ""  # of an aborted episode, the last message may be missing
+        off = abs(self.total - record.episode_return) > RETURN_TOLERANCE * max(1.0, abs(record.episode_return))
+        if self.steps == record.length and not (returns and off):
+            return ""
+        return (
+            f"episode {record.episode} has {self.steps} steps and the return {self.total:.9g}, its record "
+            f"{record.length} steps and {record.episode_return:.9g}"
+        )
 
 
 class _Open:
     """An unfinished session: the first observation, and chunks of one layout with the steps after it."""
 
-    __slots__ = ("body", "first", "first_step", "nbytes", "next_step")
+    __slots__ = ("body", "first", "first_step", "nbytes", "next_step", "tally")
 
-    def __init__(self, first: Chunk, first_step: int) -> None:
+    def __init__(self, first: Chunk, first_step: int, tally: _Tally) -> None:
+        self.tally = tally
         self.first = first.last_row()  # a copy: what is cut from a chunk does not keep the whole of it in memory
         self.first_step = first_step
         self.next_step = first_step + 1
@@ -149,6 +181,8 @@ class _Open:
     def append(self, chunk: Chunk) -> None:
         self.body.append(chunk)
         self.next_step += chunk.rows
+        self.tally.steps += chunk.rows
+        self.tally.total += float(np.sum(chunk.reward, dtype=np.float64)) if _numeric(chunk.reward) else 0.0
         self.nbytes += chunk.nbytes
 
     def session(self, record: EpisodeRecord | None) -> Session | None:
@@ -182,11 +216,22 @@ class SessionJoiner:
     Its memory is bounded: beyond `max_bytes`, the longest unfinished session is returned as it is, and the rest of its
     episode becomes another one.
 
+    The steps and the return of each episode are compared with its record. A missing message explains a difference; a
+    change of the layout within an episode does not, since the step at the border is in none of its sessions.
+
     Args:
         max_bytes: maximum size of the unfinished sessions.
+
+    Attributes:
+        compare_returns: compare returns too; False: the samples are those of a worker's `sample_compressor`.
+        different: number of episodes that differ from their records.
+        first_difference: of the first of them.
     """
 
     def __init__(self, max_bytes: int = MAX_OPEN_BYTES) -> None:
+        self.compare_returns = True
+        self.different = 0
+        self.first_difference = ""
         self._max_bytes = max_bytes
         self._open: dict[tuple[bytes, int], _Open] = {}
 
@@ -197,7 +242,7 @@ class SessionJoiner:
             chunk: the samples.
             records: of finished episodes, see `end`.
         """
-        if isinstance(chunk.reward, np.ndarray) and chunk.reward.dtype.kind in "biuf":
+        if _numeric(chunk.reward):
             # A sender may give ints and floats within one episode, which are chunks of two layouts.
             chunk = replace(chunk, reward=chunk.reward.astype(np.float64, copy=False))
         recorded = {record.episode: record for record in records}
@@ -211,24 +256,49 @@ class SessionJoiner:
                 if start == stop:
                     continue
             rows = chunk.slice(start, stop)
+            tally = _Tally(whole=first_step == 0) if session is None else session.tally
             if session is not None and (first_step != session.next_step or not session.takes(rows)):
                 found.append(session.session(recorded.get(episode)))
+                tally.whole &= first_step == session.next_step
                 session = None
             if session is None:
-                session = self._open[key] = _Open(rows.slice(0, 1), first_step)
+                session = self._open[key] = _Open(rows.slice(0, 1), first_step, tally)
                 rows = rows.slice(1, rows.rows)
             if rows.rows:
                 session.append(rows)
             if chunk.terminated[stop - 1] or chunk.truncated[stop - 1]:
                 del self._open[key]
+                self._compare(session, recorded.get(episode))
                 found.append(session.session(recorded.get(episode)))
         found += self._cut()
         return [*_present(found), *self.end(chunk.stream, records)]
 
     def end(self, stream: bytes, records: Sequence[EpisodeRecord]) -> list[Session]:
         """Return the unfinished sessions of a stream's aborted episodes."""
-        aborted = {(stream, record.episode): record for record in records if record.end == "aborted"}
-        return _present(self._open.pop(key).session(record) for key, record in aborted.items() if key in self._open)
+        found = []
+        for record in records:
+            session = self._open.pop((stream, record.episode), None) if record.end == "aborted" else None
+            if session is not None:
+                self._compare(session, record)
+                found.append(session.session(record))
+        return _present(found)
+
+    def _compare(self, session: _Open, record: EpisodeRecord | None) -> None:
+        difference = session.tally.difference(record, self.compare_returns) if record is not None else ""
+        if difference:
+            self.different += 1
+            self.first_difference = self.first_difference or difference
+
+    def tell(self, source: object) -> None:
+        """Log the differences from the records, if there are any."""
+        if self.different:
+            logger.warning(
+                "%s: %d episodes differ from their records, and no missing message explains it; the first: %s. Please "
+                "report it",
+                source,
+                self.different,
+                self.first_difference,
+            )
 
     def finish(self) -> list[Session]:
         """Return the unfinished sessions, and forget them."""
@@ -243,8 +313,12 @@ class SessionJoiner:
             key, longest = max(self._open.items(), key=lambda item: item[1].nbytes)
             if not longest.body:
                 return  # single observations, which are as few as `MAX_OPEN` allows
-            self._open[key] = _Open(longest.body[-1], longest.next_step - 1)
+            self._open[key] = _Open(longest.body[-1], longest.next_step - 1, longest.tally)
             yield longest.session(None)
+
+
+def _numeric(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype.kind in "biuf"
 
 
 def _present(sessions: Iterable[Session | None]) -> list[Session]:
