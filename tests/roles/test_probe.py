@@ -86,8 +86,9 @@ def test_the_wrong_actions_are_refused_before_anything_starts() -> None:
     environment = {"cls": "tmrl_core.envs:GenericGymEnv", "kwargs": {"id": "CartPole-v1"}}
     with pytest.raises(
         ConfigError, match=r"action space is Discrete\(2\) \(discrete\); for it take agent.cls: (.|\n)*DQNAgent"
-    ):
+    ) as caught:
         probe_environment(from_values({"environment": environment}))
+    assert str(caught.value).splitlines()[1:] == ["docs/choosing.md lists what works together."]
     probe_environment(from_values({}))
     mine = {"environment": environment, "agent": {"cls": "mine:Agent"}}
     probe_environment(from_values({**mine, "actor": {"cls": "mine:Actor"}}))
