@@ -81,6 +81,14 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
             "factor on observations) and `to_float32`."
         ),
     ] = field(default_factory=lambda: {"id": "Pendulum-v1", "to_float32": True})
+    time_limit: Annotated[
+        Positive | None,
+        doc(
+            "Number of steps after the reset at which the environment ends each episode because of a time limit that "
+            "it reports as an end of the task (`terminated`, or both flags). Such an end becomes a truncation. null: "
+            "as it is reported."
+        ),
+    ] = None
     probe: Annotated[
         bool | None,
         doc(

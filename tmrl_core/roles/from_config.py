@@ -5,6 +5,7 @@ Nothing here imports torch: a worker whose policy does not need it, and the Serv
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -114,15 +115,33 @@ def make_worker(
 
 
 def environment_of(config: Config, render_mode: str | None = None) -> Callable[[], Any]:
-    """Return a function that makes the configured environment, see `environment_maker`."""
-    reference, kwargs = config.environment.cls, config.environment.kwargs
-    if render_mode is None:
-        return environment_maker(reference, kwargs)
-    from tmrl_core.envs.filmed import Filmed, rendering
+    """Return a function that makes the configured environment, see `environment_maker`.
 
-    wraps = reference in GYMNASIUM_ENVIRONMENTS
-    make = environment_maker(reference, rendering(reference, kwargs, render_mode, wraps_gymnasium=wraps))
-    return (lambda: Filmed(make())) if render_mode == "rgb_array" else make
+    Args:
+        config: the configuration.
+        render_mode: mode of the environment; `rgb_array`: it can be filmed. None: the environment's own.
+    """
+    reference, kwargs, limit = config.environment.cls, config.environment.kwargs, config.environment.time_limit
+    if render_mode is not None:
+        from tmrl_core.envs.filmed import rendering
+
+        kwargs = rendering(reference, kwargs, render_mode, wraps_gymnasium=reference in GYMNASIUM_ENVIRONMENTS)
+    make = environment_maker(reference, kwargs)
+    if limit is not None:
+        make = functools.partial(_limited, make, limit)
+    return functools.partial(_filmed, make) if render_mode == "rgb_array" else make
+
+
+def _limited(make: Callable[[], Any], steps: int) -> Any:
+    from tmrl_core.envs.time_limit import TimeLimitAsTruncation
+
+    return TimeLimitAsTruncation(make(), steps)
+
+
+def _filmed(make: Callable[[], Any]) -> Any:
+    from tmrl_core.envs.filmed import Filmed
+
+    return Filmed(make())
 
 
 def check_device(device: str | None, key: str, *, compute: bool = False) -> None:
