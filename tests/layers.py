@@ -43,6 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/local/test_fleet.py",
         "tests/local/test_masked_runs.py::test_a_run_between_processes_learns_too",
         "tests/local/test_pipeline.py",
+        "tests/local/test_probe.py",
         "tests/local/test_runs.py",
         "tests/local/test_supervision.py",
         "tests/metrics/test_console.py::test_a_plain_script_sees_its_rounds",

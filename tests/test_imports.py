@@ -27,6 +27,7 @@ LAYERS: list[tuple[str, ...]] = [
         "errors",
         "functional",
         "lazy_names",
+        "long_calls",
         "rate_limit",
         "rate_limited_log",
         "signal_handlers",

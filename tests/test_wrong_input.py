@@ -230,7 +230,7 @@ WRONG: list[tuple[list[str], int, str]] = [
         "does not go with agent.cls: tmrl_core.training:DQNAgent",
     ),
     (
-        sets("local", "environment.kwargs.id=CartPole-v1"),
+        sets("probe", "environment.kwargs.id=CartPole-v1"),
         2,
         "the environment's action space is Discrete(2) (discrete); for",
     ),

@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -146,10 +147,20 @@ def test_a_crash_of_the_interpreter_shows_where_each_thread_was(tmp_path: Path, 
 
 
 def test_an_unexpected_exception_keeps_its_traceback(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def Env():\n    raise RuntimeError('a bug of mine')\n", encoding="utf-8")
+    source = "def make(**_):\n    raise RuntimeError('a bug of mine')\n"
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     # The interpreter prints it, and exits with status 1.
     with pytest.raises(RuntimeError, match="a bug of mine"):
-        run("--benchmark", "--set", "environment.cls=mine:Env", "--set", "environment.kwargs={}")
+        run("--benchmark", "--set", "actor.cls=mine:make")
+    # The environment's constructor may fail because of the machine: that is named.
+    done = run("--benchmark", "--set", "environment.cls=mine:make", "--set", "environment.kwargs={}")
+    assert done.returncode == 1
+    assert re.search(r"^EnvironmentFailedError: .*mine\.py, line 2: RuntimeError: a bug of mine\.", done.stderr, re.M)
+    assert "Traceback" not in done.stderr
+    done = run(
+        "--benchmark", "--set", "environment.cls=mine:make", "--set", "environment.kwargs={}", "--log-level=debug"
+    )
+    assert "Traceback" in done.stderr
 
 
 def test_the_configuration_file_s_folder_is_searched_for_references(run: Run, tmp_path: Path) -> None:

@@ -30,10 +30,20 @@ def test_the_error_for_an_unknown_keyword_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError) as refused:
         from_values({"agent": {"kwargs": {"gama": 0.9, "device": "cpu", "lr_actor": 1e-3}}})
     words = str(refused.value)
-    assert "agent.kwargs.gama: SacAgent takes no such keyword argument. Did you mean gamma" in words
-    assert "agent.kwargs.device: SacAgent takes no such keyword argument. The device is trainer.device." in words
+    assert "agent.kwargs.device, agent.kwargs.gama: SacAgent takes no such keyword arguments." in words
+    assert "The device is trainer.device. Did you mean gamma" in words
     assert "agent.kwargs.lr_actor" not in words
+    assert "\nIt takes activation, " in words
     from_values({"agent": {"cls": "mine:Agent", "kwargs": {"gama": 0.9}}})
+
+
+def test_keywords_of_another_algorithm_are_two_lines() -> None:
+    kwargs = {"clip_ratio": 0.1, "update_epochs": 4, "minibatch_size": 64, "target_kl": 0.01, "double": True}
+    with pytest.raises(ConfigError) as refused:
+        from_values({"agent": {"kwargs": kwargs}})
+    first, second = str(refused.value).splitlines()
+    assert first.endswith("DQNAgent takes double. PPOAgent takes clip_ratio, minibatch_size, target_kl, update_epochs.")
+    assert second.endswith("docs/choosing.md explains them.")
 
 
 def test_a_keyword_that_the_class_passes_on_is_known() -> None:

@@ -6,12 +6,14 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.waiting import until
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.local import supervision
@@ -28,6 +30,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.hindered: list[str] = []
         self.starving = False
 
     def refresh(self) -> None:
@@ -35,6 +38,9 @@ class Listener:
 
     def say(self, text: str) -> None:
         self.said.append(text)
+
+    def hinder(self, text: str) -> None:
+        self.hindered.append(text)
 
 
 def test_only_a_configured_number_limits_the_trainers_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +169,9 @@ def test_a_worker_that_crashes_is_started_again_a_few_times_and_old_restarts_do_
         processes.poll(listener)
     assert worker.restarts == supervision.RESTARTS
     assert len(listener.said) == supervision.RESTARTS
-    assert all("exit status 1 and is restarted: TypeError: divmod expected 2" in line for line in listener.said)
-    assert worker.log.read_text(encoding="utf-8").count("Traceback (most recent call last)") > supervision.RESTARTS
+    said = "EnvironmentFailedError: environment.cls: 'builtins:divmod': TypeError: divmod expected 2"
+    assert all(f"exit status 1 and is restarted: {said}" in line for line in listener.said)
+    assert worker.log.read_text(encoding="utf-8").count(said) > supervision.RESTARTS
 
 
 def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pipeline) -> None:
@@ -177,6 +184,51 @@ def test_a_worker_with_a_wrong_configuration_is_not_started_again(processes: Pip
     # The whole then ends as that worker would have ended by itself: with the exit status of a wrong configuration.
     with pytest.raises(ConfigError, match=r"(?s)^worker-1 ended with exit status 2.*worker\.nmae"):
         processes.poll(Listener())
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (["INFO a", "ConfigError: b", "    c", "    d", "printed by the environment"], ["ConfigError: b", "c", "d"]),
+        (["ConfigError: a", "ContractError: b"], ["ContractError: b"]),
+        (["ConfigError: list", *(f"    {number}" for number in range(30))], ["ConfigError: list", *"0123"]),
+        (["no error", "  Error: indented"], []),
+        ([], []),
+    ],
+)
+def test_the_last_error_of_a_log_has_five_lines_at_most(lines: list[str], found: list[str]) -> None:
+    assert supervision.last_error(lines) == found
+
+
+HANGING = """
+import time
+class Env:
+    def __init__(self):
+        open("entered", "w").close()
+        time.sleep(600)
+"""
+
+
+def test_an_environment_that_hangs_is_shown_and_does_not_hold_up_the_end(
+    tmp_path: Path, processes: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    monkeypatch.chdir(tmp_path)
+    worker, listener = processes.workers[0], Listener()
+    worker.folder = tmp_path
+    worker.arguments = ["--benchmark", "--set", "environment.cls=hanging:Env", "--set", "environment.kwargs={}"]
+    worker.arguments += ["--set", "worker.drain_timeout_s=2"]
+    worker.start()
+    until((tmp_path / "entered").exists, limit_s=60.0)
+    began = time.monotonic()
+    processes._end([worker], 60.0, listener)
+    assert time.monotonic() - began < 30
+    assert worker.status == 1
+    (said,) = listener.said
+    assert "waiting for worker-1: the environment's constructor has lasted" in said
+    assert "hanging.py, line 6, in __init__" in said
+    assert any(text.startswith("worker-1: the environment's constructor") for text in listener.hindered)
+    assert not worker.remarks.exists()
 
 
 def test_all_end_in_order_workers_first(processes: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

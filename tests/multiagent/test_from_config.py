@@ -18,6 +18,7 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent import ActingPolicy, TrainingAgentAlgorithm, from_config
 from tmrl_core.multiagent.from_config import environment_maker, make_manager, make_worker
+from tmrl_core.roles.probe import is_probed, probe_environment
 from tmrl_core.samples import encode_value
 
 SCENARIO = "tests.multiagent.remote_scenario"
@@ -159,3 +160,14 @@ def test_a_signature_that_is_too_long_leaves_the_shapes_out(monkeypatch: pytest.
     assert difference(short["policy"], trainer) == ""
     monkeypatch.setattr(from_config, "MAX_SIGNATURE_BYTES", 10)
     assert from_config.signature_of(manager) == {}
+
+
+def test_an_environment_is_tried_by_its_first_event_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_probed(config())
+    calls: list[str] = []
+    for name in ("reset", "step", "close"):
+        monkeypatch.setattr(Stocks, name, lambda self, *_, name=name: calls.append(name) or (None, None, False))
+    tried = from_values({**values(), "environment": {"cls": f"{SCENARIO}:Stocks", "kwargs": {}, "probe": True}})
+    assert is_probed(tried)
+    probe_environment(tried)
+    assert calls == ["reset", "reset", "step", "close"], "the constructor resets too"

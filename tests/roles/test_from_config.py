@@ -119,31 +119,6 @@ def test_a_worker_keeps_to_its_limits() -> None:
         use(None)
 
 
-def test_the_wrong_actions_are_refused_before_anything_starts() -> None:
-    environment = {"cls": "tmrl_core.envs:GenericGymEnv", "kwargs": {"id": "CartPole-v1"}}
-    with pytest.raises(
-        ConfigError, match=r"action space is Discrete\(2\) \(discrete\); for it take agent.cls: (.|\n)*DQNAgent"
-    ):
-        roles.check_spaces(from_values({"environment": environment}))
-    roles.check_spaces(from_values({}))
-    # An environment of one's own is not made twice.
-    roles.check_spaces(from_values({"environment": {"cls": "nowhere:Robot"}}))
-    mine = {"environment": environment, "agent": {"cls": "mine:Agent"}}
-    roles.check_spaces(from_values({**mine, "actor": {"cls": "mine:Actor"}}))
-    with pytest.raises(ConfigError, match=r"actor\.cls: .*SquashedGaussianMLPActor acts in spaces of the kind box"):
-        roles.check_spaces(from_values(mine))
-
-
-def test_observations_without_stacks_are_refused_before_anything_starts() -> None:
-    memory = {"cls": "tmrl_core.training:FrameStackMemory"}
-    for agent in ("tmrl_core.training:SacAgent", "mine:Agent"):
-        with pytest.raises(
-            ConfigError,
-            match=r"stacks of 4 frames .* no part of the environment's observation space Box\(.*Take memory\.cls: ",
-        ):
-            roles.check_spaces(from_values({"memory": memory, "agent": {"cls": agent}}))
-
-
 def test_the_cpu_is_there_without_torch() -> None:
     roles.check_device(None, "trainer.device")
     roles.check_device("cpu", "worker.device")

@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.server_port import with_port_of_run
 from tmrl_core.errors import ConfigError, TmrlError
+from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.shutdown import ShutdownSignal
 from tmrl_core.terminal_log import TerminalHandler
 
@@ -228,6 +230,16 @@ def parser() -> argparse.ArgumentParser:
         "--control", action="store_true", help="end the role in order at the line `stop` or the end of standard input"
     )
     supervised.add_argument(
+        "--remarks", default=None, metavar="FILE", help="write what hinders the role into FILE, for a display"
+    )
+    supervised.add_argument(
+        "--probe",
+        dest="role",
+        action="store_const",
+        const="probe",
+        help="only make the environment, reset it once and close it, as --local does first",
+    )
+    supervised.add_argument(
         "--announce",
         action="store_true",
         help="with --server or --gateway: print the port as a line of JSON once it listens; a Server takes a free port "
@@ -280,8 +292,18 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if config.multiagent is not None:
         check_multiagent(options)
     use(config)
-    with ShutdownSignal(control=options.control, last=own_process) as shutdown:
+    with ShutdownSignal(control=options.control, last=own_process) as shutdown, call_watch(config, options) as watch:
+        shutdown.calls(watch.ending)
         return ROLES[options.role](config, options, shutdown)
+
+
+def call_watch(config: Config, options: argparse.Namespace) -> CallWatch:
+    """Return the watch of the environment's calls."""
+    return CallWatch(
+        config.worker.drain_timeout_s,
+        limit_s=config.environment.probe_timeout_s if options.role == "probe" else math.inf,
+        file=Path(options.remarks) if options.remarks else None,
+    )
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -688,12 +710,24 @@ def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     return cli_status.status(config, options, shutdown)
 
 
+def probe(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
+    """`--probe`: make the environment, reset it once and close it."""
+    from tmrl_core.roles import probe as trial
+
+    one_thread()
+    shutdown.calls(lambda: os._exit(1))  # its supervisor has no use for it any more, whatever the environment does
+    trial.probe_environment(config)
+    print(f"\n{trial.PROBED}", file=sys.stderr, flush=True)
+    os._exit(0)  # threads of the environment, or its exit functions, may never end
+
+
 ROLES: dict[str, Callable[[Config, argparse.Namespace, ShutdownSignal], int]] = {
     "server": server,
     "worker": worker,
     "trainer": trainer,
     "gateway": gateway,
     "local": local,
+    "probe": probe,
     "expert": worker,
     "test": test,
     "benchmark": benchmark,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tmrl_core.config import Config
 from tmrl_core.config.ratios import count
+from tmrl_core.long_calls import trouble
 from tmrl_core.metrics.text import bytes_text, clock_text, milliseconds_text, number_text, return_text
 
 if TYPE_CHECKING:
@@ -152,11 +153,12 @@ class TrainerDisplay:
             self._down_since = None
         elif self._down_since is None:
             self._down_since = self._clock()
-        self._progress.trouble = (
+        lost = (
             ""
             if self._down_since is None
             else f"no link to the Server at {self._where} for {clock_text(self._clock() - self._down_since)}"
         )
+        self._progress.trouble = "; ".join(filter(None, (trouble(), lost)))
 
     def line(self) -> str:
         """Return everything as one plain line."""
@@ -221,7 +223,7 @@ class WorkerDisplay:
         table.add_column(style="dim", no_wrap=True, min_width=12)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for name, text in self._rows():
-            troubled = name in ("lost", "waits") or (name == "link" and not self._connected)
+            troubled = name in ("lost", "waits", "trouble") or (name == "link" and not self._connected)
             table.add_row(Text(name), Text(text, style="bold yellow" if troubled else ""))
         return Panel(
             table,
@@ -255,6 +257,8 @@ class WorkerDisplay:
         age = clock_text(self._clock() - self._policy_since)
         version = f"{self._version[0]}.{self._version[1]}, {age} old"
         rows.append(("policy", version if any(self._version) else "none yet"))
+        if text := trouble():
+            rows.append(("trouble", text))
         return rows + ([] if link is None else _link_rows(link, link.counts))
 
     def _link_text(self, link: WorkerLink | None) -> str:

@@ -211,19 +211,11 @@ def _kinds(names: Any, prefix: str = "") -> str:
     return " or ".join(f"{prefix}{name}" for name in sorted(names))
 
 
-def pairs() -> str:
-    """Return a table of all built-in algorithms and their compatible parts, for error messages."""
-    return "\n".join(
-        f"  {algorithm.name}: actions {_kinds(algorithm.action_spaces)}; worker.collection "
-        f"{_kinds(algorithm.collection)}; actor.cls {_kinds(algorithm.actors, 'tmrl_core.actor:')}; memory.cls "
-        f"{_kinds(algorithm.memories, 'tmrl_core.training:') or 'is not used'}"
-        for algorithm in ALGORITHMS
-        if algorithm.name != "SpinupSacAgent"
-    )
+TOGETHER = "docs/choosing.md lists what works together"
 
 
 def mismatches(config: Config) -> Iterator[str]:
-    """Yield one line for each key that conflicts with the built-in algorithm, then one with the pairs that work."""
+    """Yield one line for each key that conflicts with the built-in algorithm, then a reference to what works."""
     algorithm = algorithm_of(config.agent.cls)
     if algorithm is None:
         return
@@ -247,21 +239,28 @@ def mismatches(config: Config) -> Iterator[str]:
         )
     yield from found
     if found:
-        yield f"what works together:\n{pairs()}"
+        yield TOGETHER
 
 
 def unknown_keywords(config: Config) -> Iterator[str]:
-    """Yield one line for each key of `agent.kwargs` that the built-in agent does not take."""
+    """Yield two lines if `agent.kwargs` has keys that the built-in agent does not take."""
     algorithm = algorithm_of(config.agent.cls)
-    if algorithm is None or not config.agent.kwargs:
+    unknown = sorted(config.agent.kwargs.keys() - algorithm.keywords) if algorithm is not None else []
+    if algorithm is None or not unknown:
         return
-    for key in sorted(config.agent.kwargs.keys() - algorithm.keywords):
-        hint = near(key, algorithm.keywords)
-        place = " The device is trainer.device." if key == "device" else ""
-        yield (
-            f"agent.kwargs.{key}: {algorithm.name} takes no such keyword argument.{hint}{place} It takes "
-            f"{', '.join(sorted(algorithm.keywords))}."
-        )
+    owners = {key: next((one.name for one in ALGORITHMS if key in one.keywords), "") for key in unknown}
+    hints = [
+        f" {owner} takes {', '.join(key for key in unknown if owners[key] == owner)}."
+        for owner in sorted(set(owners.values()) - {""})
+    ]
+    for key in unknown:
+        if key == "device":
+            hints.append(" The device is trainer.device.")
+        elif not owners[key]:
+            hints.append(near(key, algorithm.keywords))
+    keys = ", ".join(f"agent.kwargs.{key}" for key in unknown)
+    yield f"{keys}: {algorithm.name} takes no such keyword argument{'s' * (len(unknown) > 1)}.{''.join(hints)}"
+    yield f"It takes {', '.join(sorted(algorithm.keywords))}; docs/choosing.md explains them."
 
 
 def burn_in_problem(config: Config) -> Iterator[str]:
@@ -335,7 +334,7 @@ def policy_problem(config: Config, space: Any) -> str | None:
 
 
 def action_space_problem(agent: str, action_spaces: frozenset[str], space: Any) -> str | None:
-    """Return the reason why an agent cannot act in an environment, with the pairs that work; None: it can.
+    """Return the reason why an agent cannot act in an environment, with those that can; None: it can.
 
     Args:
         agent: the reference `agent.cls`.
@@ -347,9 +346,9 @@ def action_space_problem(agent: str, action_spaces: frozenset[str], space: Any) 
         return None
     fitting = sorted(a.name for a in ALGORITHMS if kind in a.action_spaces and a.name != "SpinupSacAgent")
     advice = (
-        f"for it take agent.cls: {_kinds(fitting, 'tmrl_core.training:')}" if fitting else "no algorithm here takes it"
+        f"for it take agent.cls: {_kinds(fitting)} of tmrl_core.training" if fitting else "no algorithm here takes it"
     )
     return (
         f"agent.cls: {agent} acts in spaces of the kind {_kinds(action_spaces)}, and the environment's action space is "
-        f"{space} ({kind}); {advice}. What works together:\n{pairs()}"
+        f"{space} ({kind}); {advice}.\n{TOGETHER}."
     )

@@ -307,6 +307,8 @@ def multiagent_problems(config: Config) -> Iterator[str]:
         value = found["worker"][key]
         if value != default["worker"][key]:
             yield f"worker.{key}: found {value!r:.100}, and it has no effect with the section multiagent; leave it out"
+    if config.environment.time_limit is not None:
+        yield "environment.time_limit: has no effect with the section multiagent; the metrics' `truncated` say it there"
     if trainer.offline is not None:
         yield "trainer.offline: recorded sessions hold one agent, and the section multiagent has many; leave one out"
 

@@ -11,7 +11,6 @@ import inspect
 import logging
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from tmrl_core.config.environment_contract import as_environment
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.registered_ids import prefix_hint
 from tmrl_core.errors import ConfigError, EnvironmentFailedError, TmrlError
+from tmrl_core.long_calls import in_standard_library, watched
 
 logger = logging.getLogger(__name__)
 
@@ -219,6 +219,7 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
     make = resolve_with(reference, kwargs, "environment.cls")
     label = f"environment.cls: {reference!r}"
 
+    @watched("the environment's constructor")
     def make_environment() -> Any:
         import gymnasium
 
@@ -262,12 +263,9 @@ def _place(exc: Exception) -> str:
         for one in traceback.extract_tb(exc.__traceback__)
         if not one.filename.startswith(("<", package)) and f"{os.sep}gymnasium{os.sep}" not in one.filename
     ]
-    own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(_STDLIB)]
+    own = [one for one in frames if "site-packages" not in one.filename and not in_standard_library(one.filename)]
     frame = (own or frames or [None])[-1]
     return "" if frame is None else f"{frame.filename}, line {frame.lineno}: "
-
-
-_STDLIB = sysconfig.get_path("stdlib")
 
 
 def _install_hint(exc: ImportError) -> str:

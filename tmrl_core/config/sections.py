@@ -81,6 +81,27 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
             "factor on observations) and `to_float32`."
         ),
     ] = field(default_factory=lambda: {"id": "Pendulum-v1", "to_float32": True})
+    time_limit: Annotated[
+        Positive | None,
+        doc(
+            "Number of steps after the reset at which the environment ends each episode because of a time limit that "
+            "it reports as an end of the task (`terminated`, or both flags). Such an end becomes a truncation. null: "
+            "as it is reported."
+        ),
+    ] = None
+    probe: Annotated[
+        bool | None,
+        doc(
+            "Before `--local` and `--worker --workers N` start any role, make the environment in a process of its own, "
+            "reset it once and close it, so that what is wrong with it is found at once. true: any environment. false: "
+            "none. null: environments that the default `cls` makes by their Gymnasium id, without rtgym's; another one "
+            "may be a machine that must not be started twice."
+        ),
+    ] = None
+    probe_timeout_s: Annotated[
+        PositiveSeconds,
+        doc("Maximum seconds of each call of that trial; a call that takes longer ends it, and the command."),
+    ] = 60.0
 
 
 class ActorSection(Section, frozen=True, kw_only=True):

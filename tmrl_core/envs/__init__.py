@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tmrl_core.envs.real_time import real_time_env as real_time_env
     from tmrl_core.envs.replay import SessionBatchEnvironment as SessionBatchEnvironment
     from tmrl_core.envs.shepherd import ShepherdEnv as ShepherdEnv
+    from tmrl_core.envs.time_limit import TimeLimitAsTruncation as TimeLimitAsTruncation
     from tmrl_core.envs.unrolling import SessionActor as SessionActor
     from tmrl_core.envs.unrolling import Sessions as Sessions
     from tmrl_core.envs.unrolling import get_sessions as get_sessions
@@ -35,6 +36,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "functional": "BaseEnvironment FunctionalEnv",
         "real_time": "real_time_env",
         "replay": "SessionBatchEnvironment",
+        "time_limit": "TimeLimitAsTruncation",
         "unrolling": "SessionActor Sessions get_sessions",
         ".sessions.environment": "SessionPoolEnvironment",  # of the package above: it is a pool
     },

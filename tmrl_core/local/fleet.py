@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 from tmrl_core.config import Config
 from tmrl_core.errors import ConfigError
+from tmrl_core.local.probe import Probe
 from tmrl_core.local.supervision import Fleet, watch
 from tmrl_core.roles import from_config as roles
+from tmrl_core.roles.probe import is_probed
 from tmrl_core.roles.shutdown import ShutdownSignal
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,9 @@ class LogWatcher:
 
     starving = False
 
+    def __init__(self) -> None:
+        self._hindered = False
+
     def refresh(self) -> None:
         """Do nothing: a worker has no records."""
 
@@ -30,13 +35,19 @@ class LogWatcher:
         """Log a message."""
         logger.info("%s", text)
 
+    def hinder(self, text: str) -> None:
+        """Log what hinders the workers when that begins."""
+        if text and not self._hindered:
+            logger.warning("%s", text)
+        self._hindered = bool(text)
+
 
 def run_fleet(config: Config, arguments: Sequence[str], shutdown: ShutdownSignal, count: int) -> int:
     """Run workers until all have ended or a stop is requested.
 
     Args:
         config: configuration of the workers.
-        arguments: command line of each worker.
+        arguments: command line of each worker; the first word is its role.
         shutdown: requests the end.
         count: number of workers.
 
@@ -44,12 +55,16 @@ def run_fleet(config: Config, arguments: Sequence[str], shutdown: ShutdownSignal
         Exit status 0.
 
     Raises:
-        ConfigError: the transport does not connect processes.
+        ConfigError: the transport does not connect processes, or the environment cannot be used.
         TmrlError: a worker failed permanently; the message includes its last log lines.
     """
     if config.network.transport == "local":
         raise ConfigError("network.transport: local connects threads of one process; --workers needs tls or tlspyo")
     roles.ensure_credentials(config)
+    if is_probed(config):
+        with Probe(config, arguments[1:]) as probe:
+            if not probe.wait(shutdown):
+                return 0
     fleet, watcher = Fleet(config, arguments, count), LogWatcher()
     shutdown.kill_on_second(fleet.kill)
     logs = config.run_folder / "logs"

@@ -19,8 +19,10 @@ from tmrl_core.config.run_folder import check_run_folder, free_run_name
 from tmrl_core.config.sections import gateway_url
 from tmrl_core.errors import ConfigError
 from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
+from tmrl_core.local.probe import Probe
 from tmrl_core.local.supervision import Group, Pipeline, Threads, watch
 from tmrl_core.roles import from_config as roles
+from tmrl_core.roles.probe import is_probed
 from tmrl_core.roles.shutdown import ShutdownSignal
 
 logger = logging.getLogger(__name__)
@@ -75,26 +77,20 @@ def run_local(
     changes = changes_for_this_machine(config, workers, single_process=single_process, quickstart=quickstart)
     changes += SMALL if small else []
     config = with_changes(config, changes)
-    roles.check_device(config.worker.device, "worker.device")
-    roles.check_device(config.trainer.device, "trainer.device")
-    if config.multiagent is None:
-        roles.check_spaces(config)
-    if not gateway:  # its clients never wait for the trainer
-        conflict = ratios_conflict(config, workers, roles.longest_episode(config))
-        if conflict is not None:
-            raise ConfigError(conflict)
-        warning = ratios_warning(config, workers, roles.longest_episode(config))
-        if warning is not None:
-            logger.warning("%s", warning)
-    use(config)
+    there = [*passed, *(word for change in changes for word in ("--set", change))]
+    check_without_environment(config, workers, gateway=gateway)
+    with contextlib.ExitStack() as tried:
+        probe = tried.enter_context(Probe(config, there)) if is_probed(config) else None
+        use(config)
+        view = View(config)  # its imports take about as long as the trial
+        if probe is not None and not probe.wait(shutdown):
+            return 0
     check_run_folder(config)  # before any role starts, because all roles write into that folder
-    view = View(config)
     if single_process:
         group: Group = Threads(config, workers)
     else:
         if roles.ensure_credentials(config):
             logger.info("made credentials for this machine")
-        there = [*passed, *(word for change in changes for word in ("--set", change))]
         group = Pipeline(config, there, workers, gateway=gateway)
     shutdown.kill_on_second(group.kill)
     shutdown.calls_for_checkpoint(group.checkpoint)
@@ -109,6 +105,23 @@ def run_local(
     if group.failed is not None:
         raise group.failed
     return tell(config, view, shutdown, quickstart=quickstart, new=new or quickstart)
+
+
+def check_without_environment(config: Config, workers: int, *, gateway: bool) -> None:
+    """Check what needs no environment.
+
+    Raises:
+        ConfigError: a device is missing, or the ratios would starve both sides.
+    """
+    roles.check_device(config.worker.device, "worker.device")
+    roles.check_device(config.trainer.device, "trainer.device")
+    if not gateway:  # its clients never wait for the trainer
+        conflict = ratios_conflict(config, workers, roles.longest_episode(config))
+        if conflict is not None:
+            raise ConfigError(conflict)
+        warning = ratios_warning(config, workers, roles.longest_episode(config))
+        if warning is not None:
+            logger.warning("%s", warning)
 
 
 def gateway_text(config: Config) -> str:
@@ -233,3 +246,7 @@ class View:
         """Print a line, above the live display if there is one."""
         with contextlib.suppress(OSError):
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def hinder(self, text: str) -> None:
+        """Show what hinders the roles, in the display."""
+        self.display.trouble = text

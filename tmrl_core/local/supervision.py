@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from typing import Any, Protocol
 from tmrl_core.config import Config, use, with_changes
 from tmrl_core.config.server_port import PortRecord
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.long_calls import trouble
 from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.shutdown import CHECKPOINT, STOP, ShutdownSignal
@@ -43,7 +46,13 @@ RESTART_PAUSE_S = 1.0
 TRAINER_END_S = 120.0
 """Maximum wait for the trainer's end, during which it writes a checkpoint."""
 SERVER_END_S = 10.0
+TELL_S = 1.5
+"""Seconds after which a wait for the end of a role says what holds it up."""
 LAST_LINES = 15
+ERROR_LINES = 200
+"""Number of last lines in which a role's error is searched; the environment may print more after it."""
+MOST_OF_ERROR = 5
+"""Maximum number of lines of a role's error, which may list much."""
 CAUSE_LENGTH = 300
 """Maximum characters of the reason shown when a role is restarted."""
 WRONG_CONFIGURATION = 2
@@ -63,6 +72,9 @@ class Watcher(Protocol):
 
     def say(self, text: str) -> None:
         """Show a message to the user."""
+
+    def hinder(self, text: str) -> None:
+        """Show what hinders the roles now; empty: nothing."""
 
 
 class Group(ABC):
@@ -120,6 +132,7 @@ class Child:
         self.name = name
         self.arguments = list(arguments)
         self.log = log
+        self.remarks = log.with_suffix(".remarks")
         self.threads = threads
         self.folder = folder
         self.restarts = 0
@@ -136,9 +149,10 @@ class Child:
         else:
             own["start_new_session"] = True
         self.started_at = time.monotonic()
+        self.remarks.unlink(missing_ok=True)
         with open(self.log, "wb" if self.process is None else "ab", opener=open_own) as log:
             self.process = subprocess.Popen(
-                [*command(str(self.folder)), *self.arguments, "--control"],
+                [*command(str(self.folder)), *self.arguments, "--control", "--remarks", str(self.remarks)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if announces else log,
                 stderr=log,
@@ -190,6 +204,16 @@ class Child:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+        with contextlib.suppress(OSError):
+            self.remarks.unlink(missing_ok=True)
+
+    @property
+    def trouble(self) -> str:
+        """Return what hinders the running process, as it says; empty: nothing."""
+        try:
+            return self.remarks.read_text(encoding="utf-8", errors="replace") if self.running else ""
+        except OSError:
+            return ""
 
     def last_lines(self, count: int) -> list[str]:
         """Return the last lines of its log; empty if it cannot be read."""
@@ -199,10 +223,29 @@ class Child:
             return []
 
     def failure(self, kind: type[TmrlError] = TmrlError) -> TmrlError:
-        """Return the last lines of its log as a `kind` of error, or as a ConfigError if its exit status says so."""
-        said = "\n".join(f"    {line}" for line in self.last_lines(LAST_LINES)) or "    (no output)"
+        """Return the last lines of its log as a `kind` of error.
+
+        A wrong configuration, as its exit status says, is a ConfigError with the role's own error only.
+        """
+        wrong = self.status == WRONG_CONFIGURATION
+        lines = self.last_lines(LAST_LINES)
+        lines = (wrong and last_error(self.last_lines(ERROR_LINES))) or lines
+        said = "\n".join(f"    {line}" for line in lines) or "    (no output)"
         text = f"{self.title} ended with exit status {self.status}; the last lines of {self.log}:\n{said}"
-        return ConfigError(text) if self.status == WRONG_CONFIGURATION else kind(text)
+        return ConfigError(text) if wrong else kind(text)
+
+
+def last_error(lines: Sequence[str]) -> list[str]:
+    """Return the last error that the command line has printed in a log, up to five lines; empty: there is none."""
+    begins = [index for index, line in enumerate(lines) if _ERROR.match(line)]
+    if not begins:
+        return []
+    first = begins[-1]
+    further = itertools.takewhile(lambda line: line.startswith("    "), lines[first + 1 :])
+    return [lines[first], *(line.removeprefix("    ") for line in further)][:MOST_OF_ERROR]
+
+
+_ERROR = re.compile(r"[A-Z]\w*Error: ")
 
 
 class Processes(Group):
@@ -244,11 +287,21 @@ class Processes(Group):
             child.resting_until = 0.0
             child.start()
 
+    def _show_trouble(self, children: Sequence[Child], view: Watcher) -> None:
+        troubles = {child.name: child.trouble for child in children}
+        view.hinder("; ".join(f"{name}: {text}" for name, text in troubles.items() if text))
+
     def _end(self, children: Sequence[Child], wait_s: float, view: Watcher) -> None:
         for child in children:
             child.ask_to_end()
-        deadline = time.monotonic() + wait_s
-        while any(child.running for child in children) and time.monotonic() < deadline:
+        began = time.monotonic()
+        untold = list(children)
+        while any(child.running for child in children) and (waited := time.monotonic() - began) < wait_s:
+            self._show_trouble(children, view)
+            for child in untold[:] if waited >= TELL_S else []:
+                if trouble := child.trouble:
+                    untold.remove(child)
+                    view.say(f"waiting for {child.title}: {trouble}")
             view.refresh()
             time.sleep(POLL_S / 4)
         for child in children:
@@ -287,6 +340,7 @@ class Fleet(Processes):
 
     def poll(self, view: Watcher) -> bool:
         """Restart crashed workers a few times; False: all have ended. A worker that fails does not end the others."""
+        self._show_trouble(self.workers, view)
         for worker in self.workers:
             if worker.name not in self._failed:
                 try:
@@ -389,6 +443,7 @@ class Pipeline(Processes):
                 raise self.trainer.failure()
             return False
         self._check_disk(view)
+        self._show_trouble((self.trainer, *self.gateways, *self.workers), view)
         for child in (self.server, *self.gateways, *self.workers):
             self._care(child, view)
         if not self.gateways and all(worker.status == 0 for worker in self.workers) and view.starving:
@@ -415,7 +470,10 @@ class Pipeline(Processes):
 
     def end(self, view: Watcher) -> None:
         """End gateway and workers while the trainer acknowledges, the trainer after its checkpoint, then the Server."""
-        self._end([*self.gateways, *self.workers], self._config.worker.drain_timeout_s + 10.0, view)
+        first = [*self.gateways, *self.workers]
+        if self.trainer.trouble:  # the environment holds it up, so that it acknowledges nothing
+            first.append(self.trainer)
+        self._end(first, self._config.worker.drain_timeout_s + 10.0, view)
         self._end([self.trainer], TRAINER_END_S, view)
         if (self.trainer.status or 0) > 0:  # the log names a killed role
             self.failed = self.trainer.failure()
@@ -518,6 +576,7 @@ class Threads(Group):
 
     def poll(self, view: Watcher) -> bool:
         """Check for failures. No role is restarted here, so that a failure is visible."""
+        view.hinder(trouble())
         trainer_has_ended = not self._threads["trainer"].is_alive()  # checked first: the queue then contains the reason
         with contextlib.suppress(queue.Empty):
             raise self._failed.get_nowait()[1]

@@ -17,13 +17,14 @@ from tmrl_core.config import Config, find_credentials_folder
 from tmrl_core.config.references import resolve_with
 from tmrl_core.config.sections import AgentPolicySection, MultiAgentSection
 from tmrl_core.errors import ConfigError
+from tmrl_core.long_calls import watched
 from tmrl_core.multiagent.agent import AgentParameters
 from tmrl_core.multiagent.algorithm import AgentAlgorithm
 from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettings
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.manager import AgentManager, Mode
-from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, Stage
+from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, PolledEnvironment, Stage
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.transports.selection import link_settings
@@ -144,12 +145,26 @@ def environment_maker(config: Config, *, test: bool = False) -> Callable[[], Eve
     environment = wanted or config.environment
     make = resolve_with(environment.cls, environment.kwargs, key)
 
+    @watched("the environment's constructor")
     def make_environment() -> EventEnvironment:
         made: EventEnvironment = make()
         _check_kind(made, EventEnvironment, f"{key}: {environment.cls!r}")
         return made
 
     return make_environment
+
+
+def probe_environment(config: Config) -> None:
+    """Make the environment, begin an episode, and close it.
+
+    Raises:
+        ConfigError: see `environment_maker`.
+        Exception: exceptions of the environment propagate.
+    """
+    environment = PolledEnvironment(environment_maker(config))
+    environment.reset()
+    environment.step(None)
+    environment.close()
 
 
 def _check_kind(made: Any, kind: type, label: str) -> None:

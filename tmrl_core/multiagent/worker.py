@@ -26,6 +26,7 @@ from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
 from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
+from tmrl_core.long_calls import watched
 from tmrl_core.multiagent.actor import Actor
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, PlayedEpisode, chunks_of
@@ -107,6 +108,7 @@ class PolledEnvironment(EventEnvironment):
         """See `EventEnvironment`."""
         self.env.set_seed(seed)
 
+    @watched("the environment's reset")
     def reset(self) -> None:
         """See `EventEnvironment`. Make the environment again first if its last reset failed."""
         try:
@@ -122,6 +124,7 @@ class PolledEnvironment(EventEnvironment):
         finally:
             take_back()
 
+    @watched("the environment's step")
     def step(self, action: Any) -> tuple[Any, Any, bool]:
         """See `EventEnvironment`."""
         if action is not None:
@@ -149,6 +152,7 @@ class PolledEnvironment(EventEnvironment):
         """See `EventEnvironment`."""
         return self.env.metrics
 
+    @watched("the environment's close")
     def close(self) -> None:
         """See `EventEnvironment`."""
         try:

@@ -5,6 +5,7 @@ Nothing here imports torch: a worker whose policy does not need it, and the Serv
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -12,17 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional
-from tmrl_core.config.algorithms import (
-    action_space_problem,
-    actor_of,
-    algorithm_of,
-    memory_of,
-    policy_kwargs,
-    policy_problem,
-    stacks_problem,
-)
+from tmrl_core.config.algorithms import policy_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError, PortInUseError
-from tmrl_core.signal_handlers import take_back
 
 if TYPE_CHECKING:
     from tmrl_core.networking import RolloutWorker, Server, Trainer
@@ -101,7 +93,7 @@ def make_worker(
         check_encoder("worker.evaluation_videos")
         render_mode = "rgb_array"
     made = RolloutWorker(
-        env_cls=_environment(config, render_mode),
+        env_cls=environment_of(config, render_mode),
         # The reference stays unresolved: with a NumPy backend, neither the policy's module nor torch is imported.
         actor_module_cls=choose_actor(
             config.actor.cls, policy_kwargs(config), device=worker.device, backend=worker.backend
@@ -122,15 +114,34 @@ def make_worker(
     return made
 
 
-def _environment(config: Config, render_mode: str | None) -> Callable[[], Any]:
-    reference, kwargs = config.environment.cls, config.environment.kwargs
-    if render_mode is None:
-        return environment_maker(reference, kwargs)
-    from tmrl_core.envs.filmed import Filmed, rendering
+def environment_of(config: Config, render_mode: str | None = None) -> Callable[[], Any]:
+    """Return a function that makes the configured environment, see `environment_maker`.
 
-    wraps = reference in GYMNASIUM_ENVIRONMENTS
-    make = environment_maker(reference, rendering(reference, kwargs, render_mode, wraps_gymnasium=wraps))
-    return (lambda: Filmed(make())) if render_mode == "rgb_array" else make
+    Args:
+        config: the configuration.
+        render_mode: mode of the environment; `rgb_array`: it can be filmed. None: the environment's own.
+    """
+    reference, kwargs, limit = config.environment.cls, config.environment.kwargs, config.environment.time_limit
+    if render_mode is not None:
+        from tmrl_core.envs.filmed import rendering
+
+        kwargs = rendering(reference, kwargs, render_mode, wraps_gymnasium=reference in GYMNASIUM_ENVIRONMENTS)
+    make = environment_maker(reference, kwargs)
+    if limit is not None:
+        make = functools.partial(_limited, make, limit)
+    return functools.partial(_filmed, make) if render_mode == "rgb_array" else make
+
+
+def _limited(make: Callable[[], Any], steps: int) -> Any:
+    from tmrl_core.envs.time_limit import TimeLimitAsTruncation
+
+    return TimeLimitAsTruncation(make(), steps)
+
+
+def _filmed(make: Callable[[], Any]) -> Any:
+    from tmrl_core.envs.filmed import Filmed
+
+    return Filmed(make())
 
 
 def check_device(device: str | None, key: str, *, compute: bool = False) -> None:
@@ -247,35 +258,6 @@ def run_trainer(trainer: Trainer, config: Config) -> None:
         trainer.run_with_wandb()
     else:
         trainer.run()
-
-
-def check_spaces(config: Config) -> None:
-    """Check that a built-in algorithm, policy and memory fit the environment, if it is one of Gymnasium's.
-
-    The check creates the environment and closes it. A custom environment may be a machine that must not be started
-    twice, so only the trainer checks it, when it creates it.
-
-    Raises:
-        ConfigError: they do not fit (the message names the alternatives), or the environment does not exist.
-    """
-    algorithm = algorithm_of(config.agent.cls)
-    stacks = memory_of(config.memory.cls) == "FrameStackMemory"
-    ours = algorithm is not None or actor_of(config.actor.cls) is not None or stacks
-    if not ours or config.environment.cls not in GYMNASIUM_ENVIRONMENTS:
-        return
-    try:
-        env = environment_maker(config.environment.cls, config.environment.kwargs)()
-        try:
-            accepted = algorithm.action_spaces if algorithm is not None else frozenset()
-            problem = action_space_problem(config.agent.cls, accepted, env.action_space)
-            problem = problem or policy_problem(config, env.action_space)
-            problem = problem or stacks_problem(config, env.observation_space)
-        finally:
-            env.close()
-    finally:
-        take_back()
-    if problem is not None:
-        raise ConfigError(problem)
 
 
 def longest_episode(config: Config) -> int | None:

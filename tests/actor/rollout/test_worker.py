@@ -9,9 +9,11 @@ import pytest
 
 from tests.actor.rollout.composing import compose
 from tmrl_core.actor.rollout import asynchronous_schedule as asynchronous
+from tmrl_core.actor.rollout import collector
 from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import EnvironmentFailedError, RefusedError, StarvedError
+from tmrl_core.long_calls import remarks
 from tmrl_core.networking.protocol.messages import Directive, Evaluation, Progress
 
 
@@ -150,13 +152,19 @@ def test_finish_is_noticed_within_an_endless_episode(make: Any, link: Any) -> No
     assert len(link) == worker.env.steps + 1
 
 
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 @pytest.mark.parametrize("send_every", [0, 5])
-def test_an_endless_unsent_episode_is_logged_once(
-    send_every: int, make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_endless_unsent_episode_is_logged_once_and_shown(
+    mode: str, send_every: int, make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(asynchronous, "LONG_EPISODE_S", 0.0)
+    monkeypatch.setattr(collector, "LONG_EPISODE_S", 0.0)
     worker = make(length=10**9, max_samples_per_episode=2000, send_every=send_every)
-    worker.run(nb_episodes=2, verbose=False)
+    if mode == "asynchronous":
+        worker.run(nb_episodes=2, verbose=False)
+    else:
+        worker.run_synchronous(nb_steps=1, initial_steps=2000)
+    on_display = remarks.pop(f"unsent samples of {worker.name}", "")
+    assert bool(on_display) == (not send_every)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == (0 if send_every else 1)
     assert all("worker.send_every" in text and "worker.max_samples_per_episode" in text for text in told)

@@ -110,18 +110,28 @@ def box_bounds(owner: str, space: Any) -> BoxBounds:
     return BoxBounds(low, high, space.shape, np.dtype(space.dtype))
 
 
+def in_float32(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return True for each element that can be scaled to its bounds.
+
+    Networks compute in float32. The width of its largest numbers, a common stand-in for no bounds, is infinite there.
+    """
+    with np.errstate(over="ignore"):
+        result: np.ndarray = np.isfinite(2.0 * (np.abs(low) + np.abs(high)).astype(np.float32))
+    return result
+
+
 def action_bounds(owner: str, space: Any) -> BoxBounds:
     """Return the bounds of an action space for a squashed Gaussian policy.
 
     Raises:
-        ConfigError: the space is not a Box of floats with finite bounds and low < high.
+        ConfigError: the space is not a Box of floats with low < high and `in_float32`.
     """
     bounds = box_bounds(owner, space)
-    if not (np.isfinite(bounds.low).all() and np.isfinite(bounds.high).all()):
+    if not in_float32(bounds.low, bounds.high).all():
         raise ConfigError(
-            f"{owner} needs finite bounds for each element of the action, the action space is {space}. "
-            "Bound it in the environment: gymnasium.wrappers.TransformAction(env, lambda action: action, a Box of "
-            "finite bounds), in a callable that environment.cls names."
+            f"{owner} needs finite bounds for each element of the action, at most 8e37 apart, the action space is "
+            f"{space}. Bound it in the environment: gymnasium.wrappers.TransformAction(env, lambda action: action, a "
+            "Box of finite bounds), in a callable that environment.cls names."
         )
     if not (bounds.low < bounds.high).all():
         raise ConfigError(f"{owner} needs low < high for each element of the action, the action space is {space}.")

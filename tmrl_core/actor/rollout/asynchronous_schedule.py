@@ -22,9 +22,6 @@ SEND_PAUSE_S = 0.02
 """Minimum seconds between two sends. Waking the I/O thread costs an environment's loop about half a millisecond, as
 much as thirty steps of Pendulum."""
 
-LONG_EPISODE_S = 100.0
-"""Seconds after which a worker warns that no sample of an episode has been sent."""
-
 
 class AsynchronousSchedule:
     """Collect without waiting for weights.
@@ -56,7 +53,6 @@ class AsynchronousSchedule:
         self._limit = None if max_env_steps_per_update is None else RateLimit(max_env_steps_per_update)
         self._send_pause_s = send_pause_s
         self._sent_at = -math.inf
-        self._endless_logged = False
 
     def run(self, test_episode_interval: int, nb_episodes: float, verbose: bool, expert: bool) -> None:
         """Collect as `Worker.run` documents."""
@@ -85,7 +81,6 @@ class AsynchronousSchedule:
         if uplink.ending():
             return 0
         longest = self._collector.loop.steps_until_poll
-        self._warn_if_endless()
         if self._update_each_step and not expert:
             uplink.take_policy(verbose=False)
             longest = 1
@@ -96,6 +91,8 @@ class AsynchronousSchedule:
                 if uplink.ending():
                     return 0
             longest = max(1, min(longest, self._send_every - len(buffer)))
+        else:
+            self._collector.tell_if_unsent()
         return longest
 
     def _send_unless_just_now(self) -> None:
@@ -103,20 +100,6 @@ class AsynchronousSchedule:
         if now - self._sent_at >= self._send_pause_s:
             self._sent_at = now
             self._uplink.send()
-
-    def _warn_if_endless(self) -> None:
-        episode = self._collector.recorder.episode
-        if self._send_every or self._endless_logged or episode is None or self._uplink.link is None:
-            return
-        if episode.open and time.perf_counter() - episode.began >= LONG_EPISODE_S:
-            self._endless_logged = True
-            logger.warning(
-                "worker %s: an episode has gone on for %d steps and %.0f s, and its samples are sent when it ends. Set "
-                "worker.send_every to send them before, or worker.max_samples_per_episode to end it.",
-                self._collector.recorder.name,
-                episode.steps,
-                LONG_EPISODE_S,
-            )
 
     def _wait_for_limiter(self, expert: bool) -> None:
         """Wait while the trainer has more environment steps than its updates require.

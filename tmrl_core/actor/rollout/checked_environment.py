@@ -20,6 +20,7 @@ from tmrl_core.config.environment_contract import Batch, as_environment
 from tmrl_core.envs.identity import unwrapped
 from tmrl_core.envs.json_spaces import observation_reader
 from tmrl_core.errors import ConfigError, ContractError, EnvironmentFailedError, ObservationError
+from tmrl_core.long_calls import watched
 from tmrl_core.signal_handlers import take_back
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class CheckedEnvironment:
         inner = self._inner
         self.real_time = inner if isinstance(inner, RealTimeEnv) else None
 
+    @watched("the environment's reset")
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environment. Recreate it first if its last reset failed.
 
@@ -127,6 +129,7 @@ class CheckedEnvironment:
         finally:
             take_back()
 
+    @watched("the environment's step")
     def step(self, action: Any, keep: bool = False) -> tuple[Any, Any, Any, Any, Any]:
         """Step the environment.
 
@@ -183,6 +186,7 @@ class CheckedEnvironment:
         elif isinstance(self._inner, Batch):
             raise ContractError(f"{exc}; the environment is a batch of {self._inner.num_envs} (its num_envs)") from exc
 
+    @watched("the environment's safe action")
     def make_safe(self) -> None:
         """Execute the safe action, if there is one, and pause rtgym's environments. Log a failure.
 
@@ -204,6 +208,7 @@ class CheckedEnvironment:
         except Exception:
             logger.exception("worker.safe_action failed; the environment is closed without it")
 
+    @watched("the environment's close")
     def close(self) -> None:
         """Make the environment safe, and close it, once."""
         if not self._closed:

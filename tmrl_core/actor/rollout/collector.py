@@ -16,6 +16,7 @@ from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import WAIT_S, Uplink
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import PolicyFailedError
+from tmrl_core.long_calls import remarks
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.protocol.messages import Evaluation, Version
 from tmrl_core.samples import Chunk
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 2.0
 """Minimum seconds between two log lines about episodes, because a simulator may end a hundred per second."""
+
+LONG_EPISODE_S = 30.0
+"""Seconds after which a worker says that no sample of an episode has been sent."""
 
 
 class Collector:
@@ -54,6 +58,7 @@ class Collector:
         loop.next_seed = seed
         self._seeds = np.random.default_rng(seed)
         self._rest_logged = False
+        self._unsent_logged = False
         self._logged_at = -math.inf
 
     @property
@@ -158,6 +163,22 @@ class Collector:
         """End the open episode immediately, and drop its unsent samples."""
         self.recorder.drop_unsent()
         self.recorder.end()
+
+    def tell_if_unsent(self) -> None:
+        """Say of a long open episode that its samples are sent at its end: once in the log, and on displays."""
+        episode, subject = self.recorder.episode, f"unsent samples of {self.name}"
+        lasts_s = 0.0 if episode is None or not episode.open else time.perf_counter() - episode.began
+        if episode is None or lasts_s < LONG_EPISODE_S or self.uplink.link is None:
+            remarks.pop(subject, None)
+            return
+        text = (
+            f"an episode has gone on for {episode.steps} steps and {lasts_s:.0f} s, and its samples are sent when it "
+            "ends. Set worker.send_every to send them before, or worker.max_samples_per_episode to end it."
+        )
+        remarks[subject] = text
+        if not self._unsent_logged:
+            self._unsent_logged = True
+            logger.warning("worker %s: %s", self.name, text)
 
     def log_episode(self, verbose: bool) -> None:
         """Log the latest training episode, if `verbose` and not just after another one."""

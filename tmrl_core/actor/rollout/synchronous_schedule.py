@@ -127,6 +127,8 @@ class SynchronousSchedule:
                 self._uplink.send()
             longest = max(1, min(longest, self._send_every - len(self._recorder.buffer)))
         if self._end_episodes:
+            if not self._send_every:
+                self._collector.tell_if_unsent()
             return longest
         if not self.counting:
             left = self._initial_steps - self.steps

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from tmrl_core.compat.config import settings
-from tmrl_core.config import Config, current, environment_maker, resolve, resolve_optional
+from tmrl_core.config import Config, current, resolve, resolve_optional
+from tmrl_core.roles.from_config import environment_of
 
 
 def _training(name: str) -> Callable[[Config], Any]:
@@ -57,7 +58,7 @@ def _updater(config: Config) -> Any:
 
 _NAMES: dict[str, Callable[[Config], Any]] = {
     "TRAINER": _trainer,
-    "ENV_CLS": lambda config: environment_maker(config.environment.cls, config.environment.kwargs),
+    "ENV_CLS": environment_of,
     "MEM": lambda config: resolve(config.memory.cls, "memory.cls"),
     "MEMORY": _training("memory_cls"),
     "AGENT": _training("training_agent_cls"),

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.flattening import layout_of
-from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.spaces import discrete_actions, in_float32
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch, hidden_layers
 from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
@@ -67,10 +68,9 @@ def ensemble_mlp(
 
 def _to_unit(action_space: Any) -> tuple[Tensor, Tensor]:
     """Return [A] gain and [A] shift that scale each bounded element of an action from its bounds to [-1, 1]."""
-    low, high = (
-        torch.as_tensor(bound, dtype=torch.float64).flatten() for bound in (action_space.low, action_space.high)
-    )
-    bounded = torch.isfinite(low) & torch.isfinite(high) & (low < high)
+    bounds = [np.asarray(bound, np.float64).ravel() for bound in (action_space.low, action_space.high)]
+    low, high = map(torch.as_tensor, bounds)
+    bounded = torch.as_tensor(in_float32(*bounds)) & (low < high)
     span = torch.where(bounded, high - low, 2.0)
     middle = torch.where(bounded, (high + low) / 2.0, 0.0)
     return (2.0 / span).float(), (-2.0 * middle / span).float()

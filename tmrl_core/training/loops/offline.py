@@ -19,6 +19,7 @@ from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import LimiterSection, TrainerSection
 from tmrl_core.envs.identity import identity_of
 from tmrl_core.errors import StorageError
+from tmrl_core.long_calls import watched
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress, plain
 from tmrl_core.samples import Buffer, Chunk
@@ -50,6 +51,11 @@ take less; a hostile worker's tiny messages, which stand for GB, do not stop tra
 
 TURN_POLL_S = 0.01
 """Seconds between two checks for the trainer's turn."""
+
+
+@watched("the environment's close")
+def _close(close: Callable[[], object]) -> None:
+    close()
 
 
 @described_by(TrainerSection, LimiterSection)
@@ -163,7 +169,7 @@ class TrainingOffline(TrainingLoop):
                     observation_space, action_space = env.observation_space, env.action_space
                     self.environment_identity = identity_of(env)
                 finally:
-                    env.close()
+                    _close(env.close)
             finally:
                 take_back()
 

@@ -53,6 +53,7 @@ from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, pl
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
 from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.memory import MAX_STREAMS
+from tmrl_core.training.remote.equal_ends import EqualEnds
 from tmrl_core.training.value_types import Metrics, Policy, State
 
 logger = logging.getLogger(__name__)
@@ -216,6 +217,7 @@ class RemoteInterface(TrainingInterface):
         self._missing_since = OrderedDict.fromkeys(link.offsets, self._started)
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
+        self._equal_ends = EqualEnds()
         """Training episodes, of all workers."""
         self._charted_names = BoundedTexts(MAX_CHARTED_NAMES, MAX_CHARTED_NAMES_EACH)
         self._collected: dict[bytes, int] = {}
@@ -574,6 +576,7 @@ class RemoteInterface(TrainingInterface):
 
     def _note_episodes(self, episodes: Sequence[EpisodeRecord], stream: bytes) -> None:
         for record in episodes:
+            self._equal_ends.take(record)
             if self.on_episode is not None:
                 self.on_episode(record)
             if record.mode == "train" and record.end != "aborted":

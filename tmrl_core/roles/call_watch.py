@@ -1,0 +1,121 @@
+"""Watch of the environment's calls: a call that does not return is reported, and does not hold up the end of a role."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tmrl_core.long_calls import LongCall, LongCalls, remarks, trouble
+
+logger = logging.getLogger(__name__)
+
+LONG_S = 30.0
+"""Seconds after which a call is reported."""
+ENDING_S = 1.0
+"""Seconds after which a call is reported that a requested end waits for."""
+POLL_S = 0.5
+ENDED = 1
+"""Exit status of a process that ended without waiting longer for a call."""
+
+
+class CallWatch:
+    """Report calls that last, in a thread of its own. A context manager.
+
+    Args:
+        end_s: seconds that a call may take after a request to end; then the process ends without it.
+        limit_s: seconds that a call may take anyway.
+        file: receives the role's remarks, for the display of a supervisor; None: no file.
+        clock: seconds.
+        end: ends the process; for tests.
+    """
+
+    def __init__(
+        self,
+        end_s: float,
+        *,
+        limit_s: float = math.inf,
+        file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        end: Callable[[int], Any] = os._exit,
+    ) -> None:
+        self._calls = LongCalls(clock)
+        self._end_s = end_s
+        self._limit_s = limit_s
+        self._file = file
+        self._clock = clock
+        self._end = end
+        self._ending_since = math.inf
+        self._next_s = LONG_S
+        self._written = ""
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tmrl-calls", daemon=True)
+
+    def __enter__(self) -> CallWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._left.set()
+        self._thread.join(10.0)
+
+    def ending(self) -> None:
+        """Note a request to end. Safe from any thread."""
+        self._ending_since = self._clock()
+        self._next_s = ENDING_S
+
+    def look(self) -> None:
+        """Look for a call that lasts, and report it when it is due."""
+        call = self._calls.look()
+        if call is None or call.seconds < ENDING_S:
+            remarks.pop("call", None)
+            self._next_s = LONG_S if self._ending_since == math.inf else ENDING_S
+        else:
+            self._report(call)
+        self._write()
+
+    def _report(self, call: LongCall) -> None:
+        waited = self._clock() - self._ending_since
+        ending = waited >= 0
+        if call.seconds >= LONG_S or ending:
+            remarks["call"] = str(call)
+        if call.seconds >= self._next_s:
+            self._next_s = max(LONG_S, 2 * call.seconds)
+            if ending:
+                logger.warning("the end waits: %s; without it the process ends after %g s", call, self._end_s)
+            else:
+                logger.warning(
+                    "%s. Nothing goes on meanwhile: see what it waits for there. Ctrl-C ends the role, in %g s if the "
+                    "call does not return.",
+                    call,
+                    self._end_s,
+                )
+        late = call.seconds >= self._limit_s
+        if late or (ending and min(call.seconds, waited) >= self._end_s):
+            # As the command line prints errors: a supervisor shows the last one.
+            with contextlib.suppress(OSError, ValueError):
+                print(f"EnvironmentFailedError: {call}, and the process ends without it", file=sys.stderr, flush=True)
+            self._end(ENDED)
+
+    def _write(self) -> None:
+        text = trouble()
+        if self._file is None or text == self._written:
+            return
+        self._written = text
+        with contextlib.suppress(OSError):  # without a display, the log has it
+            self._file.write_text(text, encoding="utf-8")
+
+    def _run(self) -> None:
+        while not self._left.wait(POLL_S):
+            try:
+                self.look()
+            except Exception:  # the role is worth more than its watch
+                logger.exception("the watch of calls has failed; the role continues without it")
+                return
