@@ -120,7 +120,7 @@ def layout_of(space: Any, action_space: Any = None, convolutions: Convolutions |
     """
     masked = is_masked(space, action_space)
     found = _leaves_of(space, (), convolutions)
-    leaves = [leaf for leaf in found if not (masked and leaf.path == (ACTION_MASK,))]
+    leaves = [leaf for leaf in found if not (masked and leaf.path[:1] == (ACTION_MASK,))]
     if not leaves:
         raise ConfigError(f"the observation space {space} has no elements, a policy needs at least one.")
     leaves.sort(key=lambda leaf: leaf.kind == "image")
