@@ -13,4 +13,4 @@ __all__ = ["GenericGymEnv", "get_environment"]
 def get_environment() -> Any:
     """Return a new environment of the configuration's section `environment`."""
     environment = current().environment
-    return environment_maker(environment.cls, environment.kwargs)()
+    return environment_maker(environment.cls, environment.kwargs, environment.drop)()

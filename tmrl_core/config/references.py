@@ -209,14 +209,18 @@ def as_environment(made: Any, maker: str) -> Any:
     return made
 
 
-def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+def environment_maker(reference: str, kwargs: Mapping[str, Any], drop: Sequence[str] = ()) -> Callable[[], Any]:
     """Return a function that makes the environment.
 
     The function raises ConfigError for an id that Gymnasium does not know, or that it cannot make on this machine.
 
+    Args:
+        reference, kwargs: see `resolve_with`.
+        drop: entries of its Dict observation that are left out.
+
     Raises:
         ConfigError: the reference names nothing or does not accept these keyword arguments; or, raised by the function,
-            the result is not an environment.
+            the result is not an environment, or has no such entry.
     """
     make = resolve_with(reference, kwargs, "environment.cls")
 
@@ -225,7 +229,8 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
 
         errors = gymnasium.error
         try:
-            return as_environment(make(), f"environment.cls: {reference!r}")
+            made = as_environment(make(), f"environment.cls: {reference!r}")
+            return _without(made, drop) if drop else made
         except errors.Error as exc:
             raise ConfigError(f"environment.kwargs: {exc}") from exc
         except TypeError as exc:
@@ -242,3 +247,23 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
             raise
 
     return make_environment
+
+
+def _without(env: Any, drop: Sequence[str]) -> Any:
+    """Return an environment without these entries of its Dict observation.
+
+    Raises:
+        ConfigError: it has no such entries, or no others; or the environment cannot be wrapped.
+    """
+    import gymnasium
+
+    space = env.observation_space
+    entries = list(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
+    kept = [name for name in entries if name not in drop]
+    if not isinstance(env, gymnasium.Env) or not kept or not set(entries).issuperset(drop):
+        env.close()
+        raise ConfigError(
+            f"environment.drop: found {list(drop)}, and the environment is a {type(env).__name__} with the observation "
+            f"space {space}. Allowed: some of the entries of a Dict, of a gymnasium.Env."
+        )
+    return gymnasium.wrappers.FilterObservation(env, kept)

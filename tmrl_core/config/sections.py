@@ -81,6 +81,13 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
             "factor on observations) and `to_float32`."
         ),
     ] = field(default_factory=lambda: {"id": "Pendulum-v1", "to_float32": True})
+    drop: Annotated[
+        tuple[Text, ...],
+        doc(
+            "Entries of a Dict observation that are left out, for policies, memories and recordings, such as a text "
+            "(`[mission]`)."
+        ),
+    ] = ()
 
 
 class ActorSection(Section, frozen=True, kw_only=True):

@@ -123,13 +123,13 @@ def make_worker(
 
 
 def _environment(config: Config, render_mode: str | None) -> Callable[[], Any]:
-    reference, kwargs = config.environment.cls, config.environment.kwargs
+    reference, kwargs, drop = config.environment.cls, config.environment.kwargs, config.environment.drop
     if render_mode is None:
-        return environment_maker(reference, kwargs)
+        return environment_maker(reference, kwargs, drop)
     from tmrl_core.envs.filmed import Filmed, rendering
 
     wraps = reference in GYMNASIUM_ENVIRONMENTS
-    make = environment_maker(reference, rendering(reference, kwargs, render_mode, wraps_gymnasium=wraps))
+    make = environment_maker(reference, rendering(reference, kwargs, render_mode, wraps_gymnasium=wraps), drop)
     return (lambda: Filmed(make())) if render_mode == "rgb_array" else make
 
 
@@ -264,7 +264,8 @@ def check_spaces(config: Config) -> None:
     if not ours or config.environment.cls not in GYMNASIUM_ENVIRONMENTS:
         return
     try:
-        env = environment_maker(config.environment.cls, config.environment.kwargs)()
+        environment = config.environment
+        env = environment_maker(environment.cls, environment.kwargs, environment.drop)()
         try:
             accepted = algorithm.action_spaces if algorithm is not None else frozenset()
             problem = action_space_problem(config.agent.cls, accepted, env.action_space)

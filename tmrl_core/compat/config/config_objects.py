@@ -57,7 +57,9 @@ def _updater(config: Config) -> Any:
 
 _NAMES: dict[str, Callable[[Config], Any]] = {
     "TRAINER": _trainer,
-    "ENV_CLS": lambda config: environment_maker(config.environment.cls, config.environment.kwargs),
+    "ENV_CLS": lambda config: environment_maker(
+        config.environment.cls, config.environment.kwargs, config.environment.drop
+    ),
     "MEM": lambda config: resolve(config.memory.cls, "memory.cls"),
     "MEMORY": _training("memory_cls"),
     "AGENT": _training("training_agent_cls"),
