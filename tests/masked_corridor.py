@@ -22,7 +22,7 @@ class MaskedCorridor(gymnasium.Env[Any, Any]):
         illegal_ends: an action that is not allowed ends the episode.
     """
 
-    action_space = spaces.Discrete(ACTIONS, start=2)
+    action_space: spaces.Space[Any] = spaces.Discrete(ACTIONS, start=2)
 
     def __init__(self, key: str = "action_mask", step_reward: float = -0.1, illegal_ends: bool = False) -> None:
         self.key, self.step_reward, self.illegal_ends = key, step_reward, illegal_ends
@@ -40,7 +40,7 @@ class MaskedCorridor(gymnasium.Env[Any, Any]):
         self.place = self.steps = 0
         return self.observation(), {}
 
-    def observation(self, place: int | None = None) -> dict[str, np.ndarray]:
+    def observation(self, place: int | None = None) -> dict[str, Any]:
         place = self.place if place is None else place
         mask = np.zeros(ACTIONS, np.int8)
         if place < PLACES - 1:
@@ -58,3 +58,25 @@ class MaskedCorridor(gymnasium.Env[Any, Any]):
         self.place = self.place + 1 if index == on else max(0, self.place - 1)
         arrived = self.place == PLACES - 1
         return self.observation(), 1.0 if arrived else self.step_reward, arrived, self.steps >= LIMIT, {}
+
+
+class MaskedChoices(MaskedCorridor):
+    """A `MaskedCorridor` whose actions have a second choice of two, of which each place allows one."""
+
+    action_space = spaces.MultiDiscrete([ACTIONS, 2], start=[2, 0])
+
+    def __init__(self) -> None:
+        super().__init__()
+        mask = spaces.Tuple([spaces.Box(0, 1, (ACTIONS,), np.int8), spaces.MultiBinary(2)])
+        self.observation_space = spaces.Dict({"place": spaces.Box(0, 1, (PLACES,), np.float32), self.key: mask})
+
+    def observation(self, place: int | None = None) -> dict[str, Any]:
+        found = super().observation(place)
+        second = np.eye(2, dtype=np.int8)[self.place % 2]
+        return {**found, self.key: (found[self.key], second)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action)
+        if action[1] != self.place % 2:
+            raise ValueError(f"the action {action} is not allowed in the place {self.place}")
+        return super().step(action[0])

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+from gymnasium import spaces
 
 from tmrl_core.config import environment_maker, resolve, resolve_optional, resolve_with
 from tmrl_core.errors import ConfigError, EnvironmentFailedError
@@ -130,3 +131,50 @@ def test_the_error_names_the_missing_attributes_of_an_environment() -> None:
         ConfigError, match="SimpleNamespace, which is not an environment: it lacks action_space, observation_space"
     ):
         make()
+
+
+class Talking(gymnasium.Env[Any, Any]):
+    """An environment that says its task as a text."""
+
+    observation_space = spaces.Dict(
+        {"mission": spaces.Text(9), "view": spaces.Discrete(3), "heading": spaces.Discrete(4)}
+    )
+    action_space = spaces.Discrete(2)
+    closed = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return {"view": 1, "mission": "go", "heading": 2}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return {"view": 2, "mission": "go", "heading": 3}, 1.0, False, False, {}
+
+    def close(self) -> None:
+        Talking.closed += 1
+
+
+def test_entries_of_an_observation_are_left_out_on_request() -> None:
+    env = environment_maker(f"{__name__}:Talking", {}, ["mission"])()
+    assert list(env.observation_space.spaces) == list(env.reset()[0]) == ["heading", "view"]
+    assert env.step(0) == ({"heading": 3, "view": 2}, 1.0, False, False, {})
+    assert isinstance(env.unwrapped, Talking)
+    whole = environment_maker(f"{__name__}:Talking", {})()
+    assert isinstance(whole, Talking)
+
+
+@pytest.mark.parametrize("drop", [["task"], ["mission", "task"], ["mission", "view", "heading"]])
+def test_entries_that_are_missing_and_all_entries_cannot_be_left_out(drop: list[str]) -> None:
+    closed = Talking.closed
+    with pytest.raises(ConfigError, match=r"^environment.drop: found \['.*Allowed: some of the entries of a Dict"):
+        environment_maker(f"{__name__}:Talking", {}, drop)()
+    assert Talking.closed == closed + 1
+
+
+def test_only_a_dict_of_a_gymnasium_environment_has_entries_to_leave_out() -> None:
+    with pytest.raises(ConfigError, match=r"^environment.drop: .* the observation space Box"):
+        environment_maker("tmrl_core.envs:GenericGymEnv", {"id": "Pendulum-v1"}, ["mission"])()
+    own = {"action_space": Talking.action_space, "observation_space": Talking.observation_space}
+    own |= {"reset": 1, "step": 2, "close": list}
+    with pytest.raises(
+        ConfigError, match=r"^environment.drop: .* the environment is a SimpleNamespace .* gymnasium.Env"
+    ):
+        environment_maker("types:SimpleNamespace", own, ["mission"])()

@@ -11,15 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from tests.actor.conftest import ConstantActor, ScriptedLink
-from tests.masked_corridor import MaskedCorridor
+from tests.masked_corridor import MaskedChoices, MaskedCorridor
 from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor
+from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
+from tmrl_core.envs.json_spaces import action_writer, observation_reader
 from tmrl_core.errors import ConfigError, LinkClosedError, ObservationError, PolicyFailedError
 from tmrl_core.gateway import central
 from tmrl_core.gateway.central import CentralAgent, CentralPlayer
@@ -312,6 +315,39 @@ def test_a_client_whose_observation_allows_no_action_gets_an_error_and_the_polic
         assert int(await player.step(corridor.observation(1), 1.0, False, False, {})) - 2 in corridor.choices(1)
         assert agent.policy_failures == 0
         await agent.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_a_client_plays_several_choices_with_a_mask_of_each(encoding: Any) -> None:
+    env = MaskedChoices()
+    policy = SharedPolicy(partial(NumpyCategoricalMLPActor, hidden_sizes=(8,)), env.observation_space, env.action_space)
+    read, write = observation_reader(env.observation_space, encoding=encoding), action_writer(env.action_space)
+
+    def encoded(obs: Any) -> Any:
+        mask = [part.tolist() for part in obs["action_mask"]]
+        return {"json": msgspec.json, "msgpack": msgspec.msgpack}[encoding].encode(
+            {"place": obs["place"].tolist(), "action_mask": mask}
+        )
+
+    async def run() -> None:
+        link: Any = ScriptedLink()
+        agent = CentralAgent(
+            "default", observation_space=env.observation_space, action_space=env.action_space, policy=policy, link=link
+        )
+        await agent.start()
+        player = agent.open("ab12")
+        action, ended = await player.begin(read(encoded(env.reset()[0])), {}), False
+        while not ended:
+            written = write(action)
+            assert [type(number) for number in written] == [int, int]
+            obs, reward, terminated, truncated, _ = env.step(np.array(written))  # fails at what the mask forbids
+            ended = terminated or truncated
+            action = await player.step(read(encoded(obs)), reward, terminated, truncated, {})
+        await agent.close()
+        assert len(link) > 2
+        assert all(row[0] is None or env.action_space.contains(row[0]) for row in link.samples)
 
     asyncio.run(run())
 

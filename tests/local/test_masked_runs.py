@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,11 +67,17 @@ actor: {cls: "tmrl_core.actor:CategoricalRNNActor", kwargs: {hidden_sizes: [16],
 """
     + LOCKSTEP,
 }
+RUNS |= {
+    f"{name} of several choices": RUNS[name] + 'environment: {cls: "tests.masked_corridor:MaskedChoices"}\n'
+    for name in ("ppo", "recurrent ppo")
+}
+QUICK = ("dqn", "recurrent ppo", "ppo of several choices")
 
 
 def configured(name: str) -> str:
     own = RUNS[name]
-    return (SMALL if "worker:" not in own else SMALL.replace("worker:", "#")) + own
+    keys = re.findall(r"^\w+:", own, re.MULTILINE)
+    return "".join(line for line in SMALL.splitlines(keepends=True) if line.partition(" ")[0] not in keys) + own
 
 
 def check(folder: Path, out: str, status: int | None) -> None:
@@ -82,9 +89,7 @@ def check(folder: Path, out: str, status: int | None) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("dqn", "recurrent ppo") else pytest.mark.full) for name in RUNS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in RUNS])
 def test_a_run_learns_without_any_action_that_the_mask_forbids(name: str, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(configured(name), encoding="utf-8")
     with in_this_process(tmp_path) as run:

@@ -29,7 +29,7 @@ class Algorithm(msgspec.Struct, frozen=True):
     Args:
         name: name of its class in `tmrl_core.training`.
         module: its module in `tmrl_core.training`.
-        action_spaces: `box`, `discrete`.
+        action_spaces: kinds of `action_space_kind`.
         collection: supported values of `worker.collection`.
         actors: supported policies of `tmrl_core.actor`.
         memories: supported memories of `tmrl_core.training`; none: the loop stores a round, for any `memory.cls`.
@@ -59,6 +59,7 @@ class Algorithm(msgspec.Struct, frozen=True):
 REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
 _SEQUENCES = frozenset({"SequenceMemory"})
 _BOX, _DISCRETE = frozenset({"box"}), frozenset({"discrete"})
+_CHOICES = _DISCRETE | {"multi_discrete"}
 _GAUSSIAN = frozenset({"SquashedGaussianMLPActor"})
 _DETERMINISTIC = frozenset({"DeterministicMLPActor"})
 _CATEGORICAL = frozenset({"CategoricalMLPActor"})
@@ -90,7 +91,7 @@ ALGORITHMS = (
     Algorithm(
         "BehaviorCloningAgent",
         "agents.behavior_cloning",
-        _BOX | _DISCRETE,
+        _BOX | _CHOICES,
         OFF_POLICY,
         _GAUSSIAN | _CATEGORICAL,
         REPLAY,
@@ -98,7 +99,7 @@ ALGORITHMS = (
     Algorithm(
         "PPOAgent",
         "agents.ppo",
-        _BOX | _DISCRETE,
+        _BOX | _CHOICES,
         ON_POLICY,
         _CATEGORICAL | {"GaussianMLPActor"},
         frozenset(),
@@ -106,7 +107,7 @@ ALGORITHMS = (
     Algorithm(
         "RecurrentPPOAgent",
         "agents.recurrent_ppo",
-        _BOX | _DISCRETE,
+        _BOX | _CHOICES,
         ON_POLICY,
         frozenset({"CategoricalRNNActor", "GaussianRNNActor"}),
         frozenset(),
@@ -119,12 +120,12 @@ class Policy(msgspec.Struct, frozen=True):
 
     Args:
         name: name of its class in `tmrl_core.actor`; the NumPy backend is named `Numpy` and this name.
-        action_space: `box` or `discrete`.
+        action_spaces: kinds of `action_space_kind`.
         file: module of both classes, in `tmrl_core.actor.policies.torch` and `tmrl_core.actor.policies.numpy`.
     """
 
     name: str
-    action_space: str
+    action_spaces: frozenset[str]
     file: str
 
     @property
@@ -139,19 +140,19 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 POLICIES = (
-    Policy("CategoricalMLPActor", "discrete", "on_policy"),
-    Policy("DeterministicMLPActor", "box", "off_policy"),
-    Policy("GaussianMLPActor", "box", "on_policy"),
-    Policy("QValueMLPActor", "discrete", "off_policy"),
-    Policy("SquashedGaussianMLPActor", "box", "squashed_gaussian"),
-    Policy("CategoricalRNNActor", "discrete", "recurrent"),
-    Policy("GaussianRNNActor", "box", "recurrent"),
-    Policy("QValueRNNActor", "discrete", "recurrent"),
-    Policy("SquashedGaussianRNNActor", "box", "recurrent"),
+    Policy("CategoricalMLPActor", _CHOICES, "on_policy"),
+    Policy("DeterministicMLPActor", _BOX, "off_policy"),
+    Policy("GaussianMLPActor", _BOX, "on_policy"),
+    Policy("QValueMLPActor", _DISCRETE, "off_policy"),
+    Policy("SquashedGaussianMLPActor", _BOX, "squashed_gaussian"),
+    Policy("CategoricalRNNActor", _CHOICES, "recurrent"),
+    Policy("GaussianRNNActor", _BOX, "recurrent"),
+    Policy("QValueRNNActor", _DISCRETE, "recurrent"),
+    Policy("SquashedGaussianRNNActor", _BOX, "recurrent"),
 )
 
-ACTORS = {policy.name: policy.action_space for policy in POLICIES}
-"""Action space of each built-in policy."""
+ACTORS = {policy.name: policy.action_spaces for policy in POLICIES}
+"""Kinds of action spaces of each built-in policy."""
 
 FRAME_STACK = 4
 """Default number of frames of `FrameStackMemory`."""
@@ -228,8 +229,8 @@ def mismatches(config: Config) -> Iterator[str]:
     actor = actor_of(config.actor.cls)
     if actor is not None and actor not in algorithm.actors:
         found.append(
-            f"actor.cls: {config.actor.cls} (actions: {ACTORS[actor]}) does not go with agent.cls: {config.agent.cls}; "
-            f"allowed: {_kinds(algorithm.actors, 'tmrl_core.actor:')}, or one of your own"
+            f"actor.cls: {config.actor.cls} (actions: {_kinds(ACTORS[actor])}) does not go with agent.cls: "
+            f"{config.agent.cls}; allowed: {_kinds(algorithm.actors, 'tmrl_core.actor:')}, or one of your own"
         )
     memory = memory_of(config.memory.cls)
     if memory is not None and algorithm.memories and memory not in algorithm.memories:
@@ -280,11 +281,13 @@ def burn_in_problem(config: Config) -> Iterator[str]:
 
 
 def action_space_kind(space: Any) -> str:
-    """`box` (of floats), `discrete`, or the name of the space's class."""
+    """`box` (of floats), `discrete`, `multi_discrete` (or MultiBinary), or the name of the space's class."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
         return "discrete"
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        return "multi_discrete"
     if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
         return "box"
     return type(space).__name__
@@ -322,14 +325,14 @@ def _shapes(space: Any) -> Iterator[tuple[int, ...] | None]:
 def policy_problem(config: Config, space: Any) -> str | None:
     """Return the reason why the built-in policy cannot act in an action space; None: it can."""
     actor, kind = actor_of(config.actor.cls), action_space_kind(space)
-    if actor is None or ACTORS[actor] == kind:
+    if actor is None or kind in ACTORS[actor]:
         return None
     algorithm = algorithm_of(config.agent.cls)
-    fitting = [name for name in ACTORS if ACTORS[name] == kind and (algorithm is None or name in algorithm.actors)]
+    fitting = [name for name in ACTORS if kind in ACTORS[name] and (algorithm is None or name in algorithm.actors)]
     advice = f"{_kinds(fitting, 'tmrl_core.actor:')}, or one of your own" if fitting else "one of your own"
     return (
-        f"actor.cls: {config.actor.cls} acts in spaces of the kind {ACTORS[actor]}, and the environment's action space "
-        f"is {space} ({kind}); for it take actor.cls: {advice}"
+        f"actor.cls: {config.actor.cls} acts in spaces of the kind {_kinds(ACTORS[actor])}, and the environment's "
+        f"action space is {space} ({kind}); for it take actor.cls: {advice}"
     )
 
 

@@ -286,6 +286,8 @@ def multiagent_problems(config: Config) -> Iterator[str]:
         )
     if trainer.loop in LOCKSTEP_LOOPS:
         yield f"trainer.loop: {trainer.loop} trains one agent, and multiagent has a loop of its own; leave it out"
+    if config.environment.drop or (many.test_environment is not None and many.test_environment.drop):
+        yield "environment.drop: has no effect with the section multiagent; leave it out"
     found, default = msgspec.to_builtins(config), msgspec.to_builtins(Config())
     for key in ("agent", "actor", "memory"):
         if found[key] != default[key]:

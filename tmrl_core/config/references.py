@@ -207,11 +207,15 @@ def resolve_optional(reference: str | None, key: str = "") -> Any:
     return None if reference is None else resolve(reference, key)
 
 
-def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[], Any]:
+def environment_maker(reference: str, kwargs: Mapping[str, Any], drop: Sequence[str] = ()) -> Callable[[], Any]:
     """Return a function that makes the environment.
 
     The function raises ConfigError for an id that Gymnasium does not know, for a package that is missing on this
     machine, and for a result that is not an environment (ContractError); EnvironmentFailedError for other exceptions.
+
+    Args:
+        reference, kwargs: see `resolve_with`.
+        drop: entries of its Dict observation that are left out.
 
     Raises:
         ConfigError: the reference names nothing or does not accept these keyword arguments.
@@ -225,7 +229,8 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any]) -> Callable[[],
 
         errors = gymnasium.error
         try:
-            return as_environment(make(), label)
+            made = as_environment(make(), label)
+            return _without(made, drop) if drop else made
         except TmrlError:
             raise
         except (errors.NameNotFound, errors.NamespaceNotFound) as exc:
@@ -271,3 +276,23 @@ def _place(exc: Exception) -> str:
 def _install_hint(exc: ImportError) -> str:
     missing = isinstance(exc, ModuleNotFoundError) and exc.name is not None
     return f". Install {exc.name!r}, or what provides it." if missing else ""
+
+
+def _without(env: Any, drop: Sequence[str]) -> Any:
+    """Return an environment without these entries of its Dict observation.
+
+    Raises:
+        ConfigError: it has no such entries, or no others; or the environment cannot be wrapped.
+    """
+    import gymnasium
+
+    space = env.observation_space
+    entries = list(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
+    kept = [name for name in entries if name not in drop]
+    if not isinstance(env, gymnasium.Env) or not kept or not set(entries).issuperset(drop):
+        env.close()
+        raise ConfigError(
+            f"environment.drop: found {list(drop)}, and the environment is a {type(env).__name__} with the observation "
+            f"space {space}. Allowed: some of the entries of a Dict, of a gymnasium.Env."
+        )
+    return gymnasium.wrappers.FilterObservation(env, kept)

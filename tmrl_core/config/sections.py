@@ -102,6 +102,13 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
         PositiveSeconds,
         doc("Maximum seconds of each call of that trial; a call that takes longer ends it, and the command."),
     ] = 60.0
+    drop: Annotated[
+        tuple[Text, ...],
+        doc(
+            "Entries of a Dict observation that are left out, for policies, memories and recordings, such as a text "
+            "(`[mission]`)."
+        ),
+    ] = ()
 
 
 class ActorSection(Section, frozen=True, kw_only=True):

@@ -98,7 +98,8 @@ def central_agent(config: Config, name: str) -> CentralAgent:
     worker = config.worker
     check_device(worker.device, "worker.device")
     section = config.gateway.agents.get(name, GatewayAgentSection())
-    env = environment_maker(config.environment.cls, config.environment.kwargs)()
+    environment = config.environment
+    env = environment_maker(environment.cls, environment.kwargs, environment.drop)()
     env.close()
     label = own_label(_label(config))
     model_path = config.run_folder / "gateway" / name / "policy.tmod"

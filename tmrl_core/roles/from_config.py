@@ -121,12 +121,13 @@ def environment_of(config: Config, render_mode: str | None = None) -> Callable[[
         config: the configuration.
         render_mode: mode of the environment; `rgb_array`: it can be filmed. None: the environment's own.
     """
-    reference, kwargs, limit = config.environment.cls, config.environment.kwargs, config.environment.time_limit
+    section = config.environment
+    reference, kwargs, limit = section.cls, section.kwargs, section.time_limit
     if render_mode is not None:
         from tmrl_core.envs.filmed import rendering
 
         kwargs = rendering(reference, kwargs, render_mode, wraps_gymnasium=reference in GYMNASIUM_ENVIRONMENTS)
-    make = environment_maker(reference, kwargs)
+    make = environment_maker(reference, kwargs, section.drop)
     if limit is not None:
         make = functools.partial(_limited, make, limit)
     return functools.partial(_filmed, make) if render_mode == "rgb_array" else make

@@ -215,7 +215,7 @@ def _environment(config: Config) -> Any:
     offline = config.offline_path
     key, path = ("trainer.offline", offline) if offline is not None else ("memory.recorded", config.recorded_path)
     if path is None:
-        return environment_maker(environment.cls, environment.kwargs)
+        return environment_maker(environment.cls, environment.kwargs, environment.drop)
     from tmrl_core.sessions.files import read_spaces, spaces_problem
 
     try:
@@ -223,7 +223,7 @@ def _environment(config: Config) -> Any:
     except StorageError as exc:
         raise ConfigError(f"{key}: {exc}") from exc
     try:
-        make = environment_maker(environment.cls, environment.kwargs)
+        make = environment_maker(environment.cls, environment.kwargs, environment.drop)
     except ConfigError as exc:
         if offline is None:
             raise

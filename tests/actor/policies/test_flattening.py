@@ -232,3 +232,14 @@ def test_the_wrapper_named_for_infinite_bounds_makes_them_finite() -> None:
     bounded = spaces.Box(-3, 3, (2,), np.float32)
     env = gymnasium.wrappers.TransformAction(Endless(), lambda action: action, bounded)
     assert action_bounds("Policy", env.action_space).high.tolist() == [3, 3]
+
+
+def test_an_entry_that_cannot_be_flattened_is_named_with_the_setting_that_leaves_it_out() -> None:
+    space = spaces.Dict({"direction": spaces.Discrete(4), "mission": spaces.Text(9)})
+    with pytest.raises(
+        ConfigError, match=r"\['mission'\] is of the space Text.* with environment.drop: \[mission\]\.$"
+    ):
+        layout_of(space)
+    deep = spaces.Dict({"direction": spaces.Discrete(4), "told": spaces.Tuple([spaces.Discrete(2), spaces.Text(9)])})
+    with pytest.raises(ConfigError, match=r"\['told'\]\[1\] is of the space Text.* environment.drop: \[told\]\.$"):
+        layout_of(deep)

@@ -77,7 +77,7 @@ EXPLORATION = {"epsilon": 0.05, "noise": 0.3, "random": 0.25}
 @pytest.mark.parametrize("saved", ["numpy", "torch"])
 @pytest.mark.parametrize("name", sorted(ACTORS))
 def test_a_file_holds_the_exploration_of_its_policy(name: str, saved: str, loaded: str, tmp_path: Path) -> None:
-    space = spaces.Discrete(3) if ACTORS[name] == "discrete" else spaces.Box(-1, 1, (2,), np.float32)
+    space = spaces.Discrete(3) if "discrete" in ACTORS[name] else spaces.Box(-1, 1, (2,), np.float32)
     spaces_of = {"observation_space": spaces.Box(-1, 1, (3,), np.float32), "action_space": space}
     policy, other, received = (
         choose_actor(f"tmrl_core.actor:{name}", backend=backend)(**spaces_of) for backend in (saved, loaded, loaded)

@@ -4,8 +4,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
+from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.training import BehaviorCloningAgent
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -34,6 +36,54 @@ def test_the_loss_of_discrete_actions_is_the_cross_entropy() -> None:
         log_probs = agent.model.actor.log_probs(obs)
     expected = -log_probs[torch.arange(5), wanted - 4].mean()
     torch.testing.assert_close(agent.train(batch(wanted, obs))["loss_actor"], expected)
+
+
+CHOICES = gym.spaces.MultiDiscrete([3, 2], start=[4, 0])
+SWITCHES = gym.spaces.MultiBinary(3)
+
+
+def test_the_loss_of_several_choices_is_the_sum_of_their_cross_entropies() -> None:
+    agent = BehaviorCloningAgent(OBSERVATIONS, CHOICES, "cpu", hidden_sizes=(8,))
+    obs, wanted = torch.rand(5, 3), torch.tensor([[4, 0], [5, 1], [6, 0], [5, 1], [4, 1]])
+    with torch.no_grad():
+        logits = agent.model.actor.outputs_at(obs)["logits"]
+    parts = [torch.nn.functional.cross_entropy(logits[:, :3], wanted[:, 0] - 4)]
+    parts += [torch.nn.functional.cross_entropy(logits[:, 3:], wanted[:, 1])]
+    torch.testing.assert_close(agent.train(batch(wanted, obs))["loss_actor"], sum(parts))
+
+
+def test_a_choice_that_its_mask_does_not_allow_is_not_learned() -> None:
+    space = gym.spaces.Dict(
+        {"x": OBSERVATIONS, "action_mask": gym.spaces.Tuple([gym.spaces.MultiBinary(3), gym.spaces.MultiBinary(2)])}
+    )
+    agent = BehaviorCloningAgent(space, CHOICES, "cpu", hidden_sizes=())
+    masks = torch.tensor([[1, 1, 0]], dtype=torch.int8), torch.tensor([[1, 1]], dtype=torch.int8)
+    obs: Any = {"x": torch.rand(1, 3), "action_mask": masks}
+    zero = torch.zeros(1)
+    with torch.no_grad():
+        logits = agent.model.actor.outputs_at(flatten_batch(agent.model.actor.layout, obs))["logits"]
+    for action, of_first in ((6, 0.0), (5, float(-logits[0, :3].log_softmax(0)[1]))):
+        before = agent.model.actor.logits.weight.detach().clone()
+        metrics = agent.train((obs, torch.tensor([[action, 1]]), zero, obs, zero, zero))
+        of_second = float(-logits[0, 3:].log_softmax(0)[1])
+        assert float(metrics["loss_actor"]) == pytest.approx(of_first + of_second, abs=2e-2)
+        moved = (agent.model.actor.logits.weight.detach() - before).abs().sum(dim=1) > 0
+        assert moved.tolist() == [action == 5, action == 5, False, True, True]
+
+
+def test_it_learns_a_policy_of_several_choices() -> None:
+    torch.manual_seed(0)
+    chosen = BehaviorCloningAgent(OBSERVATIONS, CHOICES, "cpu", lr=1e-2, hidden_sizes=(32,), compile=False)
+    switched = BehaviorCloningAgent(OBSERVATIONS, SWITCHES, "cpu", lr=1e-2, hidden_sizes=(32,), compile=False)
+    for _ in range(200):
+        obs = torch.rand(64, 3) * 2 - 1
+        wanted = torch.stack([4 + obs.argmax(dim=1), (obs[:, 0] > 0).long()], dim=1)
+        chosen.train(batch(wanted, obs))
+        switched.train(batch((obs > 0).to(torch.int8), obs))
+    played = [chosen.get_actor().act_(one, test=True) for one in obs.numpy()]
+    assert np.mean(np.stack(played) == wanted.numpy()) > 0.9
+    right = [switched.get_actor().act_(one, test=True) == (one > 0) for one in obs.numpy()]
+    assert np.mean(right) > 0.9
 
 
 def test_it_learns_a_policy() -> None:

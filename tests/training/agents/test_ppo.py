@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.ppo import PPOAgent
+from tmrl_core.training.agents.recurrent_ppo import RecurrentPPOAgent
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.checkpoints.capture import capture
 from tmrl_core.training.checkpoints.restore import restore
@@ -35,20 +36,23 @@ def make(action_space: Any, seed: int = 0, **kwargs: Any) -> PPOAgent:
     return PPOAgent(OBSERVATION, action_space, hidden_sizes=(16,), **{"minibatch_size": 32, **kwargs})
 
 
-def play(agent: PPOAgent, steps: int, best: float, seed: int = 0) -> tuple[Any, float]:
+def play(agent: PPOAgent, steps: int, best: Any, seed: int = 0) -> tuple[Any, float]:
     """A round of one-step episodes in which the reward is how near the action is to `best`; and the mean reward."""
     rng = np.random.default_rng(seed)
     actor = agent.get_actor()
     actor.seed(seed)
     obs = rng.uniform(-1.0, 1.0, (steps + 1, 2)).astype(np.float32)
-    played = [actor.act_with_extras(one) for one in obs[:-1]]
+    played = []
+    for one in obs[:-1]:
+        actor.begin_episode()
+        played.append(actor.act_with_extras(one))
     actions = np.array([action for action, _ in played])
     extras = {name: torch.from_numpy(np.stack([np.asarray(more[name]) for _, more in played])) for name in played[0][1]}
-    rewards = -np.abs(actions.reshape(steps) - best).astype(np.float32)
+    rewards = -np.abs(actions.reshape(steps, -1) - np.ravel(best)).sum(axis=1).astype(np.float32)
     ones = torch.ones(steps)
     batch = (
         torch.from_numpy(obs[:-1]), torch.from_numpy(actions), torch.from_numpy(rewards), torch.from_numpy(obs[1:]),
-        ones, 0 * ones, {**extras, ENDS: ones},
+        ones, 0 * ones, {**extras, ENDS: ones, PLACES: torch.stack([0 * ones, 0 * ones, ones], 1).long()},
     )  # fmt: skip
     return batch, float(rewards.mean())
 
@@ -63,6 +67,19 @@ def test_ppo_learns_the_rewarded_action(action_space: Any, best: float, enough: 
         assert float(metrics["updates_skipped"]) == 0
     assert reward > enough
     assert agent.get_actor().act_(np.zeros(2, np.float32), test=True) == pytest.approx(best, abs=0.2)
+
+
+@pytest.mark.parametrize("action_space", [spaces.MultiDiscrete([3, 2], start=[4, 0]), spaces.MultiBinary([2, 2])])
+@pytest.mark.parametrize("agent_cls", [PPOAgent, RecurrentPPOAgent])
+def test_ppo_learns_several_choices_at_once(action_space: Any, agent_cls: Any) -> None:
+    torch.manual_seed(0)
+    agent = agent_cls(OBSERVATION, action_space, hidden_sizes=(16,), minibatch_size=32, lr=2e-2, update_epochs=4)
+    best = np.broadcast_to(getattr(action_space, "start", 0), action_space.shape) + 1
+    for number in range(12):
+        batch, reward = play(agent, 96, best, seed=number)
+        assert torch.isfinite(agent.train(batch)["entropy"])
+    assert reward > -0.3
+    assert agent.get_actor().act_(np.zeros(2, np.float32), test=True).tolist() == best.tolist()
 
 
 def test_the_same_seed_makes_the_same_weights() -> None:
@@ -159,7 +176,7 @@ def test_the_rate_falls_in_a_straight_line() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="acts in a Box of floats"):
-        make(spaces.MultiBinary(2))
+        make(spaces.Tuple([FEW]))
     with pytest.raises(ConfigError, match=r"minibatch_size: found 0"):
         make(FEW, minibatch_size=0)
     with pytest.raises(ConfigError, match="lr_rounds"):

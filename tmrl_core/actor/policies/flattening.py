@@ -120,7 +120,7 @@ def layout_of(space: Any, action_space: Any = None, convolutions: Convolutions |
     """
     masked = is_masked(space, action_space)
     found = _leaves_of(space, (), convolutions)
-    leaves = [leaf for leaf in found if not (masked and leaf.path == (ACTION_MASK,))]
+    leaves = [leaf for leaf in found if not (masked and leaf.path[:1] == (ACTION_MASK,))]
     if not leaves:
         raise ConfigError(f"the observation space {space} has no elements, a policy needs at least one.")
     leaves.sort(key=lambda leaf: leaf.kind == "image")
@@ -173,9 +173,10 @@ def _leaves_of(space: Any, path: tuple[Key, ...], convolutions: Convolutions | N
         first = tuple(int(n) for n in np.broadcast_to(space.start, space.nvec.shape).ravel())
         yield Leaf(path, "one_hots", 0, sum(counts), space.nvec.shape, counts, first)
     else:
+        advice = f" Leave it out with environment.drop: [{path[0]}]." if path and isinstance(path[0], str) else ""
         raise ConfigError(
             f"the observation {_name(path)} is of the space {space}, which cannot become a vector of numbers. "
-            "Allowed: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these."
+            f"Allowed: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these.{advice}"
         )
 
 

@@ -1,23 +1,27 @@
 """Action masks: which discrete actions are allowed in a state.
 
 An environment has a mask if its actions are Discrete and its observation space is a Dict with the key `action_mask`, an
-array with one number for each action: positive: allowed. The mask is no input of the networks; it limits exploration,
-distributions and targets. Q-values stay as they are learned, beside the mask. Logits of other actions become
-`FORBIDDEN`: a finite number, since minus infinity times a probability of 0 is NaN in entropies and gradients.
+array with one number for each action: positive: allowed. MultiDiscrete and MultiBinary actions consist of several
+choices. Their mask is a tuple of one array for each choice, as `sample` of Gymnasium's MultiDiscrete takes it, or these
+arrays as one. The mask is no input of the networks; it limits exploration, distributions and targets. Q-values stay as
+they are learned, beside the mask. Logits of other actions become `FORBIDDEN`: a finite number, since minus infinity
+times a probability of 0 is NaN in entropies and gradients.
 
 No action at all is allowed at the end of an episode in some environments. As a next state, such a state has the value
 0. As a state to act in, it is an error, because each action would break the environment's rules.
 
-Shape suffixes: B batch, N discrete actions.
+Shape suffixes: B batch, N discrete actions, or the values of all choices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.errors import ConfigError, ObservationError
 
 ACTION_MASK = "action_mask"
@@ -32,38 +36,67 @@ def is_masked(observation_space: Any, action_space: Any) -> bool:
     """Tell whether an environment has an action mask.
 
     Raises:
-        ConfigError: there is one, of another shape than one number for each action.
+        ConfigError: there is one, of another shape than one number for each value of each choice.
     """
-    if not (isinstance(action_space, spaces.Discrete) and isinstance(observation_space, spaces.Dict)):
+    counts = choice_counts(action_space)
+    if not (counts and isinstance(observation_space, spaces.Dict)):
         return False
     mask = observation_space.spaces.get(ACTION_MASK)
-    if mask is not None and mask.shape != (action_space.n,):
-        stacked = mask.shape is not None and mask.shape[1:] == (action_space.n,)
+    if mask is None:
+        return False
+    of_each = isinstance(mask, spaces.Tuple) and not isinstance(action_space, spaces.Discrete)
+    shapes = [part.shape for part in mask.spaces] if isinstance(mask, spaces.Tuple) else [mask.shape]
+    if shapes != ([(count,) for count in counts] if of_each else [(sum(counts),)]):
+        stacked = mask.shape is not None and mask.shape[1:] == (sum(counts),)
         advice = "Stack the other entries only" if stacked else "Name the observation otherwise if it is no mask"
+        example = f"Box(0, 1, ({sum(counts)},), np.int8)"
+        if not isinstance(action_space, spaces.Discrete):
+            example += f", or a Tuple of {len(counts)} arrays, one for each choice, with the lengths {counts}"
         raise ConfigError(
             f"the observation's {ACTION_MASK} is of the space {mask}, the action space is {action_space}. Allowed: one "
-            f"number for each action, such as Box(0, 1, ({action_space.n},), np.int8). {advice}."
+            f"number for each action, such as {example:.300}. {advice}."
         )
-    return mask is not None
+    return True
 
 
-def allowed_indices(obs: Any, count: int) -> np.ndarray:
-    """Return the indices of the actions that one observation allows.
+def mask_of(obs: Any) -> np.ndarray:
+    """Return the mask [..., N] of one observation, or of a batch of them, as bool."""
+    mask = obs[ACTION_MASK]
+    return np.asarray(np.concatenate(mask, axis=-1) if isinstance(mask, tuple | list) else mask) > 0
+
+
+def allows_each(allowed_BN: np.ndarray, counts: Sequence[int]) -> np.ndarray:
+    """Return [...] True where each choice has an allowed value.
+
+    Args:
+        allowed_BN: [..., N] bool mask.
+        counts: number of values of each choice.
+    """
+    each = np.logical_or.reduceat(allowed_BN, np.cumsum((0, *counts[:-1])), axis=-1)
+    return np.asarray(each.all(axis=-1))
+
+
+def allowed_values(obs: Any, counts: Sequence[int]) -> list[np.ndarray]:
+    """Return the indices of the values of each choice that one observation allows.
 
     Args:
         obs: observation of an environment with a mask.
-        count: number of actions.
+        counts: number of values of each choice.
 
     Raises:
         ValueError: the mask has another shape.
-        ObservationError: no action is allowed.
+        ObservationError: a choice has no allowed value.
     """
-    mask_N = np.asarray(obs[ACTION_MASK])
-    if mask_N.shape != (count,):
-        raise ValueError(f"observation[{ACTION_MASK!r}] has the shape {mask_N.shape}, not {(count,)}")
-    allowed = np.flatnonzero(mask_N > 0)
-    check_allowed(len(allowed) > 0)
-    return allowed
+    allowed_N = mask_of(obs)
+    if allowed_N.shape != (sum(counts),):
+        raise ValueError(f"observation[{ACTION_MASK!r}] has the shape {allowed_N.shape}, not {(sum(counts),)}")
+    check_allowed(bool(allows_each(allowed_N, counts)))
+    return [np.flatnonzero(part) for part in np.split(allowed_N, np.cumsum(counts)[:-1])]
+
+
+def allowed_indices(obs: Any, count: int) -> np.ndarray:
+    """Return the indices of the Discrete actions that one observation allows, as `allowed_values`."""
+    return allowed_values(obs, (count,))[0]
 
 
 def check_allowed(is_allowed: bool) -> None:

@@ -1,6 +1,7 @@
 """Parts that the torch and the NumPy backend of a recurrent policy share: its state, and sampling, which is NumPy's.
 
-Shape suffixes: B batch, A action elements, N discrete actions.
+Shape suffixes: B batch, A action elements, N discrete actions, or the values of all choices; M choices, R = B * M, K
+values of the choice with the most.
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ import numpy as np
 
 from tmrl_core.actor.module import STATE_COLUMN, RecurrentActor, State
 from tmrl_core.actor.policies.exploration import EpsilonGreedy, RandomUntilTrained
-from tmrl_core.actor.policies.masks import ALLOWED, check_allowed, limited_choice
-from tmrl_core.actor.policies.spaces import BoxBounds, DiscreteActions, first_of_batch
+from tmrl_core.actor.policies.masks import ALLOWED, FORBIDDEN, allows_each, check_allowed, limited_choice
+from tmrl_core.actor.policies.spaces import (
+    BoxBounds,
+    CategoricalActions,
+    DiscreteActions,
+    choice_counts,
+    first_of_batch,
+)
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
 
@@ -84,7 +91,7 @@ class RecurrentPolicy(RecurrentActor):
         """
         outputs_B, state_B = self.infer(obs_B, state_B)
         if ALLOWED in outputs_B:
-            check_allowed(bool(outputs_B[ALLOWED].any(axis=1).all()))
+            check_allowed(bool(allows_each(outputs_B[ALLOWED], choice_counts(self.action_space)).all()))
         action_B, extras_B = self.choose(outputs_B, rng, deterministic)
         return action_B, state_B, extras_B
 
@@ -178,26 +185,32 @@ class GaussianChoice(RecurrentPolicy):
 
 
 class CategoricalChoice(RecurrentPolicy):
-    """Choose discrete actions by their probabilities."""
+    """Choose discrete actions by their probabilities; actions of several choices by those of each."""
 
-    _actions: DiscreteActions
+    _actions: CategoricalActions
 
     def choose(
         self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Return actions and their log-probabilities, `logp`."""
-        logits_BN = outputs_B["logits"].astype(np.float64)
-        logits_BN -= logits_BN.max(axis=1, keepdims=True)
-        sums_BN = np.exp(logits_BN).cumsum(axis=1)
+        logits_BN, places_MK = outputs_B["logits"].astype(np.float64), self._actions.places
+        batch, choices = len(logits_BN), len(self._actions.counts)
+        if places_MK is not None:
+            logits_BN = np.pad(logits_BN, ((0, 0), (0, 1)), constant_values=FORBIDDEN)[:, places_MK]
+        # One row for each choice.
+        logits_RK = logits_BN.reshape(batch * choices, -1)
+        logits_RK -= logits_RK.max(axis=1, keepdims=True)
+        sums_RK = np.exp(logits_RK).cumsum(axis=1)
         if deterministic:
-            index_B = logits_BN.argmax(axis=1)
+            index_R = logits_RK.argmax(axis=1)
         else:
             # Below the last sum, which rounding may otherwise let it reach.
-            index_B = (rng.random((len(sums_BN), 1)) * sums_BN[:, -1:] >= sums_BN[:, :-1]).sum(axis=1)
-            if ALLOWED in outputs_B:  # the last sum may be that of an earlier action
-                index_B = np.minimum(index_B, (sums_BN == sums_BN[:, -1:]).argmax(axis=1))
-        logp_B = logits_BN[np.arange(len(index_B)), index_B] - np.log(sums_BN[:, -1])
-        return index_B + self._actions.start, {"logp": logp_B.astype(np.float32)}
+            index_R = (rng.random((len(sums_RK), 1)) * sums_RK[:, -1:] >= sums_RK[:, :-1]).sum(axis=1)
+            if ALLOWED in outputs_B or places_MK is not None:  # the last sum may be that of an earlier value
+                index_R = np.minimum(index_R, (sums_RK == sums_RK[:, -1:]).argmax(axis=1))
+        logp_R = logits_RK[np.arange(len(index_R)), index_R] - np.log(sums_RK[:, -1])
+        logp_B = logp_R.reshape(batch, choices).sum(axis=1)
+        return self._actions.of(index_R.reshape(batch, choices)), {"logp": logp_B.astype(np.float32)}
 
     def reset_extras(self) -> dict[str, Any]:
         """Return zeros."""

@@ -1,8 +1,13 @@
-"""Action spaces of policies: numbered actions, or a Box with bounds; and errors of unsupported spaces."""
+"""Action spaces of policies: numbered values, or a Box with bounds; and errors of unsupported spaces.
+
+Shape suffixes: M choices, K values of the choice with the most.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +33,54 @@ class DiscreteActions:
         return np.int64(index + self.start)
 
 
+def choice_counts(space: Any) -> tuple[int, ...]:
+    """Return the number of values of each choice that an action consists of; empty for other spaces.
+
+    An action of a Discrete space is one choice. One of MultiDiscrete or MultiBinary is one for each element.
+    """
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(space.nvec.ravel().tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return (2,) * math.prod(space.shape)
+    return ()
+
+
+@dataclass(frozen=True)
+class CategoricalActions:
+    """Actions that consist of independent choices among numbered values.
+
+    A head has one logit for each value of each choice, in one vector of `size`.
+
+    Args:
+        counts: number of values of each choice.
+        first: first value of each choice, with the shape and dtype of an action.
+    """
+
+    counts: tuple[int, ...]
+    first: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Number of values of all choices together."""
+        return sum(self.counts)
+
+    @cached_property
+    def places(self) -> np.ndarray | None:
+        """[M, K] places of each choice's values in the vector; its length stands for none. None: all have K values."""
+        if len(set(self.counts)) == 1:
+            return None
+        places = np.full((len(self.counts), max(self.counts)), self.size)
+        for choice, (start, count) in enumerate(zip(np.cumsum((0, *self.counts)), self.counts, strict=False)):
+            places[choice, :count] = np.arange(start, start + count)
+        return places
+
+    def of(self, index: np.ndarray) -> Any:
+        """Return actions [..., *shape] of indices [..., M] from 0."""
+        return (index.reshape(index.shape[:-1] + self.first.shape) + self.first).astype(self.first.dtype)
+
+
 def is_box_of_floats(space: Any) -> bool:
     """Tell whether a space is a Box of floats, with any bounds."""
     return isinstance(space, spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
@@ -48,6 +101,11 @@ def refusal(owner: str, wanted: str, space: Any) -> ConfigError:
     """
     if isinstance(space, spaces.Discrete):
         advice = "For it take actor.cls: QValueMLPActor or CategoricalMLPActor of tmrl_core.actor, with its agent."
+    elif choice_counts(space):
+        advice = (
+            "For it take actor.cls: CategoricalMLPActor or CategoricalRNNActor of tmrl_core.actor, with PPOAgent, "
+            "RecurrentPPOAgent or BehaviorCloningAgent."
+        )
     elif is_box_of_floats(space):
         advice = (
             "For it take actor.cls: SquashedGaussianMLPActor, DeterministicMLPActor or GaussianMLPActor of "
@@ -70,6 +128,19 @@ def discrete_actions(owner: str, space: Any) -> DiscreteActions:
     if not isinstance(space, spaces.Discrete):
         raise refusal(owner, "chooses from a Discrete space", space)
     return DiscreteActions(int(space.n), int(space.start))
+
+
+def categorical_actions(owner: str, space: Any) -> CategoricalActions:
+    """Return the choices of a Discrete, MultiDiscrete or MultiBinary space.
+
+    Raises:
+        ConfigError: the space is another one.
+    """
+    counts = choice_counts(space)
+    if not counts:
+        raise refusal(owner, "chooses from a Discrete, MultiDiscrete or MultiBinary space", space)
+    dtype = np.dtype(np.int64) if isinstance(space, spaces.Discrete) else space.dtype
+    return CategoricalActions(counts, np.broadcast_to(getattr(space, "start", 0), space.shape).astype(dtype))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ def _spaces(config: Config, settings: GatewayAgentSection) -> tuple[gymnasium.Sp
     given = (settings.observation_space, settings.action_space, settings.env_id)
     if any(value is not None for value in given):
         return client_spaces(*given)
-    env = environment_maker(config.environment.cls, config.environment.kwargs)()
+    environment = config.environment
+    env = environment_maker(environment.cls, environment.kwargs, environment.drop)()
     env.close()
     return env.observation_space, env.action_space
 

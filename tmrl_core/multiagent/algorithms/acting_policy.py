@@ -146,7 +146,7 @@ def _policy_of(agent: str | Callable[..., Any], action_space: Any) -> str:
             f"agent: {agent!r} is no agent of tmrl_core.training, so its policy is unknown. Name the policy in `actor`"
         )
     kind = action_space_kind(action_space)
-    fitting = [name for name in algorithm.actors if ACTORS[name] == kind]
+    fitting = [name for name in algorithm.actors if kind in ACTORS[name]]
     if not fitting:
         raise ConfigError(
             f"agent: {algorithm.name} acts in spaces of the kind {' or '.join(sorted(algorithm.action_spaces))}, the "

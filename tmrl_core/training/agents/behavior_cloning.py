@@ -8,12 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.actor.policies.spaces import discrete_actions
+from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 from tmrl_core.config.agent_settings import BehaviorCloningSettings
-from tmrl_core.config.algorithms import action_space_kind
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
@@ -22,20 +21,21 @@ from tmrl_core.training.value_types import Policy, Settings, Space
 
 
 class PolicyModel(nn.Module):
-    """A policy without critics: `SquashedGaussianMLPActor` for a Box, `CategoricalMLPActor` for Discrete.
+    """A policy without critics: `SquashedGaussianMLPActor` for a Box, else `CategoricalMLPActor`.
 
     A custom model needs `actor`, an ActorModule that computes as one of these two does.
 
     Args:
         observation_space: of the environment.
-        action_space: a Box of floats with finite bounds, or Discrete.
+        action_space: a Box of floats with finite bounds, Discrete, MultiDiscrete or MultiBinary.
         kwargs: of the policy.
     """
 
     def __init__(self, observation_space: Space, action_space: Space, **kwargs: Setting) -> None:
         super().__init__()
-        discrete = action_space_kind(action_space) == "discrete"
-        policy: Callable[..., nn.Module] = CategoricalMLPActor if discrete else SquashedGaussianMLPActor
+        policy: Callable[..., nn.Module] = SquashedGaussianMLPActor
+        if choice_counts(action_space):
+            policy = CategoricalMLPActor
         self.actor = policy(observation_space, action_space, **kwargs)
 
 
@@ -45,11 +45,11 @@ class BehaviorCloningAgent(OffPolicyAgent):
 
     For a Box: mean squared error of the most likely action, with each element scaled to [-1, 1]. The likelihood of a
     squashed Gaussian would be infinite for actions at the bounds, which experts often choose. The spread of the policy
-    is not trained, so play it with `--test`. For Discrete: cross-entropy.
+    is not trained, so play it with `--test`. For discrete actions: cross-entropy, of several choices the sum.
 
     Args:
         observation_space: of the environment.
-        action_space: a Box of floats with finite bounds, or Discrete.
+        action_space: a Box of floats with finite bounds, Discrete, MultiDiscrete or MultiBinary.
         device: device of the networks; None: cuda if available.
         model_cls: makes the policy, see `PolicyModel`.
 
@@ -60,7 +60,7 @@ class BehaviorCloningAgent(OffPolicyAgent):
     type_id = "behavior_cloning"
     type_version = 1
 
-    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})
+    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete", "multi_discrete"})
 
     def __init__(
         self,
@@ -77,9 +77,8 @@ class BehaviorCloningAgent(OffPolicyAgent):
         )
         super().__init__(observation_space, action_space, device, model_cls, arguments, gamma=0.0, polyak=0.0)
         self.compute_with(s.compile, s.precision)
-        self.discrete = action_space_kind(action_space) == "discrete"
+        self.discrete = bool(choice_counts(action_space))
         self.max_grad_norm = s.max_grad_norm
-        self.first_action = discrete_actions("BehaviorCloningAgent", action_space).start if self.discrete else 0
         self.optimizer = make_optimizer(s.optimizer, self.model.actor.parameters(), s.lr, l2=s.l2)
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
@@ -115,12 +114,16 @@ class BehaviorCloningAgent(OffPolicyAgent):
         return torch.mean(error_BA.square(), dim=1)
 
     def _cross_entropy(self, t: Transitions) -> Tensor:
-        """Return [B] the negative log-probability of the actions, in nats; 0 for those that a mask does not allow."""
+        """Return [B] the negative log-probability of the actions, in nats.
+
+        Choices that a mask does not allow count 0.
+        """
         actor = self.model.actor
-        log_prob_BN: Tensor = actor.log_probs(flatten_batch(actor.layout, t.obs))
-        index_B = t.action.reshape(-1).to(torch.int64) - self.first_action
-        log_prob_B = log_prob_BN.gather(1, index_B[:, None]).squeeze(1)
-        allowed_BN = self.allowed(t.obs)
+        flat_BD = flatten_batch(actor.layout, t.obs)
+        index_BM1 = actor.trained_action(t.action, {})[..., None]
+        log_prob_BM: Tensor = actor.log_probs_of(actor.outputs_at(flat_BD)).gather(-1, index_BM1).squeeze(-1)
+        allowed_BN = actor.allowed(flat_BD)
         if allowed_BN is not None:
-            log_prob_B = log_prob_B.masked_fill(~allowed_BN.gather(1, index_B[:, None]).squeeze(1), 0.0)
-        return -log_prob_B
+            allowed_BM = actor.of_choices(allowed_BN, padding=False).gather(-1, index_BM1).squeeze(-1)
+            log_prob_BM = log_prob_BM.masked_fill(~allowed_BM, 0.0)
+        return -log_prob_BM.sum(dim=-1)

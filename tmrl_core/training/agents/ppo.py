@@ -10,10 +10,10 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
 from tmrl_core.actor.policies.torch.on_policy import (
     CategoricalMLPActor,
@@ -61,7 +61,7 @@ class PPOActorCritic(OnPolicyModel):
 
     Args:
         observation_space, action_space, hidden_sizes, activation: as for the policies.
-        actor_cls: makes the policy; None: a categorical one for Discrete actions, else a Gaussian one.
+        actor_cls: makes the policy; None: a Gaussian one for a Box, else a categorical one.
         actor_kwargs: its further keyword arguments.
 
     Raises:
@@ -81,7 +81,7 @@ class PPOActorCritic(OnPolicyModel):
     ) -> None:
         super().__init__()
         if actor_cls is None:
-            actor_cls = CategoricalMLPActor if isinstance(action_space, spaces.Discrete) else GaussianMLPActor
+            actor_cls = CategoricalMLPActor if choice_counts(action_space) else GaussianMLPActor
         self.actor = actor_cls(
             observation_space, action_space, hidden_sizes=hidden_sizes, activation=activation, **actor_kwargs
         )
@@ -141,9 +141,9 @@ class PPOAgent(TrainingAgent):
 
     Args:
         observation_space: flattened by `tmrl_core.actor.policies.flattening`.
-        action_space: Discrete, or a Box of floats.
+        action_space: Discrete, MultiDiscrete, MultiBinary, or a Box of floats.
         device: device of the networks; None: cpu.
-        actor_cls: makes the policy; None: `CategoricalMLPActor` for Discrete actions, else `GaussianMLPActor`.
+        actor_cls: makes the policy; None: `GaussianMLPActor` for a Box, else `CategoricalMLPActor`.
 
     Raises:
         ConfigError: a space is unsupported, or a parameter is out of range.
@@ -156,7 +156,7 @@ class PPOAgent(TrainingAgent):
 
     collection: ClassVar[frozenset[str]] = frozenset({"lockstep"})
     """Supported modes of collection."""
-    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete"})
+    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete", "multi_discrete"})
     wants_extras: ClassVar[bool] = True
     transient: ClassVar[frozenset[str]] = frozenset({"after_update"})
     times_updates = True
@@ -263,9 +263,9 @@ class PPOAgent(TrainingAgent):
         rows = self.model.rows(flat_TD, flat_ED, known_T, extras)
         with torch.no_grad():
             value_T, value_E = rows.values()
-            allowed_EN = self.model.actor.allowed(flat_ED)
-            if allowed_EN is not None:
-                value_E = value_E.masked_fill(~allowed_EN.any(dim=-1), 0.0)
+            can_act_E = self.model.actor.can_act(flat_ED)
+            if can_act_E is not None:
+                value_E = value_E.masked_fill(~can_act_E, 0.0)
         advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, extras[ENDS])
         self._set_rate()
         sums: dict[str, list[Tensor]] = {}

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from tmrl_core.actor.module import STATE_COLUMN
+from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.actor.policies.torch.mlp import hidden_layers
 from tmrl_core.actor.policies.torch.on_policy import OnPolicyHead, orthogonal, orthogonal_linear
 from tmrl_core.actor.policies.torch.recurrent import CategoricalRNNActor, GaussianRNNActor, unroll_layer
@@ -152,9 +152,9 @@ class RecurrentPPOAgent(PPOAgent):
 
     Args:
         observation_space: flattened by `tmrl_core.actor.policies.flattening`.
-        action_space: Discrete, or a Box of floats.
+        action_space: Discrete, MultiDiscrete, MultiBinary, or a Box of floats.
         device: device of the networks; None: cpu.
-        actor_cls: makes the policy; None: `CategoricalRNNActor` for Discrete actions, else `GaussianRNNActor`.
+        actor_cls: makes the policy; None: `GaussianRNNActor` for a Box, else `CategoricalRNNActor`.
 
     Raises:
         ConfigError: a space is unsupported, or a parameter is out of range.
@@ -184,8 +184,8 @@ class RecurrentPPOAgent(PPOAgent):
         actor_kwargs: Settings,
     ) -> RecurrentActorCritic:
         assert isinstance(s, RecurrentPpoSettings)
-        discrete = isinstance(self.action_space, spaces.Discrete)
-        make: Callable[..., OnPolicyHead] = actor_cls or (CategoricalRNNActor if discrete else GaussianRNNActor)
+        of_choices = choice_counts(self.action_space)
+        make: Callable[..., OnPolicyHead] = actor_cls or (CategoricalRNNActor if of_choices else GaussianRNNActor)
         actor = make(
             self.observation_space, self.action_space, hidden_sizes=s.hidden_sizes, activation=s.activation,
             cell=s.cell, cell_size=s.cell_size, state_interval=s.state_interval, **actor_kwargs,

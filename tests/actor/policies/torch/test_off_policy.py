@@ -47,7 +47,7 @@ def test_a_deterministic_action_has_the_space_s_shape_and_bounds() -> None:
     ("cls", "space", "message"),
     [
         (QValueMLPActor, BOX, "QValueMLPActor chooses from a Discrete space.*SquashedGaussianMLPActor"),
-        (QValueMLPActor, spaces.MultiDiscrete([3, 2]), "MultiDiscrete.*No policy here acts in it.*actor.cls"),
+        (QValueMLPActor, spaces.MultiDiscrete([3, 2]), "MultiDiscrete.*For it take actor.cls: CategoricalMLPActor"),
         (DeterministicMLPActor, THREE, "DeterministicMLPActor acts in a Box of floats.*QValueMLPActor"),
         (DeterministicMLPActor, spaces.Box(0, 9, (1,), np.int64), "No policy here acts in it.*actor.cls"),
         (DeterministicMLPActor, spaces.Box(-np.inf, np.inf, (1,)), "DeterministicMLPActor needs finite bounds"),

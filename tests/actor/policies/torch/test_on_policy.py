@@ -137,8 +137,8 @@ def test_numpy_backends_are_found_by_name() -> None:
 def test_spaces_and_weights_that_do_not_fit_are_refused() -> None:
     for torch_cls, numpy_cls, _ in PAIRS:
         for cls in (torch_cls, numpy_cls):
-            with pytest.raises(ConfigError, match=r"action space is MultiBinary"):
-                cls(OBSERVATION, spaces.MultiBinary(3))
+            with pytest.raises(ConfigError, match=r"action space is Tuple.* No policy here acts in it"):
+                cls(OBSERVATION, spaces.Tuple([FEW]))
     with pytest.raises(ConfigError, match="without torch"):
         NumpyCategoricalMLPActor(OBSERVATION, FEW, activation="gelu")
     policy, numpy_actor = pair(*PAIRS[0])

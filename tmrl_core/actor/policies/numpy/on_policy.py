@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.masks import allowed_indices
+from tmrl_core.actor.policies.masks import allowed_values
 from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
-from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
+from tmrl_core.actor.policies.spaces import box_bounds, categorical_actions
 
 _BLOCK = 1024
 """Random numbers sampled per call."""
@@ -79,7 +80,7 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
     The other arguments are those of `NumpyOnPolicyActor`.
 
     Args:
-        action_space: Discrete.
+        action_space: Discrete, MultiDiscrete or MultiBinary.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.
@@ -98,7 +99,11 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
         normalize_observations: bool = False,
         convolutions: Convolutions | None = None,
     ) -> None:
-        self._actions = discrete_actions(self.owner, action_space)
+        self._actions = categorical_actions(self.owner, action_space)
+        stops = itertools.accumulate(self._actions.counts)
+        self._choices = [slice(stop - count, stop) for stop, count in zip(stops, self._actions.counts, strict=True)]
+        self._all_allowed = [None] * len(self._choices)
+        self._first = int(self._actions.first) if self._actions.first.ndim == 0 else None
         self._uniform: list[float] = []
         super().__init__(
             observation_space,
@@ -106,7 +111,7 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
             hidden_sizes,
             activation,
             seed,
-            outputs=self._actions.count,
+            outputs=self._actions.size,
             normalize_observations=normalize_observations,
             convolutions=convolutions,
         )
@@ -118,9 +123,24 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
         """The action, with its log-probability `logp`; `test`: the most likely one."""
-        allowed = allowed_indices(obs, self._actions.count) if self._masked else None
+        allowed = allowed_values(obs, self._actions.counts) if self._masked else self._all_allowed
         outputs = self._forward(obs)
-        logits = (outputs if allowed is None else outputs[allowed]).tolist()
+        if self._first is not None:  # Discrete
+            index, logp = self._choose(outputs, allowed[0], test)
+            return np.int64(index + self._first), {"logp": np.float32(logp)}
+        chosen = [self._choose(outputs[at], values, test) for at, values in zip(self._choices, allowed, strict=True)]
+        action = self._actions.of(np.array([index for index, _ in chosen]))
+        return action, {"logp": np.float32(sum(logp for _, logp in chosen))}
+
+    def _choose(self, logits_N: np.ndarray, allowed: np.ndarray | None, test: bool) -> tuple[int, float]:
+        """Return the index of a value of one choice, and its log-probability.
+
+        Args:
+            logits_N: of all values.
+            allowed: indices of the values that are allowed; None: all are.
+            test: take the most likely one.
+        """
+        logits = (logits_N if allowed is None else logits_N[allowed]).tolist()
         top = max(logits)
         # A few numbers: Python's floats are faster than calls to NumPy, and have more digits.
         weights = [math.exp(logit - top) for logit in logits]
@@ -135,8 +155,8 @@ class NumpyCategoricalMLPActor(NumpyOnPolicyActor):
             while index < len(weights) - 1 and left >= weights[index]:
                 left -= weights[index]
                 index += 1
-        action = self._actions.of(index if allowed is None else int(allowed[index]))
-        return action, {"logp": np.float32(logits[index] - top - math.log(total))}
+        logp = logits[index] - top - math.log(total)
+        return index if allowed is None else int(allowed[index]), logp
 
 
 class NumpyGaussianMLPActor(NumpyOnPolicyActor):

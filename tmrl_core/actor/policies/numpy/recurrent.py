@@ -15,7 +15,7 @@ import numpy as np
 
 from tmrl_core.actor.module import State
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN
+from tmrl_core.actor.policies.masks import ALLOWED, FORBIDDEN, mask_of
 from tmrl_core.actor.policies.numpy.mlp import NumpyActor
 from tmrl_core.actor.policies.numpy.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN
 from tmrl_core.actor.policies.recurrent import (
@@ -25,7 +25,7 @@ from tmrl_core.actor.policies.recurrent import (
     RecurrentPolicy,
     SquashedGaussianChoice,
 )
-from tmrl_core.actor.policies.spaces import action_bounds, box_bounds, discrete_actions
+from tmrl_core.actor.policies.spaces import action_bounds, box_bounds, categorical_actions, discrete_actions
 from tmrl_core.samples.columns import map_leaves
 
 _GATES = {"gru": 3, "lstm": 4}
@@ -147,7 +147,7 @@ class NumpyRecurrentActor(RecurrentPolicy, NumpyActor):
         self._heads_BN += self._matrices[-1][-1]
         outputs_B = self._outputs(self._columns_of_heads)
         if self._masked:
-            allowed_BN = np.asarray(obs_B[ACTION_MASK]) > 0
+            allowed_BN = mask_of(obs_B)
             outputs_B = {**outputs_B, ALLOWED: allowed_BN}
             if "logits" in outputs_B:
                 outputs_B["logits"] = np.where(allowed_BN, outputs_B["logits"], np.float32(FORBIDDEN))
@@ -324,9 +324,9 @@ class NumpyCategoricalRNNActor(CategoricalChoice, NumpyRecurrentActor):
         seed: int | None = None,
         convolutions: Convolutions | None = None,
     ) -> None:
-        self._actions = discrete_actions(self.owner, action_space)
+        self._actions = categorical_actions(self.owner, action_space)
         super().__init__(
-            observation_space, action_space, {"logits": self._actions.count}, hidden_sizes, activation, cell,
+            observation_space, action_space, {"logits": self._actions.size}, hidden_sizes, activation, cell,
             cell_size, state_interval, seed, normalize_observations=normalize_observations,
             convolutions=convolutions,
         )  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -16,6 +17,7 @@ from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.flattening import Leaf, layout_metadata, layout_of, vector_size
 from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN, is_masked
+from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.module import TorchActorModule
 from tmrl_core.errors import ConfigError
@@ -66,19 +68,30 @@ def _scaled_by_bounds(leaf: Leaf, elements_BN: Tensor) -> Tensor:
     if leaf.low is None or leaf.width is None:
         return elements_BN
     array_B = elements_BN.reshape(-1, *leaf.shape)
-    scaled_B = (array_B - _constant(leaf.low, elements_BN)) / _constant(leaf.width, elements_BN)
+    scaled_B = (array_B - constant(leaf.low, elements_BN)) / constant(leaf.width, elements_BN)
     return scaled_B.reshape(-1, leaf.size)
 
 
-def _constant(bounds: np.ndarray, like: Tensor) -> Tensor | float:
-    """Return bounds as a number if all are equal, else as a tensor on the device of `like`.
+def constant(numbers: np.ndarray, like: Tensor) -> Tensor | float:
+    """Return numbers as one if all are equal, else as a tensor with the dtype and on the device of `like`.
 
     The tensor is made of filled parts: an update must not wait for a copy to the device, and a graph cannot hold one.
     """
-    if bounds.size == 1:
-        return float(bounds.item())
-    parts = [like.new_full((len(list(run)),), value) for value, run in itertools.groupby(bounds.ravel().tolist())]
-    return torch.cat(parts).reshape(bounds.shape)
+    runs = [(value, len(list(run))) for value, run in itertools.groupby(numbers.ravel().tolist())]
+    if len(runs) == 1:
+        number: float = runs[0][0]
+        return number
+    return torch.cat([like.new_full((length,), value) for value, length in runs]).reshape(numbers.shape)
+
+
+def _mask_leaves(mask: Any, counts: tuple[int, ...], start: int) -> Iterator[Leaf]:
+    """Yield the leaves of an action mask, one array or a tuple of them."""
+    if not isinstance(mask, spaces.Tuple):
+        yield Leaf((ACTION_MASK,), "values", start, sum(counts), (sum(counts),))
+        return
+    for index, count in enumerate(counts):
+        yield Leaf((ACTION_MASK, index), "values", start, count, (count,))
+        start += count
 
 
 def forbid(logits_BN: Tensor, allowed_BN: Tensor | None) -> Tensor:
@@ -120,7 +133,7 @@ class TorchMLPActor(TorchActorModule):
         convolutions: layers for images, see `tmrl_core.actor.policies.convolutions`; None: the default ones.
 
     Attributes:
-        layout: of a flattened observation; an action mask is its last leaf.
+        layout: of a flattened observation; an action mask comes last.
         inputs: number of elements of a flattened observation without the mask.
         masked: True: the environment has an action mask.
         encoder: makes the inputs of the hidden layers.
@@ -143,8 +156,8 @@ class TorchMLPActor(TorchActorModule):
         self.inputs = vector_size(self.layout)
         self.masked = is_masked(observation_space, action_space)
         if self.masked:
-            count = int(action_space.n)
-            self.layout += (Leaf((ACTION_MASK,), "values", self.inputs, count, (count,)),)
+            counts = choice_counts(action_space)
+            self.layout += tuple(_mask_leaves(observation_space[ACTION_MASK], counts, self.inputs))
         self._activation = activation_name(activation)
         self._generator: torch.Generator | None = None
         self.net, self.features = hidden_layers(self.encoder.features, hidden_sizes, activation, linear)
@@ -165,6 +178,14 @@ class TorchMLPActor(TorchActorModule):
     def allowed(self, flat_BD: Tensor) -> Tensor | None:
         """Return the action mask [..., N] of flattened observations [..., D], as bool; None: there is none."""
         return flat_BD[..., self.inputs :] > 0 if self.masked else None
+
+    def can_act(self, flat_BD: Tensor) -> Tensor | None:
+        """Return [...] True where the mask of flattened observations [..., D] allows an action; None: there is none."""
+        allowed_BN = self.allowed(flat_BD)
+        if allowed_BN is None:
+            return None
+        each = [part.any(dim=-1) for part in torch.split(allowed_BN, list(choice_counts(self.action_space)), dim=-1)]
+        return torch.stack(each).all(dim=0)
 
     # --- whole sequences: what `tmrl_core.envs.get_sessions` needs; recurrent policies have their own ---
 

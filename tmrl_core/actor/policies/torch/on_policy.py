@@ -1,6 +1,9 @@
 """Policies with log-densities for on-policy training, in torch; `numpy/on_policy.py` acts on the same weights.
 
 The extra `logp` of an action is its log-density. Flattened observations are [B, D].
+
+Shape suffixes: B batch, T ticks, D elements of a flattened observation, H features, A action elements, M choices of a
+discrete action, K values of the choice with the most, N values of all choices, R = B * M.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.masks import check_allowed
+from tmrl_core.actor.policies.masks import FORBIDDEN, check_allowed
 from tmrl_core.actor.policies.numpy.mlp import OBSERVATION_LIMIT
-from tmrl_core.actor.policies.spaces import box_bounds, discrete_actions
-from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
+from tmrl_core.actor.policies.spaces import box_bounds, categorical_actions
+from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, constant, flatten_batch
 from tmrl_core.actor.policies.torch.module import collate_one
 
 
@@ -135,8 +139,8 @@ class OnPolicyActor(OnPolicyHead):
 
     def _flat(self, obs: Any) -> Tensor:
         flat_BD = flatten_batch(self.layout, obs)
-        if self.masked:
-            check_allowed(bool((flat_BD[..., self.inputs :] > 0).any(dim=-1).all()))
+        if (can_act_B := self.can_act(flat_BD)) is not None:
+            check_allowed(bool(can_act_B.all()))
         return flat_BD
 
     @abstractmethod
@@ -148,35 +152,61 @@ class OnPolicyActor(OnPolicyHead):
 
 
 class CategoricalHead(OnPolicyHead):
-    """Last layer of a policy with a softmax over discrete actions."""
+    """Last layer of a policy with a softmax over discrete actions, or over the values of each of several choices.
+
+    One vector [..., N] has the logits of all choices.
+    """
 
     def make_head(self, owner: str) -> None:
         """Make the layer, on features of the size `features`.
 
         Raises:
-            ConfigError: the action space is not Discrete.
+            ConfigError: the action space is not Discrete, MultiDiscrete or MultiBinary.
         """
-        self._actions = discrete_actions(owner, self.action_space)
-        self.logits = orthogonal(torch.nn.Linear(self.features, self._actions.count), 0.01)
+        self._actions = actions = categorical_actions(owner, self.action_space)
+        self.logits = orthogonal(torch.nn.Linear(self.features, actions.size), 0.01)
+
+    def of_choices(self, values: Tensor, padding: float = FORBIDDEN) -> Tensor:
+        """Return [..., M, K] logits, or other numbers, of each choice, of [..., N] ones of all."""
+        counts = self._actions.counts
+        if len(set(counts)) == 1:
+            return values.reshape(*values.shape[:-1], len(counts), -1)
+        parts = zip(torch.split(values, list(counts), dim=-1), counts, strict=True)
+        return torch.stack([pad(part, (0, max(counts) - count), value=padding) for part, count in parts], dim=-2)
+
+    def log_probs_of(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Return [..., M, K] log-probabilities of the values of each choice, in nats."""
+        return torch.log_softmax(self.of_choices(outputs["logits"]), dim=-1)
 
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return [..., N] `logits`."""
         return {"logits": self.logits(features_BH)}
 
     def density(self, outputs: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, with gradients, [B] log-probability of action indices [B] int64 and [B] entropy, in nats."""
-        log_probs_BN = torch.log_softmax(outputs["logits"], dim=-1)
-        entropy_B = -(log_probs_BN.exp() * log_probs_BN).sum(dim=-1)
-        return log_probs_BN.gather(1, action[:, None]).squeeze(1), entropy_B
+        """Return, with gradients, [B] log-probability of indices [B, M] (or [B]) int64 and [B] entropy, in nats."""
+        log_probs_BMK = self.log_probs_of(outputs)
+        entropy_BM = -(log_probs_BMK.exp() * log_probs_BMK).sum(dim=-1)
+        return _chosen(log_probs_BMK, action), entropy_BM.sum(dim=-1)
 
     def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor:
         """Return, with gradients, the [...] log-probabilities of actions."""
-        index_BT = action_BT.to(torch.int64)[..., None] - self._actions.start
-        return torch.log_softmax(outputs_BT["logits"], dim=-1).gather(-1, index_BT).squeeze(-1)
+        log_probs_BTMK = self.log_probs_of(outputs_BT)
+        return _chosen(log_probs_BTMK, self._index(action_BT))
 
     def trained_action(self, action: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        """Return [B] int64 index of each action, from 0."""
-        return action.reshape(-1).to(torch.int64) - self._actions.start
+        """Return [B, M] int64 indices of each action, from 0."""
+        return self._index(action).reshape(-1, len(self._actions.counts))
+
+    def _index(self, action: Tensor) -> Tensor:
+        """Return int64 indices of actions [..., *action shape], from 0."""
+        index = action.to(torch.int64)
+        return index - constant(self._actions.first, index)
+
+
+def _chosen(log_probs_BMK: Tensor, index_BM: Tensor) -> Tensor:
+    """Return [...] the sum of the log-probabilities of one value of each choice."""
+    index_BM1 = index_BM.reshape(*log_probs_BMK.shape[:-1], 1)
+    return log_probs_BMK.gather(-1, index_BM1).squeeze(-1).sum(dim=-1)
 
 
 class GaussianHead(OnPolicyHead):
@@ -223,10 +253,13 @@ class GaussianHead(OnPolicyHead):
 class CategoricalMLPActor(CategoricalHead, OnPolicyActor):
     """Categorical policy: a multi-layer perceptron with a softmax over discrete actions.
 
+    An action of MultiDiscrete or MultiBinary consists of several choices, each with a softmax over its values: their
+    log-probabilities and entropies add up.
+
     The other arguments are those of `OnPolicyActor`.
 
     Args:
-        action_space: Discrete.
+        action_space: Discrete, MultiDiscrete or MultiBinary.
 
     Raises:
         ConfigError: a space that this policy cannot take.
@@ -247,28 +280,29 @@ class CategoricalMLPActor(CategoricalHead, OnPolicyActor):
         self.make_head("CategoricalMLPActor")
 
     def log_probs(self, flat_BD: Tensor) -> Tensor:
-        """Return [B, N] log-probability of each action, in nats."""
+        """Return [B, N] log-probability of each Discrete action, in nats."""
         return torch.log_softmax(self.outputs_at(flat_BD)["logits"], dim=-1)
 
     def sample(self, flat_BD: Tensor, test: bool) -> tuple[Tensor, Tensor]:
-        """Sample [B] int64 indices, or return the most likely ones with `test`, and [B] their log-probability."""
-        log_probs_BN = self.log_probs(flat_BD)
-        if test:
-            index_B = log_probs_BN.argmax(dim=-1)
-        else:
-            index_B = torch.multinomial(log_probs_BN.exp(), 1, generator=self._generator).squeeze(1)
-        return index_B, log_probs_BN.gather(1, index_B[:, None]).squeeze(1)
+        """Sample [B, M] int64 indices, or return the most likely ones with `test`, and [B] their log-probability."""
+        log_probs_BMK = self.log_probs_of(self.outputs_at(flat_BD))
+        index_BM = log_probs_BMK.argmax(dim=-1) if test else self._sampled(log_probs_BMK.exp())
+        return index_BM, _chosen(log_probs_BMK, index_BM)
 
     def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
-        """Return actions [B]."""
-        logits_BN = outputs_B["logits"]
-        if deterministic:
-            return logits_BN.argmax(dim=-1) + self._actions.start
-        index_B1 = torch.multinomial(logits_BN.detach().softmax(dim=-1), 1, generator=self._generator)
-        return index_B1.squeeze(1) + self._actions.start
+        """Return actions [B, *action shape]."""
+        logits_BMK = self.of_choices(outputs_B["logits"].detach())
+        index_BM = logits_BMK.argmax(dim=-1) if deterministic else self._sampled(logits_BMK.softmax(dim=-1))
+        index_B = index_BM.reshape(-1, *self._actions.first.shape)
+        return index_B + constant(self._actions.first, index_B)
+
+    def _sampled(self, probability_BMK: Tensor) -> Tensor:
+        """Return [B, M] indices of values with these probabilities."""
+        rows_RK = probability_BMK.reshape(-1, probability_BMK.shape[-1])
+        return torch.multinomial(rows_RK, 1, generator=self._generator).reshape(probability_BMK.shape[:-1])
 
     def _of_space(self, known: Tensor) -> Any:
-        return self._actions.of(int(known[0]))
+        return self._actions.of(known[0].cpu().numpy())
 
 
 class GaussianMLPActor(GaussianHead, OnPolicyActor):

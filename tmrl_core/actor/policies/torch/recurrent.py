@@ -227,7 +227,7 @@ class CategoricalRNNActor(CategoricalChoice, CategoricalHead, TorchRecurrentActo
     The other arguments are those of `SquashedGaussianRNNActor`.
 
     Args:
-        action_space: Discrete.
+        action_space: Discrete, MultiDiscrete or MultiBinary.
         normalize_observations: as for `CategoricalMLPActor`.
 
     Raises:
