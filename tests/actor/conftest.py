@@ -42,6 +42,7 @@ class ScriptedLink:
         self.failure: Exception | None = None
         self.policy: PolicyUpdate | None = None
         self.waits_for = ""
+        self.place = 0
         self.said: list[str] = []
 
     @property

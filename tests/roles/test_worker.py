@@ -21,6 +21,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from tests.waiting import until
 from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
 from tmrl_core.config import CFG, Config
 from tmrl_core.config.sections import NetworkSection, RunSection, WorkerSection
@@ -30,6 +31,7 @@ from tmrl_core.networking import RolloutWorker, Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.networking.security import credentials
+from tmrl_core.roles.worker import mixed_seed
 from tmrl_core.samples import SampleMessage, decode_message, decode_value
 from tmrl_core.training import ReplayMemory
 
@@ -411,6 +413,46 @@ def test_workers_of_one_run_have_seeds_of_their_own(make: Any, config: Config) -
     assert begins(name="one") == begins(name="one")
     assert begins(name="one") != begins(name="two")
     assert begins(seed=5) == begins(seed=5, name="two")
+
+
+def test_workers_of_one_name_in_one_run_play_other_episodes(
+    make: Any, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
+    alone, first, second, third = (make(config=seeded, standalone=number == 0) for number in range(4))
+    began = [first_obs(alone)]
+    for worker in (first, second, third):
+        assert worker.link.wait_connected(10)
+        until(lambda worker=worker: worker is first or worker.link.place)
+        began.append(first_obs(worker))
+    assert began[0] == began[1], "the first has the seed of its name, as if it were alone"
+    assert len({tuple(one) for one in began}) == 3
+    second.collect_train_episode()
+    assert second.recorder.episode.seed is None, "its generators go on"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.partition(" of that name")[0] for text in warnings] == [
+        "worker robot is number 2",
+        "worker robot is number 3",
+    ]
+
+
+def test_a_seed_of_an_evaluation_or_of_the_caller_is_kept_by_a_namesake(make: Any, config: Config, sink: Sink) -> None:
+    seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
+    make(config=seeded)
+    until(lambda: sink.link.members)
+    second = make(config=seeded)
+    chosen = make(config=seeded, seed=5)
+    until(lambda: second.link.place and chosen.link.place)
+    assert first_obs(chosen) == first_obs(make(standalone=True, model_path=None, config=seeded, seed=5))
+    version = sink.publish(second.actor)
+    sink.link.direct(Directive(1, Evaluation(3, (40, 41), version)))
+    assert second.link.wait_policy(10)
+    until(lambda: second.link.directive.evaluation)
+    assert second.collector.evaluate_if_due()
+    sink.take_until(lambda: len(sink.records) == 2)
+    assert [record.seed for record in sink.records] == [40, 41]
+    second.collect_train_episode()
+    assert second.recorder.episode.seed == mixed_seed(7, "robot", second.link.place)
 
 
 def first_obs(worker: RolloutWorker) -> list[float]:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -242,6 +242,25 @@ class Uplink:
             counts = self.link.counts
             lost += counts.samples_dropped + counts.samples_refused
         return self._source.steps_collected - lost
+
+    def own_seed(self, seed_of: Callable[[int], int | None]) -> int | None:
+        """Return another seed if this worker's is that of a worker with the same name; None: it is not, so far.
+
+        Args:
+            seed_of: returns the seed of a worker by its number among those of that name; None: it has none.
+        """
+        place = self.link.place if self.link is not None else 0
+        seed = seed_of(place) if place > 1 else None
+        if seed is None:
+            return None
+        logger.warning(
+            "worker %s is number %d of that name in this run, and run.seed would give all of them the same episodes: "
+            "its next ones have a seed of their own. Give each worker another worker.name, so that the seeds do not "
+            "depend on the order in which they join",
+            self._source.name,
+            place,
+        )
+        return seed
 
     # --- directives in ------------------------------------------------------------------------------------------------
 

@@ -195,6 +195,7 @@ class Worker:
             EnvironmentFailedError: the observation does not belong to the space. Exceptions of the environment
                 propagate.
         """
+        self.collector.follow_place()
         return self.loop.reset(collect_samples)
 
     def step(

@@ -409,6 +409,11 @@ class WorkerLink(Link):
         """Number of versions published up to the newest policy that arrived, skipped versions included."""
         return self._versions_published
 
+    @property
+    def place(self) -> int:
+        """Number of this worker among those of the same label, which stays the same; 0: it is the first, so far."""
+        return self._worker.place
+
     def say_waits(self, text: str) -> None:
         """Send the trainer this worker's wait reason; empty: it collects again."""
         if text != self._worker.waits:
