@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import logging
 import math
@@ -402,6 +403,40 @@ def test_the_setting_selects_the_backend(backend: str, actor: Any, kind: type, m
 def test_an_impossible_backend_is_refused(kwargs: dict[str, Any], message: str, make: Any) -> None:
     with pytest.raises(ConfigError, match=message):
         make(standalone=True, **kwargs)
+
+
+@pytest.mark.parametrize("overrides", [False, True])
+def test_a_worker_that_nothing_refers_to_closes_and_its_samples_arrive(
+    config: Config, server: Server, sink: Sink, overrides: bool
+) -> None:
+    """As in a notebook, whose cell makes the worker a second time."""
+
+    class Counting(RolloutWorker):
+        def reset(self, collect_samples: bool) -> Any:
+            return super().reset(collect_samples)
+
+    closed: list[bool] = []
+
+    class Env(GenericGymEnv):
+        def close(self) -> None:
+            closed.append(True)
+            super().close()
+
+    kind = Counting if overrides else RolloutWorker
+    worker = kind(Env, policy, config=config, server_port=server.port)
+    until(lambda: len(sink.link.members) == 1)
+    worker.collect_train_episode(max_samples=7)
+    worker.send_and_clear_buffer()
+    worker = kind(Env, policy, config=config, server_port=server.port)
+    gc.collect()
+    assert closed == [True]
+    until(lambda: [member.name for member in sink.link.members] == ["robot-2"])
+    sink.take_until(lambda: sink.samples == 8)
+    assert worker.close() is not None
+    assert closed == [True, True]
+    del worker
+    gc.collect()
+    assert len(closed) == 2
 
 
 def test_workers_of_one_run_have_seeds_of_their_own(make: Any, config: Config) -> None:

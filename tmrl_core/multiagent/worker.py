@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,7 @@ from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import Hook
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
 from tmrl_core.actor.rollout.polling import PollingInterval
-from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
 from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
 from tmrl_core.multiagent.actor import Actor
 from tmrl_core.multiagent.environment import EventEnvironment
@@ -548,7 +549,8 @@ class MultiAgentWorker:
 
     def __init__(self, collector: MultiAgentCollector, release: Callable[[], object] | None = None) -> None:
         self.collector = collector
-        self._release = release
+        self._release = weakref.finalize(self, release) if release is not None else None
+        close_unreferenced(self, collector.close, collector.uplink)
         self._one_run = OneRun()
 
     @property

@@ -86,5 +86,8 @@ class RolloutLink(Protocol):
     def counts(self) -> LinkCounts:
         """Return the counters of the samples."""
 
+    def close_soon(self) -> None:
+        """Begin to close the link, without waiting and without a lock."""
+
     def close(self, drain: bool = True) -> CloseReport:
         """End the link, by default after a wait for acknowledgements."""

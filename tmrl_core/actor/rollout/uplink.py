@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -135,6 +136,11 @@ class Uplink:
         self._keep_failed = False
         """True: the latest policy could not be kept, which is logged once until one can be."""
         self._load_kept_policy(needs_policy)
+
+    @property
+    def name(self) -> str:
+        """Return the worker's label."""
+        return self._source.name
 
     # --- the end of the run -------------------------------------------------------------------------------------------
 
@@ -397,6 +403,34 @@ class Uplink:
             logger.warning("the policy in %s is left aside, the trainer will send one: %s", path, exc)
         else:
             logger.info("the policy was loaded from %s", path)
+
+
+def close_unreferenced(worker: object, close_environment: Callable[[], object], uplink: Uplink) -> None:
+    """Close a worker when nothing refers to it any more: a script or a notebook has made another one in its place.
+
+    Otherwise the thread of its link would keep it joined, idle, until the process ends.
+
+    Args:
+        worker: the worker.
+        close_environment: closes its environment; must not refer to the worker.
+        uplink: its uplink.
+    """
+    weakref.finalize(worker, _close_parts, close_environment, uplink).atexit = False
+
+
+def _close_parts(close_environment: Callable[[], object], uplink: Uplink) -> None:
+    # In any thread, also in the link's: nothing here may wait for it.
+    link = uplink.link
+    if link is None or link.closed:
+        return
+    logger.warning(
+        "worker %s is closed, because nothing refers to it any more: close() does that in order", uplink.name
+    )
+    try:
+        close_environment()
+    except Exception:
+        logger.exception("the environment of worker %s could not be closed", uplink.name)
+    link.close_soon()
 
 
 def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tuple[list[Chunk], list[EpisodeRecord]]]:
