@@ -19,7 +19,7 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import MetricRecord, record
 from tmrl_core.metrics.sinks import MetricSink
-from tmrl_core.metrics.wandb_sink import WandbSink, _netrc_key, run_id_of
+from tmrl_core.metrics.wandb_sink import WandbSink, _netrc_key
 from tmrl_core.testing.metric_sinks import SinkSuite
 
 KEY = "0123456789abcdef" * 2 + "01234567"
@@ -159,16 +159,6 @@ def test_group_tags_and_notes_go_with_the_run(tmp_path: Path) -> None:
     wandb.teardown()
     content = runs(tmp_path)[0].read_bytes()
     assert all(text in content for text in (b"seeds", b"one", b"two", b"by night"))
-
-
-def test_an_id_is_a_folder_s_own_and_kept_for_resumes(tmp_path: Path) -> None:
-    first, second = (tmp_path / name / "run7" for name in "ab")
-    found = run_id_of(first, "run7")
-    assert found.startswith("run7-")
-    assert run_id_of(first, "run7") == found
-    assert run_id_of(second, "run7") != found
-    (first / "wandb_id").write_text("no id/\n")
-    assert run_id_of(first, "run7") not in (found, "no id/")
 
 
 def test_without_network_the_run_is_kept_on_disk_and_the_key_is_not_stored(

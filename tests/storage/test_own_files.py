@@ -14,10 +14,9 @@ import pytest
 
 from tmrl_core.cli.screens import TrainerDisplay
 from tmrl_core.config import from_values
-from tmrl_core.config.run_folder import write_in_force
+from tmrl_core.config.run_folder import run_id, write_in_force
 from tmrl_core.errors import ConfigError, StorageError
 from tmrl_core.metrics import JsonLinesSink
-from tmrl_core.metrics.wandb_sink import run_id_of
 from tmrl_core.networking import Trainer
 from tmrl_core.storage import FolderLock, SegmentFile, SegmentReader, open_own, write_whole
 
@@ -122,11 +121,11 @@ def test_a_pipe_in_place_of_a_file_of_records_does_not_block(tmp_path: Path) -> 
         SegmentReader(tmp_path / "1.seg")
 
 
-def test_a_pipe_in_the_place_of_the_wandb_id_is_replaced(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "wandb_id")
-    made = run_id_of(tmp_path, "run")
-    assert run_id_of(tmp_path, "run") == made
-    assert stat.S_ISREG((tmp_path / "wandb_id").lstat().st_mode)
+def test_a_pipe_in_the_place_of_a_run_s_id_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run_id")
+    made = run_id(tmp_path, "run")
+    assert run_id(tmp_path, "run") == made
+    assert stat.S_ISREG((tmp_path / "run_id").lstat().st_mode)
 
 
 def test_a_trainer_refuses_a_folder_with_a_pipe_in_the_place_of_its_records(tmp_path: Path) -> None:

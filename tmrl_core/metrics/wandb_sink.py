@@ -18,8 +18,6 @@ import importlib.util
 import logging
 import netrc
 import os
-import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.sinks import MetricSink
-from tmrl_core.storage import open_own, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -38,30 +35,6 @@ _AXES: Mapping[Axis, str] = {
     "updates": names.UPDATES,
     "wall_time": names.ELAPSED,
 }
-
-
-_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
-
-def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
-    """Return the wandb id of the run in a folder, which its file `wandb_id` stores for resumes.
-
-    Runs of one name in several folders, or a new run in an emptied folder, are different runs.
-    """
-    path = Path(folder) / "wandb_id"
-    try:
-        with open(path, encoding="utf-8", opener=open_own) as file:
-            found = file.read().strip()
-        if _ID.fullmatch(found):
-            return found
-    except (OSError, UnicodeDecodeError):
-        pass
-    made = f"{run_name}-{secrets.token_hex(4)}"
-    try:
-        write_whole(path, f"{made}\n".encode())
-    except OSError as error:
-        logger.warning("the wandb id %s cannot be kept, so a resumed run will be a new one: %s", made, error)
-    return made
 
 
 class WandbSink(MetricSink):
