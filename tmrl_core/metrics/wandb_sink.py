@@ -5,6 +5,7 @@ Behaviour of wandb (0.31), and the measures of this file:
 - `wandb.init` without a key asks for one on a terminal and raises elsewhere: the key is looked up first, and without
   one the run is offline.
 - With a key and no network `wandb.init` tries for 90 s and then raises: its limit is set, and an offline run follows.
+- Offline, wandb's own process writes every few seconds. The end of a killed trainer is in `metrics.jsonl` only.
 - `run.finish` waits for the upload forever: it gets a limit, and missing data then stays on disk for `wandb sync`.
 - wandb captures the console. This is turned off, because the live display uses the console.
 
@@ -164,11 +165,11 @@ class WandbSink(MetricSink):
         known = wandb.Settings.model_fields
         if "finish_timeout" in known:
             settings["finish_timeout"] = self._finish_limit_s
-        resume = "allow" if self._identity["id"] and mode == "online" else None
         run = wandb.init(
             dir=str(self.folder),
             config=self._config,
-            resume=resume,
+            # Offline too: `wandb sync` then asks for the steps that the run has, and continues after them.
+            resume="allow" if self._identity["id"] else None,
             settings=wandb.Settings(**settings),
             **self._identity,
         )
