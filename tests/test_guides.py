@@ -22,6 +22,7 @@ from tmrl_core.actor import NumpySquashedGaussianMLPActor
 from tmrl_core.cli.credentials import parser as credentials_parser
 from tmrl_core.cli.doctor import parser as doctor_parser
 from tmrl_core.cli.main import all_overrides, parser
+from tmrl_core.cli.metrics import parser as metrics_parser
 from tmrl_core.cli.sessions import parser as sessions_parser
 from tmrl_core.cli.tmrl_files import parser as tmrl_parser
 from tmrl_core.config import Config, load
@@ -58,6 +59,8 @@ def test_its_commands_are_accepted(page: Path) -> None:
             doctor_parser().parse_args([word for word in words if word != "--doctor"])
         elif "--sessions" in words:
             sessions_parser().parse_args([word for word in words if word != "--sessions"])
+        elif "--metrics" in words:
+            metrics_parser().parse_args([word for word in words if word != "--metrics"])
         elif words[0].startswith("--import-"):
             tmrl_parser().parse_args(words)
         else:

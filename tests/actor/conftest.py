@@ -42,6 +42,7 @@ class ScriptedLink:
         self.failure: Exception | None = None
         self.policy: PolicyUpdate | None = None
         self.waits_for = ""
+        self.place = 0
         self.said: list[str] = []
 
     @property
@@ -80,6 +81,9 @@ class ScriptedLink:
         if text != self.waits_for:
             self.waits_for = text
             self.said.append(text)
+
+    def close_soon(self) -> None:
+        """Do nothing, because the workers of a test share this link."""
 
     def close(self, drain: bool = True) -> tuple[int, int, int]:
         self.closed = True

@@ -12,15 +12,17 @@ COMMON = "--help --config --set --log-level"
 NAMED = {
     "": (
         f"{COMMON} --gateway --server --worker --trainer --local --expert --test --benchmark --status --config-schema "
-        "--version --credentials --doctor --sessions --import-config --import-weights --wandb --new --seed --workers "
-        "--single-process --quickstart --small --record --episodes --steps --render --video --json --watch --control "
-        "--announce"
+        "--version --credentials --doctor --sessions --metrics --import-config --import-weights --wandb --new --seed "
+        "--workers --single-process --quickstart --small --record --episodes --steps --render --video --json --watch "
+        "--control --announce"
     ),
     "--doctor": f"{COMMON} --role --timeout --json",
     "--sessions": "list export import",
     "--sessions list": "folder --help",
     "--sessions export": "folder dataset --help --format --fps --task",
     "--sessions import": "dataset folder --help",
+    "--metrics": "send",
+    "--metrics send": "run --help --to --id",
     "--credentials": "create bundle install show revoke renew rotate-token key",
     "--credentials create": f"{COMMON} --host --days --overwrite",
     "--credentials bundle": f"ROLE {COMMON} --name --weight --out --days",

@@ -7,8 +7,19 @@ from pathlib import Path
 import pytest
 
 from tmrl_core.config import from_values, load
-from tmrl_core.config.run_folder import check_run_folder, write_in_force
+from tmrl_core.config.run_folder import check_run_folder, run_id, write_in_force
 from tmrl_core.errors import ConfigError
+
+
+def test_an_id_is_a_folder_s_own_and_kept_for_resumes(tmp_path: Path) -> None:
+    first, second = (tmp_path / name / "run7" for name in "ab")
+    found = run_id(first, "run7")
+    assert found.startswith("run7-")
+    assert run_id(first, "run7") == found
+    assert run_id(second, "run7") != found
+    (first / "run_id").write_text("no id/\n")
+    assert run_id(first, "run7") not in (found, "no id/")
+
 
 NOW = datetime.datetime(2031, 2, 3, 4, 5, 6)
 

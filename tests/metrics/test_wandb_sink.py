@@ -5,8 +5,10 @@ import http.server
 import json
 import os
 import socket
+import struct
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from typing import Any
 import psutil
 import pytest
 import wandb
+from wandb.proto import wandb_internal_pb2
 
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import MetricRecord, record
 from tmrl_core.metrics.sinks import MetricSink
-from tmrl_core.metrics.wandb_sink import WandbSink, _netrc_key, run_id_of
+from tmrl_core.metrics.wandb_sink import WandbSink, _netrc_key
 from tmrl_core.testing.metric_sinks import SinkSuite
 
 KEY = "0123456789abcdef" * 2 + "01234567"
@@ -161,14 +164,26 @@ def test_group_tags_and_notes_go_with_the_run(tmp_path: Path) -> None:
     assert all(text in content for text in (b"seeds", b"one", b"two", b"by night"))
 
 
-def test_an_id_is_a_folder_s_own_and_kept_for_resumes(tmp_path: Path) -> None:
-    first, second = (tmp_path / name / "run7" for name in "ab")
-    found = run_id_of(first, "run7")
-    assert found.startswith("run7-")
-    assert run_id_of(first, "run7") == found
-    assert run_id_of(second, "run7") != found
-    (first / "wandb_id").write_text("no id/\n")
-    assert run_id_of(first, "run7") not in (found, "no id/")
+def test_parts_of_a_run_that_is_resumed_offline_are_to_be_joined(tmp_path: Path) -> None:
+    """Without the note, `wandb sync` sends the steps of the second part from 0 again."""
+    for run_id in ("run7", "run7", None):
+        with WandbSink(project="tests", folder=tmp_path, run_id=run_id) as sink:
+            sink.write(make(1))
+        time.sleep(1.1)  # the names of the folders are whole seconds
+    wandb.teardown()
+    assert [noted_resume(path) for path in runs(tmp_path)] == [True, True, False]
+
+
+def noted_resume(path: Path) -> bool:
+    """Return what a file of wandb notes for `wandb sync`: the latest description of its run."""
+    data, at, noted = path.read_bytes(), 7, False
+    while at + 7 <= len(data):  # frames of leveldb's log; small records are in one each
+        _, size, _ = struct.unpack("<IHB", data[at : at + 7])
+        found = wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + size])
+        at += 7 + size
+        if found.WhichOneof("record_type") == "run":
+            noted = found.run.resume
+    return noted
 
 
 def test_without_network_the_run_is_kept_on_disk_and_the_key_is_not_stored(

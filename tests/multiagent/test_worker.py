@@ -159,6 +159,17 @@ def test_assignments_are_played_exactly() -> None:
     assert any("the round after 1, of which 2 episodes with version 1.1 are done" in text for text in trainer.said)
 
 
+@pytest.mark.parametrize(("place", "asked", "seeds"), [(0, None, [70, None]), (3, None, [73, None]), (3, 5, [5, None])])
+def test_a_namesake_has_a_seed_of_its_own_unless_the_trainer_gives_one(
+    place: int, asked: int | None, seeds: list[int | None]
+) -> None:
+    made = Made(seed_of=lambda number: 70 + (number if number > 1 else 0))
+    made.link.place = place
+    Trainer(made.link, asks(2, seed=asked))
+    made.worker.run()
+    assert [episode.seed for episode in made.played] == seeds
+
+
 def test_the_same_seed_and_weights_give_what_an_actor_plays_in_this_process() -> None:
     made = Made()
     Trainer(made.link, asks(1, seed=2**40))

@@ -32,7 +32,7 @@ from tmrl_core.config.sections import (
     WorkerSection,
 )
 from tmrl_core.envs import GenericGymEnv
-from tmrl_core.errors import CheckpointError, FolderLockedError, StarvedError, StorageError
+from tmrl_core.errors import CheckpointError, ConfigError, FolderLockedError, StarvedError, StorageError
 from tmrl_core.metrics import JsonLinesSink, names, read_records, record
 from tmrl_core.metrics.branch import CUT_NAME
 from tmrl_core.networking import RolloutWorker, Server, Trainer
@@ -487,6 +487,35 @@ def test_a_memory_on_disk_continues_after_a_restart(
     with pytest.raises(StorageError, match="closed"):
         memory.commit(samples=1)
     assert (tmp_path / "tests" / "memory" / "lock").exists()
+
+
+@pytest.mark.parametrize("by_rounds", [False, True])
+def test_the_memory_of_another_run_is_refused_before_training_unless_it_is_asked_for(
+    tmp_path: Path, by_rounds: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    def config(name: str, **memory: Any) -> Config:
+        shared = {"storage": "disk", "folder": str(tmp_path / "shared"), "batch_size": 8, **memory}
+        return msgspec.structs.replace(
+            make_config(tmp_path), run=RunSection(name=name, folder=str(tmp_path)), memory=MemorySection(**shared)
+        )
+
+    first = Trainer(config=config("first"))
+    memory = first._iterations.training.memory
+    buffer = Buffer(maxlen=None)
+    for step in range(5):
+        buffer.append_sample((np.zeros(1, np.float32), np.zeros(3, np.float32), 0.0, False, step == 4, {}))
+    memory.append(buffer)
+    memory.close()
+    second = Trainer(config=config("second"))
+    with pytest.raises(ConfigError, match=r"holds 4 transitions of run first-\w+, and this is run second-\w+"):
+        second.train_iteration() if by_rounds else second.run()
+    assert "there is no checkpoint" not in caplog.text
+    again = Trainer(config=config("second", take_over=True))
+    assert len(again._iterations.training.memory) == 4
+    again._iterations.training.memory.close()
+    assert "holds 4 transitions of run first-" in caplog.text
 
 
 def test_a_second_trainer_on_the_same_folder_is_refused(tmp_path: Path) -> None:

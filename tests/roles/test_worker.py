@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import logging
 import math
@@ -21,6 +22,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from tests.waiting import until
 from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
 from tmrl_core.config import CFG, Config
 from tmrl_core.config.sections import NetworkSection, RunSection, WorkerSection
@@ -30,6 +32,7 @@ from tmrl_core.networking import RolloutWorker, Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.networking.security import credentials
+from tmrl_core.roles.worker import mixed_seed
 from tmrl_core.samples import SampleMessage, decode_message, decode_value
 from tmrl_core.training import ReplayMemory
 
@@ -402,6 +405,40 @@ def test_an_impossible_backend_is_refused(kwargs: dict[str, Any], message: str, 
         make(standalone=True, **kwargs)
 
 
+@pytest.mark.parametrize("overrides", [False, True])
+def test_a_worker_that_nothing_refers_to_closes_and_its_samples_arrive(
+    config: Config, server: Server, sink: Sink, overrides: bool
+) -> None:
+    """As in a notebook, whose cell makes the worker a second time."""
+
+    class Counting(RolloutWorker):
+        def reset(self, collect_samples: bool) -> Any:
+            return super().reset(collect_samples)
+
+    closed: list[bool] = []
+
+    class Env(GenericGymEnv):
+        def close(self) -> None:
+            closed.append(True)
+            super().close()
+
+    kind = Counting if overrides else RolloutWorker
+    worker = kind(Env, policy, config=config, server_port=server.port)
+    until(lambda: len(sink.link.members) == 1)
+    worker.collect_train_episode(max_samples=7)
+    worker.send_and_clear_buffer()
+    worker = kind(Env, policy, config=config, server_port=server.port)
+    gc.collect()
+    assert closed == [True]
+    until(lambda: [member.name for member in sink.link.members] == ["robot-2"])
+    sink.take_until(lambda: sink.samples == 8)
+    assert worker.close() is not None
+    assert closed == [True, True]
+    del worker
+    gc.collect()
+    assert len(closed) == 2
+
+
 def test_workers_of_one_run_have_seeds_of_their_own(make: Any, config: Config) -> None:
     seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
 
@@ -411,6 +448,46 @@ def test_workers_of_one_run_have_seeds_of_their_own(make: Any, config: Config) -
     assert begins(name="one") == begins(name="one")
     assert begins(name="one") != begins(name="two")
     assert begins(seed=5) == begins(seed=5, name="two")
+
+
+def test_workers_of_one_name_in_one_run_play_other_episodes(
+    make: Any, config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
+    alone, first, second, third = (make(config=seeded, standalone=number == 0) for number in range(4))
+    began = [first_obs(alone)]
+    for worker in (first, second, third):
+        assert worker.link.wait_connected(10)
+        until(lambda worker=worker: worker is first or worker.link.place)
+        began.append(first_obs(worker))
+    assert began[0] == began[1], "the first has the seed of its name, as if it were alone"
+    assert len({tuple(one) for one in began}) == 3
+    second.collect_train_episode()
+    assert second.recorder.episode.seed is None, "its generators go on"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.partition(" of that name")[0] for text in warnings] == [
+        "worker robot is number 2",
+        "worker robot is number 3",
+    ]
+
+
+def test_a_seed_of_an_evaluation_or_of_the_caller_is_kept_by_a_namesake(make: Any, config: Config, sink: Sink) -> None:
+    seeded = msgspec.structs.replace(config, run=RunSection(name="tests", folder=config.run.folder, seed=7))
+    make(config=seeded)
+    until(lambda: sink.link.members)
+    second = make(config=seeded)
+    chosen = make(config=seeded, seed=5)
+    until(lambda: second.link.place and chosen.link.place)
+    assert first_obs(chosen) == first_obs(make(standalone=True, model_path=None, config=seeded, seed=5))
+    version = sink.publish(second.actor)
+    sink.link.direct(Directive(1, Evaluation(3, (40, 41), version)))
+    assert second.link.wait_policy(10)
+    until(lambda: second.link.directive.evaluation)
+    assert second.collector.evaluate_if_due()
+    sink.take_until(lambda: len(sink.records) == 2)
+    assert [record.seed for record in sink.records] == [40, 41]
+    second.collect_train_episode()
+    assert second.recorder.episode.seed == mixed_seed(7, "robot", second.link.place)
 
 
 def first_obs(worker: RolloutWorker) -> list[float]:

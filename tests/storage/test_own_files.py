@@ -19,13 +19,12 @@ from tmrl_core.actor import SquashedGaussianMLPActor
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.cli.screens import TrainerDisplay
 from tmrl_core.config import from_values
-from tmrl_core.config.run_folder import write_in_force
+from tmrl_core.config.run_folder import run_id, write_in_force
 from tmrl_core.errors import ConfigError, StorageError, TmrlError
 from tmrl_core.gateway.advice.saves import read_save
 from tmrl_core.gateway.episodes import EpisodeFiles
 from tmrl_core.metrics import JsonLinesSink
 from tmrl_core.metrics.reading import read_records
-from tmrl_core.metrics.wandb_sink import run_id_of
 from tmrl_core.networking import Trainer
 from tmrl_core.networking.security.secret_files import writing
 from tmrl_core.sessions.files import read_spaces
@@ -190,11 +189,11 @@ def test_the_weights_are_not_written_through_a_link(tmp_path: Path, victim: Path
     assert (tmp_path / "policy.tmod").read_text() == "weights"
 
 
-def test_a_pipe_in_the_place_of_the_wandb_id_is_replaced(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "wandb_id")
-    made = run_id_of(tmp_path, "run")
-    assert run_id_of(tmp_path, "run") == made
-    assert stat.S_ISREG((tmp_path / "wandb_id").lstat().st_mode)
+def test_a_pipe_in_the_place_of_a_run_s_id_is_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run_id")
+    made = run_id(tmp_path, "run")
+    assert run_id(tmp_path, "run") == made
+    assert stat.S_ISREG((tmp_path / "run_id").lstat().st_mode)
 
 
 def test_a_trainer_refuses_a_folder_with_a_pipe_in_the_place_of_its_records(tmp_path: Path) -> None:

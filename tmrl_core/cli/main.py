@@ -79,6 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from tmrl_core.cli.sessions import run_sessions
 
             return run_sessions(given)
+        if "--metrics" in given:
+            from tmrl_core.cli.metrics import run_metrics
+
+            return run_metrics(given)
         if {"--import-config", "--import-weights"} & {word.partition("=")[0] for word in given}:
             from tmrl_core.cli.tmrl_files import run_import
 
@@ -181,6 +185,11 @@ def parser() -> argparse.ArgumentParser:
         "--sessions",
         metavar="COMMAND",
         help="show recorded sessions, and exchange them with Minari and LeRobot; see `--sessions --help`",
+    )
+    role.add_argument(
+        "--metrics",
+        metavar="COMMAND",
+        help="send the records of a run to wandb or TensorBoard; see `--metrics --help`",
     )
     for kind, text in (("config", "configuration (config.json)"), ("weights", "MLP policy (.tmod)")):
         role.add_argument(

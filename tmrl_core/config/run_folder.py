@@ -1,9 +1,12 @@
-"""Configuration in force of a run, in the run's folder."""
+"""Configuration in force and id of a run, in the run's folder."""
 
 from __future__ import annotations
 
 import datetime
+import logging
 import os
+import re
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -11,6 +14,47 @@ from tmrl_core.config.loading import resolved
 from tmrl_core.config.sections import Config
 from tmrl_core.errors import ConfigError
 from tmrl_core.storage.own_files import open_own, write_whole
+
+logger = logging.getLogger(__name__)
+
+ID_NAME = "run_id"
+"""Name of the file of a run's id, in the run's folder and in the folder of its replay memory."""
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def run_id(folder: Path, run_name: str) -> str:
+    """Return the id of the run in a folder, which the folder keeps for resumes.
+
+    Runs of one name in several folders, or a new run in an emptied folder, are different runs.
+    """
+    found = kept_id(folder)
+    if found is not None:
+        return found
+    made = f"{run_name}-{secrets.token_hex(4)}"
+    try:
+        keep_id(folder, made)
+    except OSError as error:
+        logger.warning("the id %s of this run cannot be kept, so a resumed run will be a new one: %s", made, error)
+    return made
+
+
+def kept_id(folder: Path) -> str | None:
+    """Return the id that a folder keeps; None: there is no valid one."""
+    try:
+        with open(folder / ID_NAME, encoding="utf-8", opener=open_own) as file:
+            found = file.read(200).strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found if _ID.fullmatch(found) else None
+
+
+def keep_id(folder: Path, run: str) -> None:
+    """Write the id of a run into a folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_whole(folder / ID_NAME, f"{run}\n".encode())
 
 
 def check_run_folder(config: Config) -> None:

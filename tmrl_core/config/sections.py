@@ -505,6 +505,10 @@ class MemorySection(Section, frozen=True, kw_only=True):
         str | None,
         doc("Folder of a memory on disk. null: memory/ in the run's folder. Only one trainer at a time can use it."),
     ] = None
+    take_over: Annotated[
+        bool,
+        doc("If `folder` holds transitions of another run: true: train on them, and own the folder. false: refuse it."),
+    ] = False
     sync: Annotated[
         Literal["os", "fsync"],
         doc(
@@ -772,9 +776,7 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     )
     wandb_entity: Annotated[Text | None, doc("wandb entity. null: the default of the account.")] = None
     wandb_project: Annotated[Text, doc("wandb project.")] = "tmrl_core"
-    wandb_run_id: Annotated[Text | None, doc("wandb run id. null: an id of this run, stored in `<run>/wandb_id`.")] = (
-        None
-    )
+    wandb_run_id: Annotated[Text | None, doc("wandb run id. null: an id of this run, stored in `<run>/run_id`.")] = None
 
 
 class StableBaselinesSection(Section, frozen=True, kw_only=True):

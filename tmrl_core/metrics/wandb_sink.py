@@ -5,6 +5,7 @@ Behaviour of wandb (0.31), and the measures of this file:
 - `wandb.init` without a key asks for one on a terminal and raises elsewhere: the key is looked up first, and without
   one the run is offline.
 - With a key and no network `wandb.init` tries for 90 s and then raises: its limit is set, and an offline run follows.
+- Offline, wandb's own process writes every few seconds. The end of a killed trainer is in `metrics.jsonl` only.
 - `run.finish` waits for the upload forever: it gets a limit, and missing data then stays on disk for `wandb sync`.
 - wandb captures the console. This is turned off, because the live display uses the console.
 
@@ -18,8 +19,6 @@ import importlib.util
 import logging
 import netrc
 import os
-import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.sinks import MetricSink
-from tmrl_core.storage import open_own, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -38,30 +36,6 @@ _AXES: Mapping[Axis, str] = {
     "updates": names.UPDATES,
     "wall_time": names.ELAPSED,
 }
-
-
-_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
-
-def run_id_of(folder: str | os.PathLike[str], run_name: str) -> str:
-    """Return the wandb id of the run in a folder, which its file `wandb_id` stores for resumes.
-
-    Runs of one name in several folders, or a new run in an emptied folder, are different runs.
-    """
-    path = Path(folder) / "wandb_id"
-    try:
-        with open(path, encoding="utf-8", opener=open_own) as file:
-            found = file.read().strip()
-        if _ID.fullmatch(found):
-            return found
-    except (OSError, UnicodeDecodeError):
-        pass
-    made = f"{run_name}-{secrets.token_hex(4)}"
-    try:
-        write_whole(path, f"{made}\n".encode())
-    except OSError as error:
-        logger.warning("the wandb id %s cannot be kept, so a resumed run will be a new one: %s", made, error)
-    return made
 
 
 class WandbSink(MetricSink):
@@ -191,11 +165,11 @@ class WandbSink(MetricSink):
         known = wandb.Settings.model_fields
         if "finish_timeout" in known:
             settings["finish_timeout"] = self._finish_limit_s
-        resume = "allow" if self._identity["id"] and mode == "online" else None
         run = wandb.init(
             dir=str(self.folder),
             config=self._config,
-            resume=resume,
+            # Offline too: `wandb sync` then asks for the steps that the run has, and continues after them.
+            resume="allow" if self._identity["id"] else None,
             settings=wandb.Settings(**settings),
             **self._identity,
         )

@@ -215,7 +215,7 @@ def make_worker(
             max_failures=settings.max_failures,
             max_episode_bytes=section.max_episode_bytes,
             max_head_bytes=network.max_message_bytes - HEAD_RESERVE_BYTES,
-            seed=mixed_seed(config.run.seed, label.seeding),
+            seed_of=partial(mixed_seed, config.run.seed, label.seeding),
         )
         undo.callback(collector.close)
         link: WorkerLink | None = None

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,7 @@ from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
 from tmrl_core.actor.rollout.loop import Hook
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
 from tmrl_core.actor.rollout.polling import PollingInterval
-from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
 from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
 from tmrl_core.long_calls import watched
 from tmrl_core.multiagent.actor import Actor
@@ -204,7 +205,8 @@ class MultiAgentCollector:
         max_failures: maximum number of consecutive failures of the environment.
         max_episode_bytes: maximum size of the experiences of an episode.
         max_head_bytes: maximum size of the other values of an episode.
-        seed: seed of the first episode, and of the first test; None: they are not seeded, unless the trainer does.
+        seed_of: returns the seed of the first episode, and of the first test, by the worker's number among those of the
+            same name, see `Uplink.own_seed`. None: they are not seeded, unless the trainer does.
 
     Attributes:
         uplink: uplink to the trainer, assigned once after the constructor.
@@ -223,7 +225,7 @@ class MultiAgentCollector:
         max_failures: int = 3,
         max_episode_bytes: int = MAX_EPISODE_BYTES,
         max_head_bytes: int = 1 << 20,
-        seed: int | None = None,
+        seed_of: Callable[[int], int | None] = lambda place: None,
     ) -> None:
         self.stage = make_stage(False)
         self.buffer = Buffer(None)
@@ -235,7 +237,8 @@ class MultiAgentCollector:
         self._max_failures = max_failures
         self._max_episode_bytes = max_episode_bytes
         self._max_head_bytes = max_head_bytes
-        self._seed = self._next_seed = seed
+        self._seed_of: Callable[[int], int | None] | None = seed_of
+        self._seed = self._next_seed = seed_of(1)
         self._numbers = itertools.count()
         self._version: Version = (0, 0)
         self._steps_collected = 0
@@ -275,10 +278,14 @@ class MultiAgentCollector:
 
     def seed_next_episode(self, seed: int) -> None:
         """Begin the next episode with this seed of the environment and the policies."""
+        self._seed_of = None  # this seed is the worker's own
         self._next_seed = seed
 
     def train(self, allow: Hook) -> bool:
         """Collect an episode; see `LockstepCollector`."""
+        own = self.uplink.own_seed(self._seed_of) if self._seed_of is not None else None
+        if own is not None:
+            self.seed_next_episode(own)
         return self._play(self.stage, allow)
 
     def give_up_episode(self) -> None:
@@ -546,7 +553,8 @@ class MultiAgentWorker:
 
     def __init__(self, collector: MultiAgentCollector, release: Callable[[], object] | None = None) -> None:
         self.collector = collector
-        self._release = release
+        self._release = weakref.finalize(self, release) if release is not None else None
+        close_unreferenced(self, collector.close, collector.uplink)
         self._one_run = OneRun()
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.config.descriptions import described_by
-from tmrl_core.config.run_folder import check_run_folder, write_in_force
+from tmrl_core.config.run_folder import check_run_folder, run_id, write_in_force
 from tmrl_core.config.sections import NetworkSection
 from tmrl_core.errors import ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import names
@@ -31,8 +31,9 @@ from tmrl_core.roles.offline import OfflineInterface
 from tmrl_core.roles.training import prepare_torch, training_from_config
 from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpoints.model_file import ModelFile
-from tmrl_core.training.checkpoints.resumption import RunCheckpoints
+from tmrl_core.training.checkpoints.resumption import RunCheckpoints, log_kept_memory
 from tmrl_core.training.contracts import LoopLike, TrainingLoop, actor_of, as_loop
+from tmrl_core.training.memories.owner import claim_folder
 from tmrl_core.training.remote.linked_training import LinkedTraining
 from tmrl_core.training.remote.run_shutdown import RunShutdown
 
@@ -181,14 +182,12 @@ class Trainer:
         Raises:
             TmrlError: see `run`.
         """
-        from tmrl_core.metrics.wandb_sink import run_id_of
-
         metrics, run = self._config.metrics, self._config.run
         self._run(
             WandbSettings(
                 project=given(project, metrics.wandb_project),
                 entity=given(entity, metrics.wandb_entity),
-                run_id=given(run_id, metrics.wandb_run_id) or run_id_of(self._config.run_folder, self._run_name),
+                run_id=given(run_id, metrics.wandb_run_id) or self._run_id(),
                 run_name=self._run_name,
                 group=run.group,
                 tags=run.tags,
@@ -292,7 +291,9 @@ class Trainer:
     def make_training(self) -> Any:
         """Return a new training object."""
         prepare_torch(self._config)
-        return self._make()
+        made = self._make()
+        self._claim_memory(as_loop(made))
+        return made
 
     def load_training(self, path: Path) -> Any:
         """Return the training object of a checkpoint that `dump_training` wrote.
@@ -301,7 +302,9 @@ class Trainer:
             CheckpointError: the checkpoint is damaged, or belongs to another configuration.
         """
         prepare_torch(self._config)
-        return self._checkpoints.read(path)
+        loaded = self._checkpoints.read(path)
+        self._claim_memory(as_loop(loaded))
+        return loaded
 
     def dump_training(self, training: TrainingLoop, path: Path, recorder: Recorder | None) -> None:
         """Write a checkpoint to `path`.
@@ -368,6 +371,19 @@ class Trainer:
             except OSError as exc:
                 logger.warning("the configuration cannot be written to %s: %s", self._config.run_folder, exc)
 
+    def _run_id(self) -> str:
+        return run_id(self._config.run_folder, self._run_name)
+
+    def _claim_memory(self, training: TrainingLoop) -> None:
+        """Refuse the folder of a memory on disk if it belongs to another run.
+
+        Raises:
+            ConfigError: it does, and `memory.take_over` is not set.
+        """
+        memory = training.training_memory
+        if memory is not None:
+            claim_folder(memory, self._run_id, take_over=self._config.memory.take_over)
+
     def _close_memory(self, training: LoopLike | None) -> None:
         """Release the folder of a memory on disk for another trainer. The memory can still be read."""
         memory = None if training is None else as_loop(training).training_memory
@@ -396,8 +412,11 @@ class Trainer:
         if self._configured:
             check_run_folder(self._config)
         prepare_torch(self._config)
-        self.training, _ = self._checkpoints.make_or_load()
+        self.training, is_new = self._checkpoints.make_or_load()
         training = as_loop(self.training)
+        self._claim_memory(training)
+        if is_new:
+            log_kept_memory(training)
         if training.epoch >= training.epochs:
             logger.info(
                 "the checkpoint is of a finished run: %d of %d epochs. To continue, raise trainer.epochs; to start "

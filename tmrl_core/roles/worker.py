@@ -10,6 +10,7 @@ import socket
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
@@ -138,7 +139,8 @@ class RolloutWorker(Worker):
         )
         # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
-        chosen_seed = mixed_seed(config.run.seed, label.seeding) if isinstance(seed, Cfg) else seed
+        seed_of = partial(mixed_seed, config.run.seed, label.seeding) if isinstance(seed, Cfg) else None
+        chosen_seed = seed_of() if seed_of is not None else seed
         drain_s = given(drain_timeout_s, settings.drain_timeout_s)
         # Files and credentials are found before the environment is made, which may change the working folder.
         copy = given(model_path, config.worker_model_path)
@@ -221,7 +223,7 @@ class RolloutWorker(Worker):
                 recording=recording,
             )
             super().__init__(
-                Collector(loop, uplink, seed=chosen_seed),
+                Collector(loop, uplink, seed=chosen_seed, seed_of=seed_of),
                 send_every=given(send_every, settings.send_every),
                 update_weights=given(update_weights, settings.update_weights),
                 max_env_steps_per_update=given(max_env_steps_per_update, settings.max_env_steps_per_update),
@@ -270,11 +272,18 @@ def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None, com
     return Recording(writer)
 
 
-def mixed_seed(seed: int | None, name: str) -> int | None:
-    """Return the run's seed mixed with the worker's name, so that workers of one run have different episodes."""
+def mixed_seed(seed: int | None, name: str, place: int = 1) -> int | None:
+    """Return the run's seed mixed with the worker's name, so that workers of one run have different episodes.
+
+    Args:
+        seed: seed of the run; None: there is none.
+        name: name of the worker.
+        place: number of the worker among those of this name, from 1.
+    """
     if seed is None:
         return None
-    return int(np.random.SeedSequence([seed, zlib.crc32(name.encode())]).generate_state(1)[0])
+    mixed = [seed, zlib.crc32(name.encode())] + [place] * (place > 1)
+    return int(np.random.SeedSequence(mixed).generate_state(1)[0])
 
 
 def join_signature(env: Any, actor: ActorModule) -> dict[str, Any]:

@@ -466,6 +466,20 @@ def links_that_break(talk: Talk) -> None:
     talk.wait(20.0)
 
 
+def namesakes(talk: Talk) -> None:
+    """Two workers have one label; the second keeps its number over links, also without the first."""
+    first, second = Worker("robot7", 1), Worker("robot7", 2)
+    talk.open(first.link)
+    talk.open(second.link)
+    assert (first.state.place, second.state.place) == (0, 2)
+    for one in (first, second):
+        talk.lose(one.link)
+    talk.open(second.connection())
+    third = Worker("robot7", 3)
+    talk.open(third.link)
+    assert third.state.place == 0
+
+
 def hand_over(talk: Talk) -> None:
     """A worker ends while there is no trainer; the Server keeps its samples for the one that comes."""
     worker, trainer = Worker("robot7", 1), Trainer(3)
@@ -658,6 +672,7 @@ CONVERSATIONS: dict[str, Callable[[Talk], None]] = {
     for one in (
         samples_and_policies,
         links_that_break,
+        namesakes,
         hand_over,
         full_spool,
         looks,

@@ -13,7 +13,7 @@ from tmrl_core.errors import RefusedError
 from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
-from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate, Progress, decode_body
+from tmrl_core.networking.protocol.messages import Blob, Directive, Place, PolicyUpdate, Progress, decode_body
 from tmrl_core.networking.relay import Relay, RelaySettings
 from tmrl_core.networking.relay.status import snapshot
 
@@ -810,6 +810,36 @@ def test_delivery_needs_neither_asyncio_nor_ssl() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def test_a_worker_is_told_its_number_among_those_of_its_label_and_keeps_it_over_links(network: Network) -> None:
+    workers = [Worker(network, "robot7") for _ in range(3)] + [Worker(network, "robot7", run="other")]
+    for worker in workers:
+        worker.connect()
+        network.settle()
+    assert [worker.state.place for worker in workers] == [0, 2, 3, 0]
+    network.restart_server()
+    for worker in (workers[2], workers[1]):  # in another order, and without the first
+        worker.connect()
+        network.settle()
+    fourth = Worker(network, "robot7")
+    fourth.connect()
+    network.settle()
+    assert [worker.state.place for worker in workers] == [0, 2, 3, 0]
+    assert [link.place for link in network.relay.workers.values()] == [3, 2, 1]
+    assert fourth.state.place == 0
+
+
+def test_a_worker_that_keeps_choosing_numbers_is_refused(network: Network) -> None:
+    worker = Worker(network, "robot7")
+    link = worker.connect()
+    network.settle()
+    link.send(Place(7))
+    network.settle()
+    assert [one.place for one in network.relay.workers.values()] == [7]
+    link.send(Place(8))
+    network.settle()
+    assert not network.relay.workers
 
 
 def test_workers_with_the_same_label_are_numbered(network: Network) -> None:

@@ -60,6 +60,77 @@ def test_the_result_is_the_mean_over_all_seeds(asked: Asked) -> None:
     assert not evaluator.is_open
 
 
+class Silence:
+    """Workers of which some play, and what is said about the others."""
+
+    def __init__(self, asked: Asked, *playing: bytes, patience_s: float = 60.0) -> None:
+        self.now = 0.0
+        self.playing = set(playing)
+        self.said: list[tuple[bytes, float]] = []
+        self.evaluator = Evaluator(
+            2,
+            10,
+            0,
+            asked,
+            patience_s=patience_s,
+            clock=lambda: self.now,
+            origin=lambda stream: "one certificate",
+            plays=lambda stream: stream in self.playing,
+            on_silent=lambda evaluation, stream, silent_s: self.said.append((stream, silent_s)),
+        )
+
+    def poll(self, now: float, *members: bytes) -> None:
+        self.now = now
+        self.evaluator.poll(0, (1, 1), members)
+
+
+def test_a_worker_that_plays_is_asked_before_an_idle_one(asked: Asked) -> None:
+    house = Silence(asked, B)
+    house.evaluator.start(0, (1, 1), [A, B])
+    house.evaluator.take(played(asked[-1][0], {10: 1.0, 11: 1.0}), B)
+    house.evaluator.start(0, (1, 1), [A, B])
+    house.playing = {A}  # the one that was kept is idle now
+    house.evaluator.start(0, (1, 1), [A, B])
+    assert [stream for _, stream in asked] == [B, B, A]
+
+
+def test_idle_workers_are_asked_if_none_plays_and_the_first_stays(asked: Asked) -> None:
+    house = Silence(asked)
+    house.evaluator.start(0, (1, 1), [A, B])
+    house.evaluator.take(played(asked[-1][0], {10: 1.0, 11: 1.0}), A)
+    house.evaluator.start(0, (1, 1), [B, A])
+    assert [stream for _, stream in asked] == [A, A]
+
+
+def test_an_idle_worker_is_named_after_ten_seconds_and_one_that_plays_is_asked(asked: Asked) -> None:
+    house = Silence(asked)
+    house.evaluator.start(0, (1, 1), [A])
+    house.playing = {B}
+    house.poll(9.9, A, B)
+    assert (len(asked), house.said) == (1, [])
+    house.poll(10.0, A, B)
+    assert [stream for _, stream in asked] == [A, B]
+    assert house.said == [(A, 10.0)]
+    house.poll(20.0, A, B)
+    house.poll(30.0, A, B)
+    assert house.said == [(A, 10.0), (B, 10.0)], "once each"
+    assert len(asked) == 2
+
+
+def test_a_worker_is_not_named_for_episodes_as_long_as_those_of_the_evaluation_before(asked: Asked) -> None:
+    house = Silence(asked, A)
+    for evaluation in range(3):
+        start = 100.0 * evaluation
+        house.now = start
+        house.evaluator.start(0, (1, 1), [A, B])
+        for seed, at in ((10, 15.0), (11, 30.0)):
+            house.poll(start + at - 1, A, B)
+            house.now = start + at
+            house.evaluator.take(played(asked[-1][0], {seed: 1.0}), A)
+    assert house.said == [(A, 14.0)]
+    assert [stream for _, stream in asked] == [A] * 3
+
+
 def test_other_episodes_do_not_count(asked: Asked) -> None:
     evaluator = Evaluator(1, 10, 0, asked)
     evaluator.start(0, (1, 1), [A])

@@ -27,6 +27,7 @@ from tmrl_core.networking.protocol.messages import (
     NEXT_ROUND,
     Blob,
     Collect,
+    Evaluation,
     Lateness,
     PolicyUpdate,
     Progress,
@@ -315,6 +316,32 @@ def test_the_links_thread_writes_records_in_time_if_the_training_thread_does_not
         written.append(len(sink.records))
     assert written == [0, 0, 1, 1, 2, 3]
     recorder.close()
+
+
+def test_a_worker_plays_if_it_has_sent_something_lately_or_waits(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    sink = MemorySink()
+    with Recorder([sink]) as recorder:
+        link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+        interface = RemoteInterface(link, recorder=recorder, clock=lambda: now)
+        plays, waits, idle = (bytes([number]) * 16 for number in range(3))
+        _link_workers(interface, {plays: "plays", waits: "waits", idle: "idle"})
+        link._trainer.names.update({waits: "waits", idle: "idle"})
+        link._trainer.waits[waits] = NEXT_ROUND
+        link._trainer.inbox.append(Received(plays, 0, 0, memoryview(encode_message(None, [])), 1))
+        interface.receive()
+        assert [interface.plays(stream) for stream in (plays, waits, idle)] == [True, True, False]
+        now = 60.0
+        assert not interface.plays(plays)
+        interface.note_silence(Evaluation(3, (1,)), idle, 10.0)
+        interface.note_silence(Evaluation(3, (1,)), waits, 10.0)
+    told = [record for record in caplog.records if "evaluation 3 waits for worker" in record.getMessage()]
+    assert [(one.levelname, "is it running?" in one.getMessage()) for one in told] == [("WARNING", True)]
+    assert [record.text("message") for record in sink.records if "evaluation" in record.text("event")] == [
+        "evaluation 3 waits for worker idle, which has ended none of its episodes for 10 s and sends nothing: is it "
+        "running?",
+        "evaluation 3 waits for worker waits, which has ended none of its episodes for 10 s",
+    ]
 
 
 def test_thousands_of_linked_streams_are_not_looked_at_in_each_call() -> None:

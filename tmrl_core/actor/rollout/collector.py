@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,8 @@ class Collector:
         loop: environment loop.
         uplink: uplink to the trainer.
         seed: seed of the first reset, and of resets after evaluations; None: from the operating system.
+        seed_of: returns the seed by the worker's number among those of the same name, see `Uplink.own_seed`; None:
+            `seed` stays, whoever has it too.
 
     Attributes:
         loop, uplink: the arguments.
@@ -50,11 +52,14 @@ class Collector:
         uplink: Uplink,
         *,
         seed: int | None = None,
+        seed_of: Callable[[int], int | None] | None = None,
     ) -> None:
         self.loop = loop
         self.uplink = uplink
         self.evaluation_videos: Path | None = None
         self.seeded = seed is not None
+        self._seed_of = seed_of
+        self._evaluating = False
         loop.next_seed = seed
         self._seeds = np.random.default_rng(seed)
         self._rest_logged = False
@@ -93,9 +98,18 @@ class Collector:
 
     def seed_next_episode(self, seed: int) -> None:
         """Reset the next episode with this seed, and seed the exploration with it."""
+        self._seed_of = None  # this seed is the worker's own
         self.loop.next_seed = seed
         self._seeds = np.random.default_rng(seed)
         self.loop.runner.seed(seed)
+
+    def follow_place(self) -> None:
+        """Seed the next episode anew if a worker of the same name has this one's seed. Called before each reset."""
+        # The seeds of an evaluation are the trainer's.
+        if self._seed_of is not None and not self._evaluating:
+            own = self.uplink.own_seed(self._seed_of)
+            if own is not None:
+                self.seed_next_episode(own)
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
@@ -130,6 +144,7 @@ class Collector:
         limit = self.recorder.max_samples_per_episode if max_samples is None else max_samples
         if not limit >= 1:
             raise ValueError(f"an episode has at least 1 step, got max_samples={limit}")
+        self.follow_place()
         try:
             return self.loop.play(
                 collect=collect,
@@ -227,7 +242,11 @@ class Collector:
         if evaluation is None:
             return False
         self.recorder.end()
-        self._evaluate(evaluation)
+        self._evaluating = True
+        try:
+            self._evaluate(evaluation)
+        finally:
+            self._evaluating = False
         return True
 
     def _evaluate(self, evaluation: Evaluation) -> None:

@@ -55,6 +55,10 @@ class RolloutLink(Protocol):
     def wait_change(self, timeout_s: float) -> bool:
         """Wait until a policy, directive or progress arrives or the link closes; return False after the timeout."""
 
+    @property
+    def place(self) -> int:
+        """Number of this worker among those of the same label, which stays the same; 0: it is the first, so far."""
+
     def say_waits(self, text: str) -> None:
         """Send the trainer the reason why this worker waits, with its numbers; empty: it collects again."""
 
@@ -81,6 +85,9 @@ class RolloutLink(Protocol):
     @property
     def counts(self) -> LinkCounts:
         """Return the counters of the samples."""
+
+    def close_soon(self) -> None:
+        """Begin to close the link, without waiting and without a lock."""
 
     def close(self, drain: bool = True) -> CloseReport:
         """End the link, by default after a wait for acknowledgements."""

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -136,6 +137,11 @@ class Uplink:
         """True: the latest policy could not be kept, which is logged once until one can be."""
         self._load_kept_policy(needs_policy)
 
+    @property
+    def name(self) -> str:
+        """Return the worker's label."""
+        return self._source.name
+
     # --- the end of the run -------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -244,6 +250,25 @@ class Uplink:
             counts = self.link.counts
             lost += counts.samples_dropped + counts.samples_refused
         return self._source.steps_collected - lost
+
+    def own_seed(self, seed_of: Callable[[int], int | None]) -> int | None:
+        """Return another seed if this worker's is that of a worker with the same name; None: it is not, so far.
+
+        Args:
+            seed_of: returns the seed of a worker by its number among those of that name; None: it has none.
+        """
+        place = self.link.place if self.link is not None else 0
+        seed = seed_of(place) if place > 1 else None
+        if seed is None:
+            return None
+        logger.warning(
+            "worker %s is number %d of that name in this run, and run.seed would give all of them the same episodes: "
+            "its next ones have a seed of their own. Give each worker another worker.name, so that the seeds do not "
+            "depend on the order in which they join",
+            self._source.name,
+            place,
+        )
+        return seed
 
     # --- directives in ------------------------------------------------------------------------------------------------
 
@@ -380,6 +405,34 @@ class Uplink:
             logger.warning("the policy in %s is left aside, the trainer will send one: %s", path, exc)
         else:
             logger.info("the policy was loaded from %s", path)
+
+
+def close_unreferenced(worker: object, close_environment: Callable[[], object], uplink: Uplink) -> None:
+    """Close a worker when nothing refers to it any more: a script or a notebook has made another one in its place.
+
+    Otherwise the thread of its link would keep it joined, idle, until the process ends.
+
+    Args:
+        worker: the worker.
+        close_environment: closes its environment; must not refer to the worker.
+        uplink: its uplink.
+    """
+    weakref.finalize(worker, _close_parts, close_environment, uplink).atexit = False
+
+
+def _close_parts(close_environment: Callable[[], object], uplink: Uplink) -> None:
+    # In any thread, also in the link's: nothing here may wait for it.
+    link = uplink.link
+    if link is None or link.closed:
+        return
+    logger.warning(
+        "worker %s is closed, because nothing refers to it any more: close() does that in order", uplink.name
+    )
+    try:
+        close_environment()
+    except Exception:
+        logger.exception("the environment of worker %s could not be closed", uplink.name)
+    link.close_soon()
 
 
 def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tuple[list[Chunk], list[EpisodeRecord]]]:

@@ -30,6 +30,7 @@ from tmrl_core.actor.rollout.real_time import Benchmarked, benchmark_lines
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
+from tmrl_core.actor.rollout.uplink import close_unreferenced
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer
@@ -99,6 +100,7 @@ class Worker:
         )
         self.one_run = OneRun()
         _open.add(self)
+        close_unreferenced(self, self.loop.environment.close, self.uplink)
         _close_environments_at_exit()
 
     # --- parts and figures --------------------------------------------------------------------------------------------
@@ -195,6 +197,7 @@ class Worker:
             EnvironmentFailedError: the observation does not belong to the space. Exceptions of the environment
                 propagate.
         """
+        self.collector.follow_place()
         return self.loop.reset(collect_samples)
 
     def step(

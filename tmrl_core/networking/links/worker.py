@@ -57,6 +57,8 @@ _PIECE_BYTES = 1 << 20
 """Approximate size of a message of samples."""
 _AHEAD_BYTES = 8 << 20
 """Limit of encoded unsent bytes, beyond which a link that must not drop samples stops encoding."""
+_DRAIN_CHECK_S = 0.1
+"""Time between two checks of a link that nobody waits for and that is to close once it is drained."""
 _REFUSALS_SAID = 20
 """Number of different reasons of refused samples that are logged."""
 
@@ -448,6 +450,11 @@ class WorkerLink(Link):
         """Number of versions published up to the newest policy that arrived, skipped versions included."""
         return self._versions_published
 
+    @property
+    def place(self) -> int:
+        """Number of this worker among those of the same label, which stays the same; 0: it is the first, so far."""
+        return self._worker.place
+
     def say_waits(self, text: str) -> None:
         """Send the trainer this worker's wait reason; empty: it collects again."""
         if text != self._worker.waits:
@@ -517,6 +524,21 @@ class WorkerLink(Link):
             logger.warning("%d samples were not handed over: %s", left, self._worker.hand_over_refusal)
         logger.debug("samples acknowledged: %d, handed over: %d, lost: %d", *report)
         return report
+
+    def close_soon(self) -> None:
+        """Begin to close the link as `close` does, without waiting and without a lock, as a finalizer must."""
+        self._worker.ending = True
+        self._call(self._close_later, time.monotonic() + self.drain_timeout_s)
+
+    def _close_later(self, deadline: float) -> None:
+        self._hand_over()
+        if self._drained():
+            self._end_streams()
+        elif time.monotonic() < deadline and self._loop is not None:
+            self._loop.call_later(_DRAIN_CHECK_S, self._close_later, deadline)
+            return
+        if self._stopping is not None:
+            self._stopping.set()
 
     def _drained(self) -> bool:
         return not self._handed and self._sender.settled

@@ -42,6 +42,7 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Lateness,
     OpenStream,
+    Place,
     Progress,
     Report,
     Resume,
@@ -182,6 +183,8 @@ class WorkerState(ClientState):
         self.progress = Progress()
         self.waits = ""
         """Wait reason of this worker, with its numbers; empty while the worker collects."""
+        self.place = 0
+        """This worker's number, which it keeps over reconnections; see `Place`. 0: not known yet."""
         self.lateness: Callable[[], tuple[int, int, int]] | None = None
         """Returns the fields of `Lateness`; None: the environment has no rate. Called by the I/O thread."""
         self.halted = False
@@ -269,7 +272,7 @@ class WorkerConnection(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report, Revoked}),
+        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report, Revoked, Place}),
     }
     MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
@@ -320,6 +323,11 @@ class WorkerConnection(Connection):
                     self.send(OpenStream(channel, sender.stream, state.name, announcement))
                 if state.waits:
                     self.say_waits()
+                if state.place:
+                    self.send(Place(state.place))
+                state.on_change()
+            case Place():
+                state.place = state.place or message.number
                 state.on_change()
             case Resume():
                 state.halted = False

@@ -482,6 +482,15 @@ class Revoked(_Control, frozen=True, tag="revoked"):
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
 
 
+class Place(_Control, frozen=True, tag="place"):
+    """Relay -> worker: number among the linked workers of its run that have chosen the same label, if it is above 1.
+
+    Worker -> relay: the number that it has kept since an earlier link.
+    """
+
+    number: Annotated[int, msgspec.Meta(gt=1, le=2**31)]
+
+
 class Incarnation(_Control, frozen=True, tag="incarnation"):
     """Relay -> trainer: the trainer's new incarnation, assigned because a peer reported a higher one.
 
@@ -588,6 +597,7 @@ Control: TypeAlias = (
     | Revoked
     | Forged
     | Lateness
+    | Place
     | Incarnation
     | Direct
     | Report

@@ -26,6 +26,7 @@ from tmrl_core.networking.protocol.messages import (
     Incarnation,
     Lateness,
     OpenStream,
+    Place,
     Probe,
     Report,
     Resume,
@@ -91,7 +92,7 @@ class RelayConnection(Connection):
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
-        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged, Lateness}),
+        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged, Lateness, Place}),
         "trainer": frozenset({Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged}),
         "observer": frozenset({StatusRequest}),
     }
@@ -113,6 +114,10 @@ class RelayConnection(Connection):
         """Label for display, unique among linked workers."""
         self.called = ""
         """Label that the peer has chosen for itself."""
+        self.place = 0
+        """Number of a worker; see `Place`."""
+        self._has_kept = False
+        """True: a worker has said which number it keeps."""
         self.peer = b""
         self.streams: dict[int, RelayStream] = {}
         self.anew = False
@@ -242,6 +247,11 @@ class RelayConnection(Connection):
             case Lateness():
                 self._trainer_s += WAITS_S
                 relay.lateness(self, message)
+            case Place():
+                if self._has_kept:
+                    raise RemoteProtocolError("it has told its number already")
+                self._has_kept = True
+                relay.keep_place(self, message.number)
             case Have():
                 version = (message.incarnation, message.counter)
                 if version == self._sent:

@@ -35,6 +35,7 @@ from tmrl_core.networking.protocol.messages import (
     Lateness,
     Notice,
     OpenStream,
+    Place,
     Report,
     Resume,
     StreamClosed,
@@ -267,11 +268,15 @@ class Relay:
             older.refuse("superseded", "the same worker has connected again")
             older.leave()
         connection.name = self._label_of(connection)
+        taken = self._places_of(connection)
+        connection.place = next(place for place in itertools.count(1) if place not in taken)
         self.workers[hello.peer] = connection
         connection.state = "worker"
         connection.have = hello.have
         connection.claimed = hello.incarnation
         self._welcome(connection, self.incarnation)
+        if connection.place > 1:
+            connection.send(Place(connection.place))
         card = self._cards.get(connection.run)
         if card is not None:
             connection.send(card)
@@ -296,6 +301,16 @@ class Relay:
         taken = {one.name for one in self.workers.values() if one.principal == principal}
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         return next(label for label in numbered if label not in taken) if name and name in taken else name
+
+    def keep_place(self, connection: RelayConnection, place: int) -> None:
+        """Note the number that a worker has kept since an earlier link, unless another one has it."""
+        if place not in self._places_of(connection):
+            connection.place = place
+
+    def _places_of(self, connection: RelayConnection) -> set[int]:
+        """Return the numbers of the linked workers of a worker's run and label. Those of all credentials count."""
+        called, run = connection.called, connection.run
+        return {one.place for one in self.workers.values() if (one.called, one.run) == (called, run)}
 
     def _too_many_links(self, connection: RelayConnection) -> bool:
         if connection.identity.role is None:

@@ -33,7 +33,8 @@ class MembershipLog:
 
     def joined(self, connection: RelayConnection, now: float) -> None:
         """Log that a peer was admitted."""
-        self._line(connection, f"joined, run {connection.run!r}", now)
+        number = f", as number {connection.place} of that name" if connection.place > 1 else ""
+        self._line(connection, f"joined, run {connection.run!r}{number}", now)
 
     def left(self, connection: RelayConnection, why: object, now: float) -> None:
         """Log that a peer's link has ended; `why` is the connection's reason, None if it was closed in order."""

@@ -231,7 +231,6 @@ class RunCheckpoints:
         self._written_at = self._clock()
         if loaded is None:
             made = made or self._make()
-            _log_kept_memory(made)
             self._first = True
             if path is not None and self.dump is None and not as_loop(made).own_format:
                 self._the_store().check_writable()
@@ -304,7 +303,8 @@ def _is_empty(training: LoopLike) -> bool:
     return training.epoch == 0 and training.total_samples == 0
 
 
-def _log_kept_memory(training: LoopLike) -> None:
+def log_kept_memory(training: LoopLike) -> None:
+    """Log that a run without a checkpoint begins with the samples that its memory on disk has."""
     memory = as_loop(training).training_memory
     if memory is not None and memory.recorded is not None:
         logger.info(

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 Ask = Callable[[Evaluation, bytes], None]
 """Sends the worker of a stream the request for an evaluation."""
 
+SILENT_S = 10.0
+"""Seconds without an episode after which a worker is named. If it does not play and another one does, that one is asked
+too."""
 GROWTH = 10
 """Maximum factor by which the patience grows with each worker that is asked in vain."""
 LONGEST = 60
@@ -87,6 +90,7 @@ class _Attempt:
         heard_s: time of the latest record, or of the request.
         longest_s: longest time without a record so far.
         lost: some records may never arrive.
+        named: its silence was reported.
     """
 
     evaluation: Evaluation
@@ -94,6 +98,7 @@ class _Attempt:
     heard_s: float
     longest_s: float = 0.0
     lost: bool = False
+    named: bool = False
     records: dict[int, EpisodeRecord] = field(default_factory=dict)
 
 
@@ -117,10 +122,10 @@ class _Open:
 class Evaluator:
     """Request evaluations from workers, one at a time, and collect the results.
 
-    One worker is chosen and kept. If it disconnects, or runs no episode for a long time (an expert never does), another
-    one is asked too, and the first that has run all episodes gives the result. Each is asked once, since its episodes
-    may be long, or again after a loss. The next one is a worker whose origin (its certificate) has failed least, so
-    that one origin with many streams cannot hold up evaluations.
+    One worker is chosen and kept, one that plays if possible. If it disconnects, or runs no episode for a long time (an
+    expert never does), another one is asked too, and the first that has run all episodes gives the result. Each is
+    asked once, since its episodes may be long, or again after a loss. The next one is a worker whose origin (its
+    certificate) has failed least, so that one origin with many streams cannot hold up evaluations.
 
     Args:
         episodes: episodes in one evaluation.
@@ -133,6 +138,9 @@ class Evaluator:
             times. Of several workers, the fastest decides, so that a slow one cannot prolong it.
         clock: seconds.
         origin: returns the origin of a stream. By default, each stream is its own origin.
+        plays: returns True if the worker of a stream collects, as far as is known.
+        on_silent: called with the evaluation, the stream that was asked, and the seconds since its latest episode, once
+            for each worker that is asked: after `SILENT_S`, or twice what the latest evaluation has needed.
     """
 
     def __init__(
@@ -144,6 +152,8 @@ class Evaluator:
         patience_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         origin: Callable[[bytes], Hashable] = bytes,
+        plays: Callable[[bytes], bool] = lambda stream: True,
+        on_silent: Callable[[Evaluation, bytes, float], object] = lambda evaluation, stream, silent_s: None,
     ) -> None:
         self.seeds = tuple(range(first_seed, first_seed + episodes))
         self.every_updates = every_updates
@@ -156,6 +166,12 @@ class Evaluator:
         """Factor of `patience_s` that this evaluation and the one before have shown to be necessary."""
         self._clock = clock
         self._origin = origin
+        self._plays = plays
+        self._on_silent = on_silent
+        self._usual_s = 0.0
+        """Longest time between two episodes of the latest evaluation."""
+        self._look_s = 0.0
+        """Time of the next look for a worker that plays, because a look is at all of them."""
         self._failures: Counter[Hashable] = Counter()
         """Number of failures of each connected origin and stream since the latest evaluation that it has finished."""
         self._heard_s = clock()
@@ -195,8 +211,12 @@ class Evaluator:
             self._failures.update({stream, current.attempts.pop(stream).origin})
         last = current.attempts.get(current.stream)
         if last is not None:
+            silent_s = self._clock() - self._heard_s
+            if silent_s >= max(SILENT_S, 2 * self._usual_s) and not last.named:
+                last.named = True
+                self._on_silent(last.evaluation, current.stream, silent_s)
             patience = max(self._earned, min(1 + current.silent, GROWTH))
-            if self._clock() - self._heard_s < self._patience_s * patience:
+            if silent_s < self._patience_s * patience and not self._is_idle(last, silent_s, members):
                 return
             self._heard_s = self._clock()
         asked = {stream for stream, attempt in current.attempts.items() if not attempt.lost}
@@ -209,14 +229,26 @@ class Evaluator:
         self._worker = None
         self._assign(members, able)
 
+    def _is_idle(self, attempt: _Attempt, silent_s: float, members: Collection[bytes]) -> bool:
+        """Return True if the worker that was asked last does not play, and one that was not asked does."""
+        current, now = self._open, self._clock()
+        if current is None or attempt.records or silent_s < SILENT_S or now < self._look_s:
+            return False
+        self._look_s = now + SILENT_S
+        return not self._plays(current.stream) and any(
+            stream not in current.attempts and self._plays(stream) for stream in members
+        )
+
     def _assign(self, members: Collection[bytes], able: Collection[bytes]) -> None:
         """Request the open evaluation from one of the able members."""
         current = self._open
         assert current is not None
-        if self._worker not in able:
+        kept = self._worker if self._worker in able else None
+        if kept is None or not self._plays(kept):
             origins = {stream: self._origin(stream) for stream in members}
             failures = self._failures
-            self._worker = min(able, key=lambda one: (failures[origins[one]], failures[one]), default=None)
+            ranks = {one: (failures[origins[one]], not self._plays(one), failures[one], one != kept) for one in able}
+            self._worker = min(ranks, key=ranks.__getitem__, default=None)
             self._failures = Counter({one: failures[one] for one in {*origins, *origins.values()}})
         if self._worker is None:
             return
@@ -263,6 +295,7 @@ class Evaluator:
             self._earned = max(self._earned, shown)
             return None
         self._earned = shown
+        self._usual_s = attempt.longest_s
         played = [attempt.records[seed] for seed in self.seeds]
         result = EvaluationResult(
             id=attempt.evaluation.id,

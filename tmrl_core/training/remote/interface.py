@@ -79,6 +79,8 @@ than the timeout of a silent link, so that an outdated report of an unreachable 
 """
 _SILENT_S = 10.0
 """Longest timeout of a silent link for which that time is sufficient."""
+PLAYS_S = 60.0
+"""Seconds after its latest message for which a worker counts as one that plays; episodes may be long."""
 AWAY_S = 30.0
 """Seconds to wait for a disconnected worker, which may return with the missing samples."""
 TURN_S = 60.0
@@ -197,6 +199,8 @@ class RemoteInterface(TrainingInterface):
         self._evaluations: dict[bytes, Evaluation] = {}
         self._next_numbers: dict[bytes, int] = {}
         """Number of the next message of each stream, if none is lost."""
+        self._heard: dict[bytes, float] = {}
+        """Time of the latest message of each stream."""
         self._shares: dict[bytes, bytes] = {}
         self._in_round = False
         self._members: dict[bytes, Member] = {}
@@ -240,6 +244,7 @@ class RemoteInterface(TrainingInterface):
             missing = self._next_numbers.get(one.stream, one.number) != one.number
             if one.stream in self._members:  # a stream that has left is not removed again
                 self._next_numbers[one.stream] = one.number + 1
+                self._heard[one.stream] = self._clock()
             if self.evaluator is not None and (missing or delivery.refusal):
                 self.evaluator.lost(one.stream)
             if not delivery.refusal:
@@ -479,6 +484,23 @@ class RemoteInterface(TrainingInterface):
         """Return the name in the worker's certificate; without end-to-end authentication, its label."""
         return self.link.origin(stream)
 
+    def plays(self, stream: bytes) -> bool:
+        """Return True if the worker has sent something lately, or reports that it waits. One that is only made does
+        neither.
+        """
+        heard = self._heard.get(stream)
+        return (heard is not None and self._clock() - heard < PLAYS_S) or bool(self.link.waits_of(stream))
+
+    def note_silence(self, evaluation: Evaluation, stream: bytes, silent_s: float) -> None:
+        """Name a worker that was asked for an evaluation and runs no episode."""
+        plays = self.plays(stream)
+        message = (
+            f"evaluation {evaluation.id} waits for worker {self.link.worker_name(stream)}, which has ended none of its "
+            f"episodes for {silent_s:.0f} s{'' if plays else ' and sends nothing: is it running?'}"
+        )
+        logger.log(logging.INFO if plays else logging.WARNING, "%s", message)
+        self.event(names.EVENT_EVALUATION_WAITS, message)
+
     def says_done(self, stream: bytes, what: Collect) -> bool:
         """Return True if the worker reports that it has finished; it does so once all its samples are acknowledged."""
         return self.link.waits_of(stream) == what.done
@@ -670,6 +692,7 @@ class RemoteInterface(TrainingInterface):
         self._is_worker_missing(now)  # so that it does not grow while nothing waits
         self._evaluations.pop(stream, None)
         self._next_numbers.pop(stream, None)
+        self._heard.pop(stream, None)
         self._unfit.pop(stream, None)
         self._foreign.discard(stream)
         self._strange.discard(stream)

@@ -81,7 +81,13 @@ class LinkedTraining:
         )
         if wanted:
             evaluator = Evaluator(
-                settings.episodes, settings.first_seed, settings.every_updates, interface.ask, origin=link.origin
+                settings.episodes,
+                settings.first_seed,
+                settings.every_updates,
+                interface.ask,
+                origin=link.origin,
+                plays=interface.plays,
+                on_silent=interface.note_silence,
             )
             if settings.every_updates:
                 done = training.total_updates
