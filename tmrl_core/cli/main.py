@@ -298,7 +298,7 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if config.multiagent is not None:
         check_multiagent(options)
     use(config)
-    with ShutdownSignal(control=options.control, last=own_process) as shutdown:
+    with ShutdownSignal(control=options.role if options.control else "", last=own_process) as shutdown:
         return ROLES[options.role](config, options, shutdown)
 
 

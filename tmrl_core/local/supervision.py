@@ -24,7 +24,7 @@ from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.shutdown import CHECKPOINT, STOP, ShutdownSignal
-from tmrl_core.storage import open_own
+from tmrl_core.storage import open_now, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,10 @@ RESTART_PAUSE_S = 1.0
 TRAINER_END_S = 120.0
 """Maximum wait for the trainer's end, during which it writes a checkpoint."""
 SERVER_END_S = 10.0
+LOG_BYTES = 16 << 20
+"""Size at which a role's log is moved to a second file, whose former content is dropped."""
 LAST_LINES = 15
+_TAIL_BYTES = 1 << 16
 CAUSE_LENGTH = 300
 """Maximum characters of the reason shown when a role is restarted."""
 WRONG_CONFIGURATION = 2
@@ -136,7 +139,10 @@ class Child:
         else:
             own["start_new_session"] = True
         self.started_at = time.monotonic()
-        with open(self.log, "wb" if self.process is None else "ab", opener=open_own) as log:
+        # Appending, so that the process goes on at the beginning after `bound_log` has emptied the file.
+        with open(self.log, "ab", opener=open_own) as log:
+            if self.process is None:
+                log.truncate(0)
             self.process = subprocess.Popen(
                 [*command(str(self.folder)), *self.arguments, "--control"],
                 stdin=subprocess.PIPE,
@@ -194,9 +200,32 @@ class Child:
     def last_lines(self, count: int) -> list[str]:
         """Return the last lines of its log; empty if it cannot be read."""
         try:
-            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+            with open(self.log, "rb", opener=open_now) as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                return log.read().decode(errors="replace").splitlines()[-count:]
         except OSError:
             return []
+
+    def bound_log(self) -> None:
+        """Move the content of a log that has reached `LOG_BYTES` to `<log>.1`: an environment may print without end.
+
+        The process has the file open, so it is copied and emptied, not renamed; lines in between are lost. Not on
+        Windows, where a process does not append to a file that it was given.
+        """
+        if sys.platform == "win32":
+            return
+        try:
+            if self.log.stat().st_size < LOG_BYTES:
+                return
+            with open(self.log, "r+b", opener=open_own) as log:
+                try:
+                    log.seek(-LOG_BYTES, os.SEEK_END)
+                    with open(f"{self.log}.1", "wb", opener=open_own) as older:
+                        shutil.copyfileobj(log, older)
+                finally:  # a full disk needs it most
+                    log.truncate(0)
+        except OSError as exc:
+            logger.debug("%s is not bounded: %s", self.log, exc)
 
     def failure(self, kind: type[TmrlError] = TmrlError) -> TmrlError:
         """Return the last lines of its log as a `kind` of error, or as a ConfigError if its exit status says so."""
@@ -226,6 +255,7 @@ class Processes(Group):
         return Child(name, arguments, self._logs / f"{name}.log", threads, self._config.start_folder)
 
     def _care(self, child: Child, view: Watcher) -> None:
+        child.bound_log()
         status = child.status
         # A worker with exit status 0 has reached its limit or was finished. The other roles never end by themselves.
         if status is None or (status == 0 and child in self.workers):
@@ -389,6 +419,7 @@ class Pipeline(Processes):
                 raise self.trainer.failure()
             return False
         self._check_disk(view)
+        self.trainer.bound_log()
         for child in (self.server, *self.gateways, *self.workers):
             self._care(child, view)
         if not self.gateways and all(worker.status == 0 for worker in self.workers) and view.starving:
