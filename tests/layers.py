@@ -78,6 +78,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/scripts",
         "tests/storage/test_lock.py",
         "tests/test_chaos.py",
+        "tests/test_forked.py",
         "tests/test_fuzz.py",
         "tests/test_guides.py",
         "tests/test_imports.py",

@@ -25,6 +25,7 @@ LAYERS: list[tuple[str, ...]] = [
         "bounded_texts",
         "decodable",
         "errors",
+        "forked",
         "functional",
         "lazy_names",
         "long_calls",

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -161,6 +162,25 @@ def test_an_unexpected_exception_keeps_its_traceback(run: Run, tmp_path: Path) -
         "--benchmark", "--set", "environment.cls=mine:make", "--set", "environment.kwargs={}", "--log-level=debug"
     )
     assert "Traceback" in done.stderr
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_told_of_the_variable(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("import tempfile\ndef Env():\n    tempfile.mkdtemp()\n", encoding="utf-8")
+    arguments = ("--benchmark", "--set", "environment.cls=mine:Env", "--set", "environment.kwargs={}")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert re.search(r"^ConfigError: No usable temporary directory found .*none'\]\. Set TMPDIR", done.stderr, re.M)
+    assert "Traceback" not in done.stderr
+    # A file of the user's that is missing is another error.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "mine.py").write_text("def Env():\n    open('missing')\n", encoding="utf-8")
+    sys.modules.pop("mine")
+    with pytest.raises(FileNotFoundError, match="missing"):
+        run(*arguments)
 
 
 def test_the_configuration_file_s_folder_is_searched_for_references(run: Run, tmp_path: Path) -> None:

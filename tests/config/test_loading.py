@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jsonschema
 import msgspec
@@ -273,6 +273,39 @@ def test_the_data_folder_is_the_platform_s(monkeypatch: pytest.MonkeyPatch, tmp_
     assert data_folder({}) == Path.home() / "Library" / "Application Support" / "tmrl_core"
     monkeypatch.setattr(sys, "platform", "win32")
     assert data_folder({"LOCALAPPDATA": str(tmp_path)}) == tmp_path / "tmrl_core"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has a home for each user")
+def test_a_user_id_without_a_home_folder_is_told_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import pwd
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)  # as in a container with an arbitrary user id
+    one_line = "^[^\n]*no home folder. Set TMRL_CORE_HOME to a folder[^\n]*$"
+    for needs in (
+        lambda: data_folder({}),
+        lambda: find_credentials_folder(Config(), {}),
+        lambda: load("~/my.yaml"),
+        lambda: data_folder({"TMRL_CORE_HOME": "~/here"}),
+        lambda: token_from_environment({"TMRL_CORE_TOKEN_FILE": "~/token"}),
+    ):
+        with pytest.raises(ConfigError, match=one_line):
+            needs()
+    # No home is needed where all is named.
+    assert load(environ={}).run.name == "default"
+    named = from_values({"network": {"credentials_dir": "keys"}})
+    assert find_credentials_folder(named, {}) == tmp_path / "keys"
+    assert data_folder({"TMRL_CORE_HOME": str(tmp_path)}) == tmp_path
+
+
+def test_a_home_folder_of_an_unknown_user_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^~nobody-of-this-name/my\.yaml cannot be found"):
+        load("~nobody-of-this-name/my.yaml")
 
 
 def test_the_credentials_folder_is_searched_in_order(tmp_path: Path) -> None:

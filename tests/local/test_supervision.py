@@ -94,6 +94,36 @@ def test_children_get_no_search_path_that_they_have(
         supervision._path_of_a_child.cache_clear()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="logs are not bounded there")
+def test_the_log_of_a_process_that_prints_without_end_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "LOG_BYTES", 20_000)
+    endless = "import itertools\nfor number in itertools.count():\n    print(f'line {number}', flush=True)"
+    monkeypatch.setattr(supervision, "command", lambda folder: [sys.executable, "-c", endless])
+    log = tmp_path / "worker-1.log"
+    log.write_bytes(b"of an earlier run")
+    child = Child("worker-1", [], log, 1, tmp_path)
+    child.start()
+    older = tmp_path / "worker-1.log.1"
+    moved: set[bytes] = set()
+    try:
+        while len(moved) < 4:
+            child.bound_log()
+            if older.exists():
+                moved.add(older.read_bytes())
+        until(lambda: log.stat().st_size > 100)
+    finally:
+        child.end_now()
+        child.release()
+    assert all(len(content) >= 20_000 for content in moved)
+    # It goes on in the same file, at its beginning.
+    content = log.read_bytes()
+    assert b"\0" not in content
+    assert child.last_lines(1)[0].startswith("line ")
+    assert {path.name for path in tmp_path.iterdir()} == {log.name, older.name}
+
+
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     """A group whose trainer is a Server, so that it runs until it is asked to end; its one worker is not started."""

@@ -139,11 +139,40 @@ def test_a_checkpoint_request_does_not_end_the_role(caplog: pytest.LogCaptureFix
 
 CODE = """
 from tmrl_core.roles.shutdown import ShutdownSignal
-with ShutdownSignal(control=True) as ending:
+with ShutdownSignal(control="worker") as ending:
     print("ready", flush=True)
     assert ending.wait(60)
 print("ended in order", flush=True)
 """
+
+ASKS = """
+import logging, os, sys, threading
+from tmrl_core.roles.shutdown import ShutdownSignal
+logging.basicConfig()
+with ShutdownSignal(control="worker") as ending:
+    assert not sys.stdin.isatty() and os.read(0, 1) == b"", "the supervisor's lines are its own"
+    asking = threading.Thread(target=input)
+    asking.start()
+    asking.join()
+    print("a thread that asks ends alone", flush=True)
+    try:
+        input("which level? ")
+    finally:
+        print("in order", flush=True)
+"""
+
+
+def test_a_supervised_process_that_asks_for_input_ends_with_the_role_to_start_alone() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.wait(60) == 2
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "a thread that asks ends alone\nwhich level? in order" in process.stdout.read()
+        said = process.stderr.read()
+    assert "this one in a terminal: `python -m tmrl_core --worker`" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("written", [b"stop\n", b"go on\ncheckpoint\nstop\n", b"", b"x" * 10_000])

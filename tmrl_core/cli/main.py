@@ -20,12 +20,14 @@ import math
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
+from tmrl_core.config.loading import expanded
 from tmrl_core.config.server_port import with_port_of_run
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
@@ -91,6 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TmrlError as exc:
         print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
+    except FileNotFoundError as exc:
+        # Torch needs a folder for temporary files when it is imported, and may be imported by any role.
+        if not (problem := _temporary_folder_problem()):
+            raise
+        print(shown(f"ConfigError: {problem}"), file=sys.stderr)
+        logger.debug("", exc_info=exc)
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -99,6 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         use(None)
+
+
+def _temporary_folder_problem() -> str:
+    """Return a message if no folder takes temporary files, as on a read-only root file system; else an empty one."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as exc:
+        return f"{exc.strerror}. Set TMPDIR to a folder that can be written."
+    return ""
 
 
 def parsed(given: Sequence[str]) -> argparse.Namespace:
@@ -274,7 +292,7 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     for name in ("TMRL_CORE_HOME", "TMRL_CORE_TOKEN_FILE"):
         # Links read them when the environment may have changed the working folder.
         if written := os.environ.get(name):
-            os.environ[name] = str(Path(written).expanduser().absolute())
+            os.environ[name] = str(expanded(written).absolute())
     config = load_config(options)
     if options.new:
         from tmrl_core.config.run_folder import free_run_name
@@ -301,7 +319,10 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if config.multiagent is not None:
         check_multiagent(options)
     use(config)
-    with ShutdownSignal(control=options.control, last=own_process) as shutdown, call_watch(config, options) as watch:
+    with (
+        ShutdownSignal(control=options.role if options.control else "", last=own_process) as shutdown,
+        call_watch(config, options) as watch,
+    ):
         shutdown.calls(watch.ending)
         return ROLES[options.role](config, options, shutdown)
 
@@ -425,7 +446,7 @@ def load_config(options: argparse.Namespace) -> Config:
 
 def config_file(options: argparse.Namespace) -> Path | None:
     """Return the configuration file of these options; None: the built-in defaults."""
-    return Path(options.config).expanduser() if options.config else find_config_file()
+    return expanded(options.config) if options.config else find_config_file()
 
 
 def module_folders(path: Path | None) -> list[Path]:
@@ -632,7 +653,7 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
     if config.multiagent is not None:
         return test_many(config, episodes, shutdown)
     returns: list[float] = []
-    video = config.absolute(Path(options.video).expanduser()) if options.video else None
+    video = config.absolute(expanded(options.video)) if options.video else None
     if video is not None:
         if video.suffix not in ("", *SUFFIXES):
             raise ConfigError(f"--video: found {options.video}, allowed: a file {' or '.join(SUFFIXES)}, or a folder")

@@ -58,17 +58,35 @@ def data_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder of this user's tmrl_core files, without creating it.
 
     `TMRL_CORE_HOME`, else the platform's folder for user data.
+
+    Raises:
+        ConfigError: this user has no home folder, as a container's user may have none.
     """
     environ = os.environ if environ is None else environ
     if environ.get("TMRL_CORE_HOME"):
-        return Path(environ["TMRL_CORE_HOME"]).expanduser()
+        return expanded(environ["TMRL_CORE_HOME"])
     if sys.platform == "win32":
-        base = Path(environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        base = environ.get("LOCALAPPDATA") or "~/AppData/Local"
     elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
+        base = "~/Library/Application Support"
     else:
-        base = Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "tmrl_core"
+        base = environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return expanded(base) / "tmrl_core"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path with its `~` replaced by the home folder.
+
+    Raises:
+        ConfigError: there is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{path} cannot be found, because this user id has no home folder. Set TMRL_CORE_HOME to a folder that it "
+            "may write, and give paths without `~`."
+        ) from None
 
 
 def find_config_file(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -79,11 +97,15 @@ def find_config_file(environ: Mapping[str, str] | None = None) -> Path | None:
     """
     environ = os.environ if environ is None else environ
     if environ.get("TMRL_CORE_CONFIG"):
-        return Path(environ["TMRL_CORE_CONFIG"]).expanduser()
-    for path in (Path("tmrl_core.yaml"), data_folder(environ) / "config.yaml"):
-        if path.is_file():
-            return path
-    return None
+        return expanded(environ["TMRL_CORE_CONFIG"])
+    here = Path("tmrl_core.yaml")
+    if here.is_file():
+        return here
+    try:
+        own = data_folder(environ) / "config.yaml"
+    except ConfigError:  # without a data folder, there is no file in it
+        return None
+    return own if own.is_file() else None
 
 
 def find_credentials_folder(config: Config, environ: Mapping[str, str] | None = None) -> Path:
@@ -92,7 +114,7 @@ def find_credentials_folder(config: Config, environ: Mapping[str, str] | None = 
     `credentials/` in the current folder counts if it holds more than a README. The returned folder need not exist.
     """
     if config.network.credentials_dir is not None:
-        return config.absolute(Path(config.network.credentials_dir).expanduser())
+        return config.absolute(expanded(config.network.credentials_dir))
     here = config.absolute("credentials")
     if here.is_dir() and any(p.name not in ("README.md", ".gitignore") for p in here.iterdir()):
         return here
@@ -111,7 +133,7 @@ def token_from_environment(environ: Mapping[str, str]) -> str | None:
     if not name:
         return None
     try:
-        token = Path(name).expanduser().read_text(encoding="utf-8").strip()
+        token = expanded(name).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"TMRL_CORE_TOKEN_FILE: {name} cannot be read ({type(exc).__name__})") from exc
     if not token:
@@ -147,7 +169,7 @@ def load(
         ConfigError: a value is invalid; the message has the key's path, the value found and the allowed values.
     """
     environ = os.environ if environ is None else environ
-    found = find_config_file(environ) if path is None else Path(path).expanduser()
+    found = find_config_file(environ) if path is None else expanded(path)
     values = read_document(found) if found is not None else {}
     source = str(found) if found is not None else "built-in defaults"
     # Each layer is checked separately, so that an error names its source.

@@ -303,7 +303,10 @@ class ServerSection(Section, frozen=True, kw_only=True):
     host: Annotated[Text, doc("Name or address at which workers and the trainer reach the Server.")] = "127.0.0.1"
     bind: Annotated[
         Text | None,
-        doc("Address to listen on. null: loopback if `host` is a loopback name, else every interface."),
+        doc(
+            "Address to listen on. `::`: every interface, IPv6 and IPv4. null: loopback if `host` is a loopback name, "
+            "else `0.0.0.0`, every interface in IPv4."
+        ),
     ] = None
     port: Annotated[
         Port | None,

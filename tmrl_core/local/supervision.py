@@ -27,7 +27,7 @@ from tmrl_core.long_calls import trouble
 from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.shutdown import CHECKPOINT, STOP, ShutdownSignal
-from tmrl_core.storage import open_own
+from tmrl_core.storage import open_now, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,8 @@ RESTART_PAUSE_S = 1.0
 TRAINER_END_S = 120.0
 """Maximum wait for the trainer's end, during which it writes a checkpoint."""
 SERVER_END_S = 10.0
+LOG_BYTES = 16 << 20
+"""Size at which a role's log is moved to a second file, whose former content is dropped."""
 TELL_S = 1.5
 """Seconds after which a wait for the end of a role says what holds it up."""
 LAST_LINES = 15
@@ -53,6 +55,7 @@ ERROR_LINES = 200
 """Number of last lines in which a role's error is searched; the environment may print more after it."""
 MOST_OF_ERROR = 5
 """Maximum number of lines of a role's error, which may list much."""
+_TAIL_BYTES = 1 << 16
 CAUSE_LENGTH = 300
 """Maximum characters of the reason shown when a role is restarted."""
 WRONG_CONFIGURATION = 2
@@ -150,7 +153,10 @@ class Child:
             own["start_new_session"] = True
         self.started_at = time.monotonic()
         self.remarks.unlink(missing_ok=True)
-        with open(self.log, "wb" if self.process is None else "ab", opener=open_own) as log:
+        # Appending, so that the process goes on at the beginning after `bound_log` has emptied the file.
+        with open(self.log, "ab", opener=open_own) as log:
+            if self.process is None:
+                log.truncate(0)
             self.process = subprocess.Popen(
                 [*command(str(self.folder)), *self.arguments, "--control", "--remarks", str(self.remarks)],
                 stdin=subprocess.PIPE,
@@ -218,9 +224,32 @@ class Child:
     def last_lines(self, count: int) -> list[str]:
         """Return the last lines of its log; empty if it cannot be read."""
         try:
-            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+            with open(self.log, "rb", opener=open_now) as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                return log.read().decode(errors="replace").splitlines()[-count:]
         except OSError:
             return []
+
+    def bound_log(self) -> None:
+        """Move the content of a log that has reached `LOG_BYTES` to `<log>.1`: an environment may print without end.
+
+        The process has the file open, so it is copied and emptied, not renamed; lines in between are lost. Not on
+        Windows, where a process does not append to a file that it was given.
+        """
+        if sys.platform == "win32":
+            return
+        try:
+            if self.log.stat().st_size < LOG_BYTES:
+                return
+            with open(self.log, "r+b", opener=open_own) as log:
+                try:
+                    log.seek(-LOG_BYTES, os.SEEK_END)
+                    with open(f"{self.log}.1", "wb", opener=open_own) as older:
+                        shutil.copyfileobj(log, older)
+                finally:  # a full disk needs it most
+                    log.truncate(0)
+        except OSError as exc:
+            logger.debug("%s is not bounded: %s", self.log, exc)
 
     def failure(self, kind: type[TmrlError] = TmrlError) -> TmrlError:
         """Return the last lines of its log as a `kind` of error.
@@ -269,6 +298,7 @@ class Processes(Group):
         return Child(name, arguments, self._logs / f"{name}.log", threads, self._config.start_folder)
 
     def _care(self, child: Child, view: Watcher) -> None:
+        child.bound_log()
         status = child.status
         # A worker with exit status 0 has reached its limit or was finished. The other roles never end by themselves.
         if status is None or (status == 0 and child in self.workers):
@@ -444,6 +474,7 @@ class Pipeline(Processes):
             return False
         self._check_disk(view)
         self._show_trouble((self.trainer, *self.gateways, *self.workers), view)
+        self.trainer.bound_log()
         for child in (self.server, *self.gateways, *self.workers):
             self._care(child, view)
         if not self.gateways and all(worker.status == 0 for worker in self.workers) and view.starving:

@@ -193,7 +193,10 @@ class WandbSink(MetricSink):
 
 def _netrc_key(base_url: str) -> str | None:
     path = os.environ.get("NETRC")
-    candidates = [Path(path)] if path else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    try:
+        candidates = [Path(path)] if path else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    except RuntimeError:  # this user has no home folder
+        return None
     host = urlsplit(base_url).netloc
     for candidate in candidates:
         try:

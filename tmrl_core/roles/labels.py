@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from tmrl_core.config import data_folder
-from tmrl_core.errors import FolderLockedError, StorageError
+from tmrl_core.errors import ConfigError, FolderLockedError, StorageError
 from tmrl_core.storage import FolderLock
 
 
@@ -41,7 +41,7 @@ def own_label(name: str | None) -> Label:
             claim = FolderLock(data_folder() / "workers" / quote(text, safe=""), "the name of a worker")
         except FolderLockedError:
             continue
-        except StorageError:
+        except (StorageError, ConfigError):  # it cannot be written, or this user has none
             text = f"{base}-{os.getpid()}"
             return Label(text, text)
         return Label(text, f"{text}@{host}", claim)

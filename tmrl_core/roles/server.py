@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 from tmrl_core.config import CFG, Cfg, Config, given
 from tmrl_core.config.descriptions import described_by
+from tmrl_core.config.loading import expanded
 from tmrl_core.config.sections import NetworkSection, ServerSection, is_loopback
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
+from tmrl_core.forked import FORKED, end_in_forked_children
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.protocol.messages import check_update_head
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings, Spool
@@ -123,6 +125,7 @@ class Server:
         self._plain_notice: PlainNotice | None = None
         self._ready = threading.Event()
         self._ended = threading.Event()
+        end_in_forked_children(self)
         self._thread = threading.Thread(target=self._run, name="tmrl-server", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -184,7 +187,7 @@ class Server:
     def _announce_plain(self) -> None:
         try:
             self._plain_notice = PlainNotice(self._port)
-        except OSError as exc:
+        except (OSError, ConfigError) as exc:
             logger.warning(
                 "clients on this machine are not told that this Server speaks plaintext (%s): set network.security: "
                 "null there too",
@@ -222,6 +225,12 @@ class Server:
             raise self._failure
         return ended
 
+    def end_in_child(self) -> None:
+        """Fail permanently, in a process that was forked from this Server's."""
+        self._loop, self._failure = None, NetworkError(FORKED)
+        self._ended = threading.Event()
+        self._ended.set()
+
     def close(self) -> None:
         """Close every connection in order and stop. May be called from any thread, and more than once."""
         loop, stopping = self._loop, self._stopping
@@ -252,7 +261,7 @@ def _spool(config: Config) -> Spool | None:
         return None
     if section.spool_dir is None:
         return MemorySpool(limit)
-    folder = config.absolute(Path(section.spool_dir).expanduser())
+    folder = config.absolute(expanded(section.spool_dir))
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"server.spool_dir: {folder} is a file, allowed: a folder, or null to keep samples in memory")
     return DiskSpool(folder, limit, sync=section.spool_sync)

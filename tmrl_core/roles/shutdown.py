@@ -8,6 +8,7 @@ SIGHUP is ignored when the role starts, as under `nohup`, it stays ignored. SIGU
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn, TextIO, cast
 
 from tmrl_core.signal_handlers import SignalHandlers, take_back
 from tmrl_core.terminal_log import WAIT_S
@@ -32,8 +33,39 @@ CHECKPOINT = b"checkpoint"
 HANDLER_FAILED = 0
 """Byte in the pipe of signals for a failed handler of an environment; no signal has this number."""
 
+WRONG_USE = 2
+"""Exit status of a process that asks for input that nobody can give: starting it again would not help."""
+
 AT_ONCE = 130
 """Exit status after a second request, the same as shells use for Ctrl-C."""
+
+
+class _NoInput(io.TextIOBase):
+    """Standard input of a supervised process: a request for a line ends the thread that asks, with the reason.
+
+    In the main thread, SystemExit ends the role, and its supervisor shows the reason. A thread that an environment
+    starts for commands from the keyboard ends alone.
+    """
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    def _refuse(self) -> NoReturn:
+        logger.error(
+            "this process waits for input, from `input()` or a debugger, and nobody can answer: it was started by "
+            "another one and has no terminal. Start the roles one by one, this one in a terminal: "
+            "`python -m tmrl_core --%s`",
+            self._role,
+        )
+        raise SystemExit(WRONG_USE)
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        """Refuse to wait for a line."""
+        self._refuse()
+
+    def read(self, size: int | None = -1, /) -> str:
+        """Refuse to wait for text."""
+        self._refuse()
 
 
 class ShutdownSignal:
@@ -45,13 +77,14 @@ class ShutdownSignal:
     Registered functions must be safe to call from another thread.
 
     Args:
-        control: also read standard input: the word `stop`, or its end.
+        control: the role of a supervised process, which also reads standard input: the word `stop`, or its end. Other
+            code gets none of it. Empty: the process is not supervised.
         last: the process ends when the context is left, so later signals are ignored. The interpreter takes up to a
             second to end, and a signal in that time would change its exit status.
         now: function that ends the process immediately; for tests.
     """
 
-    def __init__(self, *, control: bool = False, last: bool = False, now: Callable[[int], Any] = os._exit) -> None:
+    def __init__(self, *, control: str = "", last: bool = False, now: Callable[[int], Any] = os._exit) -> None:
         self._control = control
         self._last = last
         self._now = now
@@ -128,7 +161,13 @@ class ShutdownSignal:
             number for number in numbers if number.name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
         )
         if self._control:
-            threading.Thread(target=self._obey_control, name="tmrl-control", daemon=True).start()
+            # An environment that reads its input would take the supervisor's lines.
+            descriptor = os.dup(sys.stdin.fileno())
+            nowhere = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nowhere, sys.stdin.fileno())
+            os.close(nowhere)
+            sys.stdin = cast(TextIO, _NoInput(self._control))
+            threading.Thread(target=self._obey_control, args=(descriptor,), name="tmrl-control", daemon=True).start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -171,10 +210,10 @@ class ShutdownSignal:
                 os.dup2(nowhere, descriptor)
                 os.close(nowhere)
 
-    def _obey_control(self) -> None:
-        # Use os.read: with sys.stdin, this thread could hold the buffer's lock when the interpreter ends, which is
+    def _obey_control(self, descriptor: int) -> None:
+        # Use os.read: with a file object, this thread could hold the buffer's lock when the interpreter ends, which is
         # fatal.
-        descriptor, line = sys.stdin.fileno(), b""
+        line = b""
         while True:
             try:
                 data = os.read(descriptor, 256)

@@ -12,8 +12,6 @@ from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.storage.own_files import open_own
 
 LOCK_FILE = "lock"
-NO_LOCKS = "Choose a folder on a file system with locks (a local disk)."
-"""Next step if a file cannot be locked."""
 LOCKED_BYTE = 1 << 20
 """Position of the locked byte: after the file's content, because Windows locks bytes against reading too."""
 
@@ -61,7 +59,9 @@ class FolderLock:
             ) from exc
         except OSError as exc:
             os.close(descriptor)
-            raise StorageError(f"{path} cannot be locked: {exc}. {NO_LOCKS}") from exc
+            raise StorageError(
+                f"{path} cannot be locked: {exc}. Choose a folder on a file system with locks (a local disk)."
+            ) from exc
         self._descriptor = descriptor
         self._say(json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -780,6 +781,28 @@ def test_a_pipe_in_place_of_a_file_is_refused_without_blocking(
     os.mkfifo(folder / name)
     with pytest.raises(CredentialsError, match=f"{name} cannot be read: it is not a regular file"):
         read(folder)
+
+
+@posix_only
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    import fcntl
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(CredentialsError, match=r"(?s)\.lock cannot be locked: .*no locks.*TMRL_CORE_HOME") as caught:
+        create(tmp_path / "keys")
+    assert "another process" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_names_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CredentialsError, match=r"cannot be written: Not a directory\. Set .*TMRL_CORE_HOME"):
+        create(tmp_path / "file" / "keys")
 
 
 @posix_only

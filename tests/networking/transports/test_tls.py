@@ -27,7 +27,14 @@ from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.admission import Admission
-from tmrl_core.networking.transports.tls import _LINGER_BYTES, _READ_BYTES, TlsTransport, _TlsDriver, _TlsListener
+from tmrl_core.networking.transports.tls import (
+    _LINGER_BYTES,
+    _READ_BYTES,
+    TlsTransport,
+    _bound,
+    _TlsDriver,
+    _TlsListener,
+)
 
 DEADLINE_S = 20.0
 
@@ -94,6 +101,50 @@ def failure(link: WorkerLink) -> NetworkError:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+needs_both = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+
+
+@needs_both
+@pytest.mark.parametrize("bind", ["::", "0::0"])
+def test_a_server_of_all_interfaces_is_reached_by_both_versions(
+    stack: ExitStack, folders: dict[str, Path], bind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        server = serve(stack, folders["good"], bind=bind)
+        for host in ("127.0.0.1", "::1", "localhost"):
+            link = dial(stack, folders["good"], server.port, host=host)
+            assert link.wait_connected(DEADLINE_S), host
+    # Addresses of IPv4 are shown, and counted by admission, as such.
+    assert not any("::ffff" in message for message in caplog.messages)
+    hosts = {one.identity.address.rpartition(":")[0] for one in server.relay.workers.values()}
+    assert hosts == {"127.0.0.1", "::1"}
+
+
+@needs_both
+def test_an_empty_host_is_one_port_of_both_versions() -> None:
+    with ExitStack() as closing:
+        bound = [closing.enter_context(sock) for sock in _bound("", 0)]
+        assert {sock.family for sock in bound} == {socket.AF_INET, socket.AF_INET6}
+        assert len({sock.getsockname()[1] for sock in bound}) == 1
+
+
+@needs_both
+def test_a_server_of_one_address_listens_on_no_other(stack: ExitStack, folders: dict[str, Path]) -> None:
+    for bind, other in (("127.0.0.1", "::1"), ("::1", "127.0.0.1"), ("0.0.0.0", "::1")):
+        server = serve(stack, folders["good"], bind=bind)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((other, server.port), 5.0).close()
+
+
+def test_an_unknown_host_is_reported_while_the_link_tries_again(
+    stack: ExitStack, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    dial(stack, folders["good"], 1, host="no-such-host.invalid")
+    until(lambda: any("cannot reach no-such-host.invalid port 1" in line for line in warnings(caplog)))
 
 
 # -- wrong credentials: what both sides say ----------------------------------------------------------------------------

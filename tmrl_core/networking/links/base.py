@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
+from tmrl_core.forked import FORKED, end_in_forked_children
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity
 from tmrl_core.networking.peers import (
@@ -95,6 +96,7 @@ class Link:
         transport, token = client_transport(self.settings, self._state.role)
         self._state.token = token
         started = threading.Event()
+        end_in_forked_children(self)
         self._thread = threading.Thread(
             target=self._run, args=(transport, started), name=f"tmrl-{self._state.role}-link", daemon=True
         )
@@ -124,6 +126,12 @@ class Link:
             NetworkError: the Server refuses this peer permanently.
         """
         return self._wait(lambda: self.connected, timeout_s)
+
+    def end_in_child(self) -> None:
+        """Fail permanently, in a process that was forked from this link's."""
+        self._changed, self._wake_lock = threading.Condition(), threading.Lock()
+        self._loop = self._connection = self._thread = None
+        self._failure = LinkClosedError(FORKED)
 
     def check(self) -> None:
         """Raise the error that has ended this link, if there is one."""

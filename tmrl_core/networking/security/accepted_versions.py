@@ -71,7 +71,7 @@ class AcceptedVersions:
             return
         try:
             # Without the lock, a worker could replace what another has just stored.
-            with writing(self._file.parent, mode=0o777, wait_s=LINK_WAIT_S):
+            with writing(self._file.parent, mode=0o777, wait_s=LINK_WAIT_S, setting="worker.model_path"):
                 runs = self._read()
                 highest = max(version, runs.pop(self._run, version))  # another worker may have stored a later one
                 kept = dict([*runs.items(), (self._run, highest)][-_MAX_RUNS:])

@@ -114,8 +114,8 @@ class RunKeyFiles:
                 yield
         except CredentialsError as exc:
             raise CredentialsError(
-                f"{exc}. The trainer keeps the keys of its runs there: make the folder writable, or set "
-                "network.end_to_end: off on all machines of the run."
+                f"{str(exc).rstrip('.')}. The trainer keeps the keys of its runs there: make the folder writable, or "
+                "set network.end_to_end: off on all machines of the run."
             ) from exc
 
     @property

@@ -19,7 +19,7 @@ import msgspec
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.handshakes import BUNDLE, CREATE
 from tmrl_core.storage import write_whole
-from tmrl_core.storage.lock import NO_LOCKS, lock_file
+from tmrl_core.storage.lock import lock_file
 from tmrl_core.storage.own_files import open_now, open_own
 
 logger = logging.getLogger(__name__)
@@ -142,10 +142,12 @@ def write_record(file: Path, record: msgspec.Struct, *, private: bool = False, s
 
 
 @contextlib.contextmanager
-def writing(folder: Path, *, mode: int = 0o700, wait_s: float = 10.0) -> Iterator[None]:
+def writing(
+    folder: Path, *, mode: int = 0o700, wait_s: float = 10.0, setting: str = "network.credentials_dir or TMRL_CORE_HOME"
+) -> Iterator[None]:
     """Create the folder with this mode if it is missing, and lock it against other writers.
 
-    The lock ends with the process.
+    The lock ends with the process. `setting` names another folder, for the messages.
 
     Raises:
         CredentialsError: the folder cannot be written, or another process has held the lock for `wait_s` seconds.
@@ -153,19 +155,26 @@ def writing(folder: Path, *, mode: int = 0o700, wait_s: float = 10.0) -> Iterato
     try:
         folder.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as exc:
-        raise CredentialsError(f"{folder} cannot be written: {exc.strerror}") from exc
+        raise CredentialsError(
+            f"{folder} cannot be written: {exc.strerror}. Set {setting} to a folder that can be written."
+        ) from exc
     path = folder / ".lock"
     try:
         lock = open_own(path, os.O_WRONLY | os.O_CREAT)
     except OSError as exc:
-        raise CredentialsError(f"{path} cannot be locked: {exc.strerror}") from exc
+        raise CredentialsError(
+            f"{path} cannot be locked: {exc.strerror}. Set {setting} to a folder that can be written."
+        ) from exc
     try:
         try:
             lock_file(lock, wait_s=wait_s)
         except BlockingIOError as exc:
             raise CredentialsError(f"{folder} is being written by another process. Try again in a moment.") from exc
         except OSError as exc:
-            raise CredentialsError(f"{path} cannot be locked: {exc.strerror}. {NO_LOCKS}") from exc
+            raise CredentialsError(
+                f"{path} cannot be locked: {exc.strerror}. This file system has no locks (some network file systems): "
+                f"set {setting} to a folder on another one, such as a local disk."
+            ) from exc
         yield
     finally:
         os.close(lock)  # which releases the lock

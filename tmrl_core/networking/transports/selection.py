@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from tmrl_core.config import CFG, Cfg, Config, find_credentials_folder, given
-from tmrl_core.config.loading import token_from_environment
+from tmrl_core.config.loading import expanded, token_from_environment
 from tmrl_core.config.sections import NetworkSection
 from tmrl_core.config.sections import is_loopback as is_loopback
 from tmrl_core.errors import ConfigError
@@ -74,7 +74,7 @@ def link_settings(
     address, folder = given(host, config.server.host), given(keys_dir, network.credentials_dir)
     kind = given(transport, network.transport)
     if folder is not None and not isinstance(keys_dir, Cfg):
-        folder = Path(folder).expanduser().absolute()
+        folder = expanded(folder).absolute()
     elif kind != "local":
         folder = find_credentials_folder(config)
     arguments: dict[str, Any] = {

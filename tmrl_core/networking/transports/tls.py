@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
 import ssl
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from tmrl_core.errors import HandshakeError, NetworkError, PortInUseError
@@ -67,6 +69,64 @@ def _what_to_do(exc: OSError, port: int) -> str:
     return port_in_use_text(port)
 
 
+def _bound(host: str, port: int) -> list[socket.socket]:
+    """Return a socket for each address of `host` (empty: all interfaces), bound to the port, or all to one free port.
+
+    uvloop would look the host up in threads of libuv. They do not run in a forked child, which would crash when it ends
+    and waits for them.
+
+    Raises:
+        OSError: an address cannot be bound.
+    """
+    made: list[socket.socket] = []
+    try:
+        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            sock = socket.socket(family, kind, protocol)
+            made.append(sock)
+            if sys.platform != "win32":  # there, two servers would share a port
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                # `::` means IPv4 too, as in other servers; an empty host has a socket of IPv4.
+                both = bool(host) and address[0] == "::" and socket.has_dualstack_ipv6()
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+            chosen = port or (made[0].getsockname()[1] if len(made) > 1 else 0)
+            sock.bind((address[0], chosen, *address[2:]))
+            sock.setblocking(False)
+    except BaseException:
+        for sock in made:
+            sock.close()
+        raise
+    return made
+
+
+async def _connect(
+    loop: asyncio.AbstractEventLoop, make: Callable[[], asyncio.BaseProtocol], host: str, port: int
+) -> None:
+    """Connect to the first address of `host` that answers, looked up in a thread of Python (see `_bound`).
+
+    Raises:
+        OSError: the host is unknown, or no address answers.
+    """
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        infos = await loop.run_in_executor(None, look_up)
+    else:
+        await loop.create_connection(make, host, port)
+        return
+    failure: OSError | None = None
+    for family, *_, address in dict.fromkeys(infos):
+        scope = f"%{address[3]}" if len(address) > 3 and address[3] else ""
+        try:
+            await loop.create_connection(make, f"{address[0]}{scope}", port, family=family)
+            return
+        except OSError as exc:
+            failure = exc
+    raise failure or OSError(f"{host} has no address")
+
+
 class TlsTransport(Transport):
     """TCP with TLS, or without if `context` is None.
 
@@ -115,11 +175,12 @@ class TlsTransport(Transport):
             listener.timer = loop.call_later(_POLL_S, poll_credentials)
 
         try:
-            # Windows' SO_REUSEADDR lets two servers share a port, so it stays off there.
-            listener.server = await loop.create_server(
-                lambda: _Gate(self, make, loop), host or None, port, backlog=256, reuse_address=sys.platform != "win32"
-            )
+            for sock in _bound(host, port):
+                gate = partial(_Gate, self, make, loop)
+                listener.servers.append(await loop.create_server(gate, sock=sock, backlog=256))
         except OSError as exc:
+            for server in listener.servers:
+                server.close()
             kind = PortInUseError if exc.errno == errno.EADDRINUSE else NetworkError
             raise kind(
                 f"cannot listen on {host or '*'} port {port}: {exc.strerror or exc}. {_what_to_do(exc, port)}"
@@ -160,7 +221,7 @@ class TlsTransport(Transport):
         loop = asyncio.get_running_loop()
         driver = _TlsDriver(self, connection, loop, None)
         try:
-            await asyncio.wait_for(loop.create_connection(lambda: driver, host, port), timeout_s)
+            await asyncio.wait_for(_connect(loop, lambda: driver, host, port), timeout_s)
         except asyncio.TimeoutError as exc:
             raise NetworkError(f"{host} port {port} did not answer within {timeout_s:g} s") from exc
         except OSError as exc:
@@ -175,18 +236,18 @@ class TlsTransport(Transport):
 
 class _TlsListener(Listener):
     def __init__(self) -> None:
-        self.server: asyncio.AbstractServer | None = None
+        self.servers: list[asyncio.AbstractServer] = []
+        """One for each address."""
         self.drivers: set[_TlsDriver] = set()
         self.timer: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
-        assert self.server is not None
-        return int(self.server.sockets[0].getsockname()[1])  # type: ignore[attr-defined]
+        return int(self.servers[0].sockets[0].getsockname()[1])  # type: ignore[attr-defined]
 
     async def close(self) -> None:
-        assert self.server is not None
-        self.server.close()
+        for server in self.servers:
+            server.close()
         if self.timer is not None:
             self.timer.cancel()
         drivers = list(self.drivers)
@@ -198,7 +259,7 @@ class _TlsListener(Listener):
         for driver in list(self.drivers):
             driver.abort()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.server.wait_closed(), 1.0)
+            await asyncio.wait_for(asyncio.gather(*(server.wait_closed() for server in self.servers)), 1.0)
 
 
 class _Gate(asyncio.Protocol):
@@ -579,7 +640,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
 def _address_of(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
-    return f"{peer[0]}:{peer[1]}" if peer else "?"
+    # A socket for both versions shows addresses of IPv4 as a part of IPv6, where all of them would be one network.
+    return f"{peer[0].removeprefix('::ffff:')}:{peer[1]}" if peer else "?"
 
 
 def _is_about_credentials(exc: Exception) -> bool:
