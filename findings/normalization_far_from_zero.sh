@@ -6,7 +6,7 @@
 #   wherever the origin is: estimates of moments forget their start, whose weight is 1e-4 of an observation.
 # Seen: gymnasium 1.4.0, stable-baselines3 2.9.2, numpy 2.4.6, torch 2.13.0, Python 3.11, Linux x86_64, November 2026.
 #   Positions of a robot that moves by about 1 m, as metres of a map (UTM: 4,000,000 north, 500,000 east): the normalized
-#   standard deviation is 0.0035 and 0.028 in both libraries, and still 0.008 and 0.06 after 100,000. Both begin with a
+#   standard deviation is 0.0033 and 0.026 in both libraries, and still 0.008 and 0.06 after 100,000. Both begin with a
 #   count of 1e-4 at mean 0; the square of the distance, 1.6e13, times 1e-4 is spread over all that is seen, so the
 #   estimated variance is 1 + 1.6e9 / n. North needs more than a billion steps.
 # Matters for: geographic coordinates, time stamps, encoder counts and absolute pressures in observations: a policy sees
