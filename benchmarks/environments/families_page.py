@@ -1,0 +1,205 @@
+"""Write docs/environments.md from `families.yaml` and `results.jsonl`.
+
+python benchmarks/environments/families_page.py            write the page
+python benchmarks/environments/families_page.py --check    exit status 1: the page is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from try_families import HERE, ROOT, named, read_results
+
+PAGE = ROOT / "docs" / "environments.md"
+
+HEAD = """\
+# Environments of others
+
+<!-- Written by benchmarks/environments/families_page.py from families.yaml and results.jsonl: change those. -->
+
+What to write in the configuration for families of environments that people install, and what surprised when they
+were tried. For each family, a virtual environment got these versions and tmrl_core. A worker recorded five episodes of
+random actions, or fewer once it had 1,000 steps, with `worker.send_every: 0` and again with 7. Then each recording was
+replayed by its seed and actions in the bare environment, in another process. *Equal* means: observations, rewards,
+`terminated` and `truncated` are the same in each step, bit by bit, dtypes and the order of keys included, and each
+episode is one session. For environments of many agents, the turns that a manager sees were compared instead.
+
+Lines that begin with *Measured* come from the bare environment alone: the same actions after `reset(seed=1)`, again in
+the same object, and in a fresh one; after `reset(seed=2)`; and arrays that a step changes afterwards.
+
+Nothing here needs a trainer. An environment that is played and recorded can still have a space that no algorithm
+takes: see [choosing.md](choosing.md#by-action-space). `python -m tmrl_core --doctor` names the installed versions of
+these packages, and the combinations below that are known to break, with the repair.
+
+To try other versions, change `benchmarks/environments/families.yaml`; then run `try_families.py --only NAME` and
+`families_page.py` in that folder.
+"""
+
+
+def main() -> int:
+    """Write or check the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    text = page(families(), read_results())
+    if not parser.parse_args().check:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.read_text(encoding="utf-8") != text:
+        print("docs/environments.md is not up to date: run benchmarks/environments/families_page.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+def families() -> list[dict[str, Any]]:
+    """Return the families in their order."""
+    found: list[dict[str, Any]] = yaml.safe_load((HERE / "families.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def page(listed: list[dict[str, Any]], results: list[dict[str, Any]]) -> str:
+    """Return the text of the page."""
+    lines = [HEAD, "## Overview", "", "| family | versions | recorded and replayed |", "| --- | --- | --- |"]
+    parts: list[str] = []
+    for family in listed:
+        own = [result for result in results if result["family"] == family["name"]]
+        if "packages" in family:
+            lines.append(
+                f"| [{family['name']}](#{anchor(family['name'])}) | {versions(family, own)} | {verdict(own)} |"
+            )
+        parts += ["", *section(family, own)]
+    return "\n".join([*lines, *parts]).rstrip() + "\n"
+
+
+def anchor(name: str) -> str:
+    """Return the anchor of a heading."""
+    return "".join(letter for letter in name.lower().replace(" ", "-") if letter.isalnum() or letter in "-_")
+
+
+def versions(family: dict[str, Any], own: list[dict[str, Any]]) -> str:
+    """Return the installed versions of the packages that the family names, and of those in `also`."""
+    installed = next((result["versions"] for result in own if "versions" in result), {})
+    told = [f"{name} {installed[name]}" for name in named(family) if name in installed]
+    python = next((result["python"] for result in own if "python" in result), None)
+    return ", ".join([*told, f"Python {python}"] if python else told) or "-"
+
+
+def verdict(own: list[dict[str, Any]]) -> str:
+    """Return one cell about all cases of a family."""
+    if not own:
+        return "not tried with these versions"
+    if all("replay" not in result for result in own):
+        return "does not run here"
+    good = sum(equal(result) for result in own)
+    refused = sum("replay" not in result for result in own)
+    counts = {"equal": good, "differs": len(own) - good - refused, "refused": refused}
+    return "equal" if good == len(own) else ", ".join(f"{what}: {count}" for what, count in counts.items() if count)
+
+
+def equal(result: dict[str, Any]) -> bool:
+    """Return True if all recordings of a case were replayed without a difference."""
+    replayed = result.get("replay", {}).values()
+    return bool(replayed) and not any(each["differences"] for each in replayed)
+
+
+def section(family: dict[str, Any], own: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a family, or of a section of text."""
+    yield f"## {family['name']}"
+    yield ""
+    if "text" in family:
+        yield family["text"].rstrip()
+        yield ""
+    if "packages" in family:
+        yield f"    pip install {' '.join(map(quoted, family['packages']))}"
+        for more in family.get("then", []):
+            yield f"    pip install {more}"
+        yield ""
+        yield "```yaml"
+        yield example(family["cases"][0]["environment"], many=own_many(family))
+        yield "```"
+        for file, text in family["cases"][0].get("files", {}).items():
+            yield ""
+            yield f"`{file}`, in a folder of `PYTHONPATH`:"
+            yield ""
+            yield "```python"
+            yield text.rstrip()
+            yield "```"
+        yield ""
+        if rows := [row(result) for result in own if "environment" in result]:
+            yield "| environment | observations | actions | episodes, steps | send_every 0 | send_every 7 |"
+            yield "| --- | --- | --- | --- | --- | --- |"
+            yield from rows
+            yield ""
+        for result in own:
+            if "environment" not in result:
+                yield f"Not tried: {result['failed']}"
+                yield ""
+    if notes := [*family.get("notes", []), *measured(own)]:
+        yield from (f"- {note}" for note in notes)
+        yield ""
+
+
+def measured(own: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield what the probes of a family's environments have found: one line for environments that share a finding."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for result in own:
+        for what, where in result.get("probe", {}).items():
+            found.setdefault((what, where), []).append(name_of(result))
+    for (what, where), names in found.items():
+        yield f"Measured, {', '.join(names)}: {what}: {where}."
+
+
+def own_many(family: dict[str, Any]) -> bool:
+    """Return True for environments of many agents."""
+    return "multiagent" in family["cases"][0]["environment"]["cls"]
+
+
+def quoted(package: str) -> str:
+    """Return a requirement as a shell needs it."""
+    return f'"{package}"' if any(mark in package for mark in "[<> ") else package
+
+
+def example(environment: dict[str, Any], *, many: bool) -> str:
+    """Return the section of the configuration."""
+    text: str = yaml.safe_dump({"environment": environment}, sort_keys=False).rstrip()
+    return f"{text}\n# and `multiagent`, see docs/multiagent.md" if many else text
+
+
+def row(result: dict[str, Any]) -> str:
+    """Return the line of one case."""
+    name = name_of(result)
+    if "replay" not in result:
+        return f"| {name} | {cell(result['failed'])} | | | | |"
+    recorded, replayed = result["record"], result["replay"]
+    first = replayed["0"]
+    cells = [name, cell(recorded["observations"]), cell(recorded["actions"]), f"{first['sessions']}, {first['steps']}"]
+    cells += [difference(replayed.get(key)) for key in ("0", "7")]
+    return f"| {' | '.join(cells)} |"
+
+
+def name_of(result: dict[str, Any]) -> str:
+    """Return a case's id, with what distinguishes it from the others."""
+    kwargs = result["environment"].get("kwargs", {})
+    name = kwargs.get("id") or kwargs.get("env") or result["environment"]["cls"]
+    changes = {**kwargs.get("gym_kwargs", {}), **kwargs.get("kwargs", {})}
+    return f"`{name}`" + (f" ({', '.join(f'{key}: {value}' for key, value in changes.items())})" if changes else "")
+
+
+def difference(replayed: dict[str, Any] | None) -> str:
+    """Return one cell about one recording."""
+    if replayed is None:
+        return "-"
+    return "; ".join(f"{what}: {where}" for what, where in replayed["differences"].items()) or "equal"
+
+
+def cell(text: str) -> str:
+    """Return text that a table can hold."""
+    short = text if len(text) <= 160 else text[:157] + "..."
+    return short.replace("|", "/").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
