@@ -32,6 +32,9 @@ CHECKPOINT = b"checkpoint"
 HANDLER_FAILED = 0
 """Byte in the pipe of signals for a failed handler of an environment; no signal has this number."""
 
+DROPPED_SAMPLES = 3
+"""Exit status of a worker that ended in order and has dropped samples on the way."""
+
 AT_ONCE = 130
 """Exit status after a second request, the same as shells use for Ctrl-C."""
 

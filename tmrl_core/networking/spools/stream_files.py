@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.networking.protocol.delivery import Body, HeldMessage, WrittenMessage
 from tmrl_core.networking.protocol.framing import MAX_NUMBER
@@ -51,6 +52,7 @@ def default_limit(folder: Path) -> int:
         return _MOST_BYTES  # writing there will report the error, or work
 
 
+@decodable
 class SpooledStreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a stream in its files.
 
