@@ -14,7 +14,8 @@ the first tick: a late tick does not move the clock, an early one moves it back,
 begins it anew. Resets count, because the clock of rtgym goes on over them.
 
 Then, while the worker collects, the Server is stopped with SIGSTOP for 30 s, and, with other processes, the link is led
-into a black hole for as long. Printed are the ticks of that time beside those of as long a time before it. The worker
+into a black hole for as long. Printed are the ticks of that time beside those of the time before and
+after it, as long or 120 s. The worker
 has its default queue in memory and its default spool on the disk, and no sample may be lost.
 """
 
@@ -39,6 +40,8 @@ from wire_bytes import versions
 REACH_MS = 1.0
 STEP_S = 0.02
 LATE_S = STEP_S / 10
+AROUND_S = 120.0
+"""Longest time before and after a pause."""
 EPISODE = 500
 SEND_EVERY = 10
 SAMPLE_BYTES = 100_000
@@ -284,8 +287,9 @@ def pause(keys: str, fifo: bool, how: str, seconds: float) -> float:
 
     with Proxy(("127.0.0.1", 1), conditions=Conditions(retransmission=True)) as proxy:
         loop = Loop(keys, fifo, proxy if how == "black hole" else None)
-        loop.begin("sending", round(3 * seconds / STEP_S) + 2 * EPISODE)
-        time.sleep(seconds)
+        around = min(seconds, AROUND_S)
+        loop.begin("sending", round((seconds + 2 * around) / STEP_S) + 2 * EPISODE)
+        time.sleep(around)
         begun = time.perf_counter()
         if how == "black hole":
             proxy.black_hole("both")
@@ -299,8 +303,12 @@ def pause(keys: str, fifo: bool, how: str, seconds: float) -> float:
         times = loop.ticks()
         late = lateness(times)
         worst = {}
-        for name, first in (("before", begun - seconds), ("pause", begun), ("after", begun + seconds)):
-            chosen = (times[1:] >= first) & (times[1:] < first + seconds)
+        for name, first, length in (
+            ("before", begun - around, around),
+            ("pause", begun, seconds),
+            ("after", begun + seconds, around),
+        ):
+            chosen = (times[1:] >= first) & (times[1:] < first + length)
             worst[name] = float(np.percentile(late[chosen], 99.9)) * 1e3
             print(f"{how + ', ' + name:<22}{np.count_nonzero(chosen):>6} ticks {percentiles(late[chosen])}")
         print(f"{how}: {seconds:g} s, {loop.close()}", flush=True)

@@ -328,6 +328,27 @@ class Noting(GenericGymEnv):
 """
 
 
+@pytest.mark.parametrize(
+    ("queue_bytes", "spool_bytes", "status", "line"),
+    [("20000", "0", 3, "dropped earlier"), ("64e6", "1e7", 0, "samples wait in")],
+)
+def test_a_worker_that_has_dropped_samples_ends_with_another_status(
+    tmp_path: Path, environ: dict[str, str], queue_bytes: str, spool_bytes: str, status: int, line: str
+) -> None:
+    settings = (
+        "server.port=9",
+        "worker.max_env_steps_per_update=null",
+        "worker.nb_episodes=40",
+        f"worker.queue_bytes={queue_bytes}",
+        f"worker.spool_bytes={spool_bytes}",
+        "worker.drain_timeout_s=0",
+    )
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    done = in_a_process(tmp_path, environ, "-m", "tmrl_core", "--worker", *chosen)
+    assert done.returncode == status, done.stderr
+    assert line in done.stderr
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 def test_a_second_ctrl_c_ends_immediately(start: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     # Nobody will ever acknowledge what this worker collects, so it drains for as long as it is allowed to.

@@ -143,6 +143,14 @@ def ended(child: Child) -> None:
     child.process.wait(60)
 
 
+@pytest.mark.parametrize(("status", "counts_as"), [(0, 0), (1, 1), (2, 2), (3, 0)])
+def test_a_worker_that_has_dropped_samples_is_not_started_again(tmp_path: Path, status: int, counts_as: int) -> None:
+    child = Child("worker-1", [], tmp_path / "log", None, tmp_path)
+    with subprocess.Popen([sys.executable, "-c", f"raise SystemExit({status})"]) as child.process:
+        ended(child)
+        assert child.status == counts_as
+
+
 def test_a_child_ends_in_order_on_request(processes: Pipeline) -> None:
     processes.server.start(announces=True)
     listener = Listener()

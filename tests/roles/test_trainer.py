@@ -5,6 +5,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -716,6 +717,30 @@ def test_samples_of_another_shape_are_acknowledged_as_refused(
     assert raw_worker.counts.queued_samples == 0
     assert "float32[5]" in caplog.text
     assert "float32[3]" in caplog.text
+
+
+def test_the_end_of_a_run_names_samples_that_workers_have_dropped(server: Server, tmp_path: Path) -> None:
+    settings = LinkSettings(port=server.port, transport="local")
+    link = WorkerLink(settings, name="raw", run="tests", queue_bytes=4_000, drain_timeout_s=0.1)
+    link.start()
+    try:
+        while link.counts.samples_dropped < 6:
+            send(link, 3)
+            link.wait_change(0.001)
+        trainer = Trainer(
+            server_port=server.port,
+            config=make_config(tmp_path, epochs=1, start_training=12, evaluation=EvaluationSection()),
+        )
+        thread = threading.Thread(target=trainer.run)
+        thread.start()
+        while thread.is_alive():
+            send(link, 3)
+            link.wait_change(0.01)
+        thread.join()
+        end = values(tmp_path, "event")[-1]["message"]
+        assert re.search(r"; [1-9]\d* samples never arrived, because workers dropped them", end)
+    finally:
+        link.close()
 
 
 def test_samples_that_are_not_finite_are_refused_for_any_memory(

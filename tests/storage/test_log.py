@@ -282,3 +282,14 @@ def test_with_fsync_there_is_no_background_flush(tmp_path: Path, monkeypatch: py
         log.append(b"a", [bytes(100)])
     assert set(calls.threads) == {threading.current_thread().name}
     log.close()
+
+
+def test_without_flushes_no_call_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_module, "FLUSHED_AT_ONCE", 100)
+    calls = Syncs()
+    log = make(tmp_path, sync="never", segment_bytes=300, calls=calls)
+    for _ in range(10):
+        log.append(b"a", [bytes(100)])
+    log.close()
+    assert len(list(tmp_path.glob("*.seg"))) > 2
+    assert calls.threads == []

@@ -2,7 +2,8 @@
 
 Only this module sets up logging, reads the environment for secrets and hosts, installs signal handlers, prints, and
 sets exit statuses: 0 in order (also after a requested stop), 1 an error of tmrl_core, 2 an invalid command line or
-configuration, 130 ended immediately by a second request. Unexpected exceptions keep their traceback.
+configuration, 3 a worker that ended in order but dropped samples, 130 ended immediately by a second request. Unexpected
+exceptions keep their traceback.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tmrl_core.config.loading import expanded
 from tmrl_core.config.server_port import with_port_of_run
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
-from tmrl_core.roles.shutdown import ShutdownSignal
+from tmrl_core.roles.shutdown import DROPPED_SAMPLES, ShutdownSignal
 from tmrl_core.terminal_log import TerminalHandler
 
 if TYPE_CHECKING:
@@ -529,7 +530,7 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     finally:
         # Closing drains. A second request to end interrupts it.
         made.close()
-    return 0
+    return DROPPED_SAMPLES if made.link is not None and made.link.counts.samples_dropped else 0
 
 
 def record_expert(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:

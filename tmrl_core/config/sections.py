@@ -187,7 +187,8 @@ class WorkerSection(Section, frozen=True, kw_only=True):
         doc(
             "With `drop_oldest`: folder for samples that wait, which any number of workers may share. A worker "
             "writes there if no trainer has taken samples for 1 s (or none was acknowledged for 10 s), or if half of "
-            "`queue_bytes` is used, and removes what was acknowledged. null: `<run>/worker/spool`."
+            "`queue_bytes` is used, or if it ends, and removes what was acknowledged. The next worker of the run that "
+            "starts with this folder delivers what an earlier one has left. null: `<run>/worker/spool`."
         ),
     ] = None
     spool_bytes: Annotated[

@@ -26,7 +26,7 @@ from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.long_calls import trouble
 from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.roles import from_config as roles
-from tmrl_core.roles.shutdown import CHECKPOINT, STOP, ShutdownSignal
+from tmrl_core.roles.shutdown import CHECKPOINT, DROPPED_SAMPLES, STOP, ShutdownSignal
 from tmrl_core.storage import open_now, open_own
 
 logger = logging.getLogger(__name__)
@@ -179,8 +179,9 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Exit status; None while it runs."""
-        return None if self.process is None else self.process.poll()
+        """Exit status; None while it runs. 0 also for a worker that has dropped samples: it has ended in order."""
+        status = None if self.process is None else self.process.poll()
+        return 0 if status == DROPPED_SAMPLES else status
 
     def ask_to_end(self) -> None:
         """Send the line that requests its end."""

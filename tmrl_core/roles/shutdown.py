@@ -35,6 +35,8 @@ HANDLER_FAILED = 0
 
 WRONG_USE = 2
 """Exit status of a process that asks for input that nobody can give: starting it again would not help."""
+DROPPED_SAMPLES = 3
+"""Exit status of a worker that ended in order and has dropped samples on the way."""
 
 AT_ONCE = 130
 """Exit status after a second request, the same as shells use for Ctrl-C."""

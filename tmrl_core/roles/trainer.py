@@ -469,6 +469,8 @@ class Trainer:
                 why += ", but its end could not be written to disk"
                 raise
         finally:
+            if missing := interface.link.counts.gap_samples:
+                why += f"; {missing} samples never arrived, because workers dropped them or a checkpoint was older"
             interface.event(names.EVENT_END, why, step=training.total_updates, phase="done")
             if not self._config.metrics.console:  # the sinks log that event
                 logger.info("end: %s", why)

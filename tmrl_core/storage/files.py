@@ -18,7 +18,7 @@ from tmrl_core.storage.own_files import BINARY, flush_folder, open_now, open_own
 
 logger = logging.getLogger(__name__)
 
-Sync = Literal["os", "fsync"]
+Sync = Literal["never", "os", "fsync"]
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _MOST_BUFFERS = 1000
 """Maximum number of buffers in one call; POSIX systems allow 1024."""

@@ -55,6 +55,7 @@ class RecordLog:
             once its file is full, after `flush`, or when the system has written it. "fsync": when `append` returns, it
             survives a crash of the machine too, at the cost of one flush per record. With "os", a thread flushes a file
             while it grows, so that little is left to flush when the next file begins; `close` joins the thread.
+            "never": as "os", but no call waits for the disk, and a crash of the machine may damage any file.
         segment_bytes: size after which a new file begins, head and first record not counted.
         first_note: called when a file begins; returns the note of its first record, which has no payload. The note
             holds all state that must survive the deletion of earlier files, such as the offsets of all streams. None:

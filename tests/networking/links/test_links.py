@@ -26,7 +26,7 @@ from tmrl_core.errors import (
 )
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink, base
-from tmrl_core.networking.protocol.delivery import Received
+from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.networking.security import credentials
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, decode_message
@@ -49,6 +49,7 @@ class Place:
         self.keys = keys
         self.stack = stack
         self.port = 0
+        self.marks: dict[bytes, CommittedOffset] = {}
         self.start_server()
 
     def start_server(self, **server: Any) -> None:
@@ -331,14 +332,19 @@ def test_a_full_dropping_link_warns_drops_the_oldest_and_the_trainer_counts_the_
     assert len([message for message in caplog.messages if "dropped" in message]) == 1
 
 
+def poll(condition: Callable[[], bool], worker: WorkerLink) -> None:
+    """Wait for a condition whose change wakes nobody."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        worker.wait_change(0.005)
+
+
 def await_the_disk(worker: WorkerLink) -> None:
     """Wait until what was sent is encoded, and on the disk as far as it should be."""
     overflow = worker._overflow
     assert overflow is not None
-    deadline = time.monotonic() + DEADLINE_S
-    while worker._handed or overflow._busy:
-        assert time.monotonic() < deadline
-        worker.wait_change(0.005)
+    poll(lambda: not worker._handed and not overflow._busy, worker)
 
 
 def test_samples_of_an_outage_wait_on_the_disk_and_none_is_lost(
@@ -379,6 +385,93 @@ def test_a_spool_beyond_its_bound_drops_the_oldest_and_names_the_setting(
     trainer = place.trainer()
     assert collect(trainer, kept) == list(range(20_000 - kept, 20_000))
     assert trainer.counts.gap_samples == 20_000 - kept == worker.counts.samples_dropped
+
+
+def left_by_a_worker(place: Place, folder: Path, **changes: Any) -> WorkerLink:
+    """Return a worker that has ended while the Server was away, with 1,000 samples of which 100 were acknowledged."""
+    worker, trainer = place.worker(spool_dir=folder, **changes), place.trainer(settings=changes.get("settings", {}))
+    worker.send(episode(0, 100), [])
+    assert collect(trainer, 100) == list(range(100))
+    until(lambda: worker.counts.samples_acked == 100, worker)
+    place.server.close()
+    for i in range(1, 10):
+        worker.send(episode(i * 100, 100), [])
+    worker.drain_timeout_s = 0.05
+    assert worker.close() == (100, 0, 0), "900 wait on the disk"
+    place.marks = trainer.offsets
+    trainer.close()
+    place.start_server()
+    return worker
+
+
+@pytest.mark.parametrize("mode", ["off", "authenticate", "encrypt"])
+def test_a_worker_delivers_what_an_earlier_one_has_left(keys: Path, tmp_path: Path, mode: str) -> None:
+    with ExitStack() as stack:
+        place = Place("tls", keys, stack)
+        settings = {"end_to_end": mode}
+        first = left_by_a_worker(place, tmp_path / "spool", settings=settings)
+        assert [path.name for path in (tmp_path / "spool").iterdir()] == [first.stream.hex()]
+        second = place.worker(spool_dir=tmp_path / "spool", settings=settings)
+        trainer = place.trainer(settings=settings, offsets=place.marks, incarnation=1)
+        assert collect(trainer, 900) == list(range(100, 1_000))
+        assert trainer.counts.gap_samples == trainer.counts.duplicate_messages == 0
+        poll(lambda: not second._left, second)
+        assert list(tmp_path.iterdir()) == []
+        # The stream of the earlier process has ended, and this one goes on.
+        until(lambda: [member.stream for member in trainer.members] == [second.stream], trainer)
+        second.send(episode(0, 10), [])
+        assert collect(trainer, 10) == list(range(10))
+        assert second.close() == (10, 0, 0)
+
+
+def test_a_trainer_does_not_take_an_earlier_process_for_a_worker(place: Place, tmp_path: Path) -> None:
+    first = left_by_a_worker(place, tmp_path)
+    trainer = place.trainer(offsets=place.marks)
+    second = place.worker(spool_dir=tmp_path)
+    until(lambda: len(trainer.members) == 2, trainer)
+    assert {member.stream: member.live for member in trainer.members} == {first.stream: False, second.stream: True}
+    trainer.direct(Directive(revision=1, pause=True), first.stream)
+    trainer.direct(Directive(revision=1, evaluation=Evaluation(1, (1,))), second.stream)
+    until(lambda: second.directive.evaluation is not None, second)
+    assert not second.directive.pause
+    assert collect(trainer, 900) == list(range(100, 1_000))
+
+
+def test_samples_of_another_run_or_of_a_running_worker_are_left_where_they_are(
+    place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = left_by_a_worker(place, tmp_path)
+    running = place.worker(queue_bytes=100_000, spool_dir=tmp_path)
+    assert running._left, "it delivers what was left"
+    trainer = place.trainer(offsets=place.marks)
+    collect(trainer, 900)
+    poll(lambda: not running._left, running)
+    trainer.close()
+    for i in range(20):
+        running.send(episode(i * 500, 500), [])
+        await_the_disk(running)
+    assert [path.name for path in tmp_path.iterdir()] == [running.stream.hex()] != [first.stream.hex()]
+    assert not place.worker(spool_dir=tmp_path)._left
+    running.drain_timeout_s = 0.0
+    place.server.close()
+    running.close()
+    with caplog.at_level(logging.WARNING):
+        other = WorkerLink(place.settings(), name="a", run="other", spool_dir=tmp_path)
+    assert not other._left
+    assert "10000 samples wait in" in caplog.text
+    assert "they are of run 'run'" in caplog.text
+    assert (tmp_path / running.stream.hex()).exists()
+
+
+def test_samples_of_a_run_that_is_over_are_not_kept(place: Place, tmp_path: Path) -> None:
+    worker, trainer = place.worker(spool_dir=tmp_path, drain_timeout_s=0.05), place.trainer()
+    trainer.direct(Directive(revision=1, finish=True))
+    until(lambda: worker.finished, worker)
+    trainer.close()
+    place.server.close()
+    worker.send(episode(0, 10), [])
+    assert worker.close() == (0, 0, 10)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_refused_message_is_released_counted_and_logged_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.networking.spools.test_stream_files import STREAM, Full
+from tests.networking.spools.test_stream_files import INFO, STREAM, Full
 from tmrl_core.networking.links.overflow import Overflow
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.messages import Ack
@@ -24,7 +24,7 @@ class Spooled:
     """A sender with files. The test is its I/O thread."""
 
     def __init__(self, folder: Path, queue_bytes: int = 10_000, calls: FileCalls | None = None) -> None:
-        self.files = StreamFiles(folder / STREAM.hex(), {}, 1 << 20, calls=calls or FileCalls())
+        self.files = StreamFiles(folder / STREAM.hex(), INFO, 1 << 20, calls=calls or FileCalls())
         self.sender = StreamSender(
             STREAM, queue_bytes=queue_bytes, drop_oldest=True, store=self.files, store_bytes=1 << 20
         )

@@ -44,7 +44,7 @@ from tmrl_core.networking.peers import (
 )
 from tmrl_core.networking.peers.probe import ProbeConnection
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.delivery import StreamSender
+from tmrl_core.networking.protocol.delivery import StreamSender, WrittenMessage
 from tmrl_core.networking.protocol.messages import (
     AUTHENTICATED,
     PROTOCOL_VERSION,
@@ -495,6 +495,31 @@ def hand_over(talk: Talk) -> None:
     talk.run()
 
 
+class _Bodies:
+    """Bodies that a killed worker has written."""
+
+    def load(self, place: int) -> list[bytes]:
+        return [b"head", bytes([place]) * 500]
+
+    def release(self, place: int) -> None:
+        """Keep it: there is no disk."""
+
+
+def killed_worker(talk: Talk) -> None:
+    """A worker delivers what an earlier process had written to the disk, besides its own samples."""
+    worker, trainer = Worker("robot7", 1), Trainer(3)
+    earlier = StreamSender(bytes([42]) * 16, queue_bytes=1 << 21, drop_oldest=True, store=_Bodies(), store_bytes=0)
+    earlier.restore([WrittenMessage(number, number, 5 * number, 5, 504, number) for number in (2, 3)])
+    worker.state.add_stored_stream(earlier, b"signature of robot7", "robot7")
+    worker.make(300, 6)
+    talk.open(worker.link)
+    talk.open(trainer.link)
+    assert sorted(samples for _, samples, _ in trainer.take()) == [5, 5, 6]
+    talk.run()
+    assert not earlier.held_messages
+    worker.end(talk)
+
+
 def full_spool(talk: Talk) -> None:
     """A worker ends with more samples than the Server's spool takes."""
     worker = Worker("robot7", 1)
@@ -674,6 +699,7 @@ CONVERSATIONS: dict[str, Callable[[Talk], None]] = {
         links_that_break,
         namesakes,
         hand_over,
+        killed_worker,
         full_spool,
         looks,
         refusals,

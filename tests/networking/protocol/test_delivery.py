@@ -21,6 +21,7 @@ from tmrl_core.networking.protocol.delivery import (
     Received,
     StreamReceiver,
     StreamSender,
+    WrittenMessage,
 )
 from tmrl_core.networking.protocol.framing import (
     FIRST,
@@ -990,3 +991,73 @@ def test_long_walks_with_a_store(seed: int) -> None:
             machine.lose_a_body(dice.randint(0, 5))
         machine.check()
     machine.teardown()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_a_killed_sender_has_written_is_delivered_once_by_the_next(seed: int) -> None:
+    """Trainers that restart from older checkpoints included, which may get again what an earlier one has lost."""
+    dice = random.Random(seed)
+    store = BodiesInADict()
+    disk: dict[int, WrittenMessage] = {}
+    sender = StreamSender(STREAM, queue_bytes=5_000, drop_oldest=True, store=store, store_bytes=20_000)
+    receiver = StreamReceiver(STREAM)
+    checkpoint = receiver.offset
+    contents: dict[int, bytes] = {}
+    got: dict[int, bytes] = {}
+    epoch = 0
+
+    def send(moves: int) -> None:
+        nonlocal epoch
+        epoch += 1
+        sender.resume(channel=3, epoch=epoch, next_number=receiver.attach(), credit=1 << 30)
+        for _ in range(moves):
+            wire = sender.next_frame()
+            if wire is None:
+                break
+            received, ask = receiver.frame(parse(wire), LIMIT)
+            assert not ask, "a gap is explained"
+            if received is not None:
+                assert received.number not in got
+                got[received.number] = bytes(received.payload)
+        if got and dice.random() < 0.8:
+            receiver.commit(receiver.next_number - 1)
+        ack = receiver.next_ack(3)
+        if ack is not None and dice.random() < 0.8:
+            sender.on_ack(ack)
+
+    for _ in range(60):
+        chance = dice.random()
+        if chance < 0.5:
+            body = os.urandom(dice.choice([10, 700, 1_500]))
+            contents[sender.next_number] = body
+            sender.offer([body], 1)
+        elif chance < 0.8:
+            messages = sender.take_unwritten(dice.choice([1, 2_000]))
+            for message in messages:
+                store.bodies[message.number] = contents[message.number]
+                head = (message.number, message.floor, message.position, message.samples, message.body_bytes)
+                disk[message.number] = WrittenMessage(*head, message.number)
+            sender.written(messages, [message.number for message in messages])
+        elif chance < 0.95:
+            send(dice.randint(0, 8))
+        else:
+            checkpoint = receiver.offset
+    # The files of acknowledged messages go late, if at all, and the others are found by the next process.
+    lost_with_it = {number for number in contents if number not in disk}
+    store.bodies = {number: contents[number] for number in disk}
+    sender = StreamSender(STREAM, queue_bytes=5_000, drop_oldest=True, store=store, store_bytes=0)
+    sender.restore(list(disk.values()))
+    restarted = dice.random() < 0.5
+    if restarted:
+        receiver = StreamReceiver(STREAM, checkpoint)
+        got = {number: body for number, body in got.items() if number < checkpoint.next_number}
+    had = set(got)
+    for _ in range(200):
+        if not sender.held_messages:
+            break
+        send(dice.randint(1, 5))
+    assert (sender.held_messages, sender.memory_bytes, sender.written_bytes, store.bodies) == (0, 0, 0, {})
+    assert all(got[number] == contents[number] for number in got)
+    missing = set(contents) - set(got)
+    assert missing & set(disk) <= {number for number in disk if number < max(had, default=-1)}, "dropped before"
+    assert missing <= lost_with_it | {number for number in disk if number < max(had, default=-1)}

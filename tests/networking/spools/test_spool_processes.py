@@ -25,6 +25,7 @@ from tmrl_core.errors import FolderLockedError
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.networking.security import credentials
+from tmrl_core.networking.spools.stream_files import left_streams
 from tmrl_core.samples import Buffer, Chunk, decode_message
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -179,6 +180,18 @@ def collect(trainer: TrainerLink, rows: int) -> dict[bytes, list[int]]:
     return numbers
 
 
+def numbers_of(trainer: TrainerLink, stream: bytes | None = None) -> list[int]:
+    """Take and commit what has arrived. Return the numbers of the samples of one stream, or of all."""
+    numbers: list[int] = []
+    received = trainer.receive()
+    for one in received:
+        chunk = decode_message(one.payload, max_bytes=1 << 24).chunk
+        if chunk is not None and stream in (None, one.stream):
+            numbers += np.asarray(chunk.observation)[:, 0].astype(int).tolist()
+    trainer.acknowledge(received)
+    return numbers
+
+
 def test_spooled_samples_survive_a_kill_of_the_server(place: Place) -> None:
     server = place.start_server()
     streams = {}
@@ -237,6 +250,48 @@ def test_an_interrupted_worker_hands_over_without_a_trainer(place: Place) -> Non
     assert handed_over >= 200
     (numbers,) = collect(place.trainer(), handed_over).values()
     assert numbers == list(range(handed_over))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_samples_of_an_outage_survive_a_kill_of_the_worker(place: Place) -> None:
+    server = place.start_server()
+    killed = place.start("--worker")
+    trainer = place.trainer()
+    before: list[int] = []
+    while len(before) < 200:
+        assert trainer.wait(DEADLINE_S)
+        before += numbers_of(trainer)
+    offsets = trainer.offsets
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(DEADLINE_S)
+    trainer.close()
+    spool = place.folder / "runs" / "run" / "worker" / "spool"
+    deadline = time.monotonic() + DEADLINE_S
+    while sum(path.stat().st_size for path in spool.glob("*/*.seg")) < 100_000:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait(DEADLINE_S)
+    ((files, messages),) = left_streams(spool)
+    files.close()
+    written = messages[-1].position + messages[-1].samples
+    assert written > len(before)
+
+    place.start_server()
+    again = place.start("--worker")
+    again.says(r"\d+ samples of an earlier process wait in .* and are delivered first")
+    trainer = TrainerLink(place.settings(), name="trainer", run="run", offsets=offsets)
+    trainer.start()
+    place.stack.callback(trainer.close)
+    after: list[int] = []
+    stream = bytes.fromhex(files.info.stream)
+    while len(before) + len(after) < written:
+        assert trainer.wait(DEADLINE_S)
+        after += numbers_of(trainer, stream)
+    assert before + after == list(range(written)), "each sample once, in order"
+    again.says("the samples that an earlier process had left in .* are delivered")
+    assert not files.folder.exists()
+    assert trainer.counts.gap_samples == 0
 
 
 def test_a_full_server_refuses_and_the_worker_reports_the_rest(place: Place, caplog: pytest.LogCaptureFixture) -> None:

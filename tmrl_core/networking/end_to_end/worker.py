@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -11,7 +12,7 @@ from typing import Literal
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from tmrl_core.errors import ForgedError, UnknownGroupKeyError
 from tmrl_core.networking.end_to_end.arriving_policy import ArrivingPolicy
@@ -39,18 +40,22 @@ from tmrl_core.networking.end_to_end.stream_keys import (
     StreamKeys,
     body_statement,
 )
-from tmrl_core.networking.protocol.delivery import Body
+from tmrl_core.networking.protocol.delivery import Body, StreamSecret
 from tmrl_core.networking.protocol.framing import MessageHead
 from tmrl_core.networking.protocol.messages import FIRST_START_S, Version
 
 Mode = Literal["authenticate", "encrypt"]
 
 
+_SEALS_BITS = 62
+"""Bits of the first number of a continued stream: processes that send 2^24 messages share one with odds of 2^-37."""
+
+
 class _Stream:
     """A stream of this process: its key pair, the keys shared with today's trainer, and the counter of its seals."""
 
-    def __init__(self, run: str, identity: str, started_s: int) -> None:
-        self.private = X25519PrivateKey.generate()
+    def __init__(self, run: str, identity: str, started_s: int, private: X25519PrivateKey) -> None:
+        self.private = private
         self.key = self.private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         # Without a battery, the clock of a robot may be set only after its worker has started. A trainer would take the
         # id for a random one, forget it first, and not recognise its replay.
@@ -143,9 +148,30 @@ class WorkerSeal:
 
     def new_stream(self) -> bytes:
         """Make the key pair of a stream. Return the stream's id, which follows from it."""
-        stream = _Stream(self.run, self.signer.identity, int(self._clock()))
+        stream = _Stream(self.run, self.signer.identity, int(self._clock()), X25519PrivateKey.generate())
         self._streams[stream.id] = stream
         return stream.id
+
+    def stream_secret(self, stream: bytes) -> StreamSecret:
+        """Return what a later process needs to continue a stream of `new_stream`. It is secret."""
+        own = self._streams[stream]
+        key = own.private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+        return StreamSecret(self.signer.identity, own.started_s, key)
+
+    def continue_stream(self, stream: bytes, secret: StreamSecret) -> bool:
+        """Continue a stream of an earlier process. Return False if it is of another certificate, run or key."""
+        try:
+            private = X25519PrivateKey.from_private_bytes(secret.key)
+        except ValueError:
+            return False
+        own = _Stream(self.run, self.signer.identity, secret.started_s, private)
+        if own.id != stream:
+            return False
+        # No number may be used twice with the same keys. A random beginning needs no record of those that were used,
+        # which could be lost with the machine's power, or copied with its disk.
+        own.seals = secrets.randbits(_SEALS_BITS)
+        self._streams[stream] = own
+        return True
 
     def record(self, stream: bytes, signature: bytes) -> bytes:
         """Return the signed record of a stream of `new_stream`, to be announced in place of its signature."""

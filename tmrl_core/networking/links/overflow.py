@@ -37,6 +37,7 @@ class Overflow:
         files: files of the stream.
         post: runs a function in the I/O thread.
         on_written: called in the I/O thread once a batch was written, so that `check` can begin the next one.
+        restored: True: the files are of an earlier process.
     """
 
     def __init__(
@@ -45,6 +46,8 @@ class Overflow:
         files: StreamFiles,
         post: Callable[[Callable[[], None]], None],
         on_written: Callable[[], None],
+        *,
+        restored: bool = False,
     ) -> None:
         self._sender = sender
         self.files = files
@@ -54,7 +57,8 @@ class Overflow:
         self._thread: threading.Thread | None = None
         self._busy = False
         self._result: tuple[Sequence[HeldMessage], list[Place], StorageError | None] | None = None
-        self._has_files = False
+        self.has_files = restored
+        """True: samples are on the disk, or on the way there."""
         self.failed = False
         """True: the disk takes nothing, so samples wait in memory until all of them are acknowledged."""
         self._since: float | None = None
@@ -88,7 +92,7 @@ class Overflow:
         if self.files.has_obsolete:
             first = self.files.first_needed()
             if first is None:
-                self._has_files = False
+                self.has_files = False
                 self._do(self.files.remove)
             else:
                 self._do(lambda: self.files.remove_before(first))
@@ -97,8 +101,8 @@ class Overflow:
         messages = self._sender.take_unwritten(_BATCH_BYTES)
         if not messages:
             return
-        if not self._has_files:
-            self._has_files = True
+        if not self.has_files:
+            self.has_files = True
             self._begun_line(f"samples that wait for the Server or the trainer are written to {self.files.folder}", now)
 
         def work() -> None:
@@ -150,13 +154,30 @@ class Overflow:
                 )
             self.failed = True
 
-    def close(self) -> None:
-        """End the thread, and remove the files."""
+    def end_thread(self) -> None:
+        """End the thread, after its last job."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(timeout=_JOIN_S)
             if self._thread.is_alive():
-                logger.warning("%s does not answer; what was written there stays", self.files.folder)
+                logger.warning("%s does not answer", self.files.folder)
+                self.failed = True
                 return
+            self._thread = None
         self._done()
-        self.files.remove()
+
+    def write_all(self) -> None:
+        """Write all that is in memory, in the calling thread. `end_thread` was called before."""
+        while not self.failed and (messages := self._sender.take_unwritten(_BATCH_BYTES)):
+            self._result = (messages, *self.files.write(messages))
+            self._done()
+
+    def close(self) -> int:
+        """Close the files, and remove them if they are not needed. Return the number of samples that stay in them."""
+        self.end_thread()
+        if self._thread is not None:
+            return self._sender.samples_written
+        if self.files.first_needed() is None:
+            self.files.remove()
+        self.files.close()
+        return self._sender.samples_written

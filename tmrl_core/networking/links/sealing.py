@@ -5,6 +5,7 @@ The seals import `cryptography`, so they are imported only where the mode is not
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -131,6 +132,11 @@ class Identity:
         own = client_certificate(place, self._role) or self._issue(authority)
         self._listed = max(self._listed, read_signed(folder_of(place), authority), key=lambda listed: listed.number)
         return authority, own, read_revoked(place) | self._listed.serials
+
+    @property
+    def authority(self) -> str:
+        """Return a digest that identifies the CA."""
+        return hashlib.sha256(self._known[0].encode()).hexdigest()
 
     def take_revocations(self, body: bytes) -> None:
         """Handle the list of revoked certificates that the Server has sent. `refresh` says what follows from it."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +26,13 @@ from tmrl_core.networking.peers import (
     WorkerState,
 )
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Body, CloseReport, StreamSender
+from tmrl_core.networking.protocol.delivery import (
+    Body,
+    CloseReport,
+    StreamSecret,
+    StreamSender,
+    WrittenMessage,
+)
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
     Directive,
@@ -34,7 +42,13 @@ from tmrl_core.networking.protocol.messages import (
     decode_body,
     plain,
 )
-from tmrl_core.networking.spools.stream_files import StreamFiles, default_limit
+from tmrl_core.networking.spools.stream_files import (
+    SpooledStreamInfo,
+    StreamFiles,
+    default_limit,
+    left_streams,
+)
+from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.samples import (
@@ -59,6 +73,8 @@ _AHEAD_BYTES = 8 << 20
 """Limit of encoded unsent bytes, beyond which a link that must not drop samples stops encoding."""
 _DRAIN_CHECK_S = 0.1
 """Time between two checks of a link that nobody waits for and that is to close once it is drained."""
+_MOST_LEFT = 256
+"""Maximum number of earlier processes whose samples are delivered at a time; a link carries 1,024 streams."""
 _REFUSALS_SAID = 20
 """Number of different reasons of refused samples that are logged."""
 
@@ -144,11 +160,16 @@ class WorkerLink(Link):
         self._drop_oldest = when_full == "drop_oldest"
         # In `block` mode, `send` enforces the limit, and submitted samples are never refused.
         stream, sealer = self._worker.new_stream()
+        announced = encode_value(dict(signature or {}))
+        authority = identity.authority if identity is not None else ""
         files: StreamFiles | None = None
         if spool_dir is not None and spool_bytes is None:
             spool_bytes = default_limit(spool_dir)
         if spool_dir is not None and spool_bytes and self._drop_oldest:
-            files = StreamFiles(spool_dir / stream.hex(), {"stream": stream.hex(), "run": run}, spool_bytes)
+            info = SpooledStreamInfo(stream=stream.hex(), run=run, name=name, signature=announced)
+            if seal is not None:
+                info = msgspec.structs.replace(info, authority=authority, **seal.stream_secret(stream)._asdict())
+            files = StreamFiles(spool_dir / stream.hex(), info, spool_bytes)
         self._sender = StreamSender(
             stream,
             queue_bytes=queue_bytes if self._drop_oldest else 1 << 62,
@@ -158,9 +179,16 @@ class WorkerLink(Link):
             store_bytes=spool_bytes or 0,
         )
         self._overflow = Overflow(self._sender, files, self._call, self._check_overflow) if files is not None else None
+        self._left: list[Overflow] = []
+        self._abandoned = False
+        """True: nobody is left to call `close`."""
+        """Streams of earlier processes with samples on the disk."""
         self._overflow_timer = False
         """True: `_check_overflow` will be called by a timer."""
-        self._worker.add_stream(self._sender, encode_value(dict(signature or {})))
+        self._worker.add_stream(self._sender, announced)
+        if files is not None:
+            for left, messages in itertools.islice(left_streams(files.folder.parent), _MOST_LEFT):
+                self._continue_stream(left, messages, authority)
         self.expert = False
         """True: this worker is an expert, whose policy is not the trainer's."""
         self._handed: deque[_Handed] = deque()
@@ -189,6 +217,32 @@ class WorkerLink(Link):
     def stream(self) -> bytes:
         """Return the id of this worker's stream."""
         return self._sender.stream
+
+    def _continue_stream(self, files: StreamFiles, messages: Sequence[WrittenMessage], authority: str) -> None:
+        """Deliver what an earlier process has left on the disk, or log why not."""
+        info, worker = files.info, self._worker
+        stream = bytes.fromhex(info.stream)
+        samples = sum(message.samples for message in messages)
+        problem, sealer = "", None
+        if info.run != worker.run:
+            problem = f"they are of run {info.run!r}"
+        else:
+            secret = StreamSecret(info.identity, info.started_s, info.key) if info.key else None
+            possible, sealer = worker.continued(stream, secret)
+            if not possible or info.authority != authority:
+                problem = "they were collected with other credentials, or another network.end_to_end"
+        if problem:
+            files.close()
+            logger.warning("%d samples wait in %s and are not delivered: %s", samples, files.folder, problem)
+            return
+        sender = StreamSender(
+            stream, queue_bytes=self._queue_bytes, drop_oldest=True, sealer=sealer, store=files, store_bytes=1 << 62
+        )
+        sender.restore(messages)
+        worker.add_stored_stream(sender, info.signature, info.name)
+        self._sender.store_bytes = max(0, self._sender.store_bytes - sender.held_bytes)
+        self._left.append(Overflow(sender, files, self._call, self._check_overflow, restored=True))
+        logger.info("%d samples of an earlier process wait in %s and are delivered first", samples, files.folder)
 
     # --- samples ---
 
@@ -262,6 +316,13 @@ class WorkerLink(Link):
         if overflow is None or loop is None:
             return
         again = overflow.check(loop.time(), self._sender.active)
+        for left in list(self._left):
+            if left.check(loop.time(), self._sender.active):
+                again = True
+            else:
+                self._left.remove(left)
+                left.close()
+                logger.info("the samples that an earlier process had left in %s are delivered", left.files.folder)
         self._warn_of_drops()
         if again and not self._overflow_timer:
             self._overflow_timer = True
@@ -371,6 +432,8 @@ class WorkerLink(Link):
                 )
         if self._has_work():
             self._wake_thread()
+        if self._left and not self._overflow_timer:
+            self._check_overflow()
         super()._notify()
         if self.connected:
             taken = self._taken
@@ -514,11 +577,10 @@ class WorkerLink(Link):
             if self._drained():
                 self._call(self._end_streams)
         self._stop_thread()
-        if self._overflow is not None:
-            self._overflow.close()
+        kept = self._keep_rest()
         counts = self.counts
         stored = self._sender.samples_stored
-        left = counts.queued_samples + self._sender.samples_unresolved - stored
+        left = counts.queued_samples + self._sender.samples_unresolved - stored - kept
         report = CloseReport(counts.samples_acked, stored, left)
         if left and self._worker.hand_over_refusal:
             logger.warning("%d samples were not handed over: %s", left, self._worker.hand_over_refusal)
@@ -537,8 +599,37 @@ class WorkerLink(Link):
         elif time.monotonic() < deadline and self._loop is not None:
             self._loop.call_later(_DRAIN_CHECK_S, self._close_later, deadline)
             return
+        self._abandoned = True
         if self._stopping is not None:
             self._stopping.set()
+
+    def _run(self, transport: Transport, started: threading.Event) -> None:
+        super()._run(transport, started)
+        if self._abandoned:
+            self._keep_rest()
+
+    def _keep_rest(self) -> int:
+        """Write what was not delivered to the disk, for a later process. Return the number of samples of this one."""
+        overflow, self._overflow = self._overflow, None
+        if overflow is None:
+            return 0
+        overflow.end_thread()
+        # Nobody waits for samples of a run that is over, unless an outage has put some of them on the disk before.
+        if not self._sender.settled or self._handed:
+            while (not self.finished or overflow.has_files) and not overflow.failed:
+                overflow.write_all()
+                if not self._serve():
+                    break
+        kept = overflow.close()
+        total = kept + sum(left.close() for left in self._left)
+        if total:
+            logger.info(
+                "%d samples wait in %s: the next worker of run %r that starts there delivers them",
+                total,
+                overflow.files.folder.parent,
+                self._worker.run,
+            )
+        return kept
 
     def _drained(self) -> bool:
         return not self._handed and self._sender.settled

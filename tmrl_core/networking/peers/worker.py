@@ -13,7 +13,7 @@ from tmrl_core.errors import ForgedError, NetworkError, RemoteProtocolError, Unk
 from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Body, Sealer, StreamSender
+from tmrl_core.networking.protocol.delivery import Body, Sealer, StreamSecret, StreamSender
 from tmrl_core.networking.protocol.framing import (
     FIRST,
     LAST,
@@ -172,6 +172,8 @@ class WorkerState(ClientState):
         """True: the trainer authenticates, and this worker does not, so that it ignores the trainer."""
         self.senders: list[tuple[StreamSender, bytes]] = []
         """Streams and their encoded signatures; the channel is the index."""
+        self.stored: dict[int, str] = {}
+        """Channels of streams of earlier processes, with their names. Their messages come from the worker's spool."""
         self.policy_version = (0, 0)
         self.policy: tuple[Version, bytes | memoryview] | None = None
         """The newest policy and its version, not taken by the application yet."""
@@ -213,6 +215,19 @@ class WorkerState(ClientState):
         if size > MAX_SIGNATURE_BYTES:
             raise ValueError(f"a stream's signature of {size} bytes; at most {MAX_SIGNATURE_BYTES} fit")
         self.senders.append((sender, signature))
+
+    def add_stored_stream(self, sender: StreamSender, signature: bytes, name: str) -> None:
+        """Add a stream of an earlier process, which ends once all of its messages are acknowledged."""
+        self.stored[len(self.senders)] = name
+        self.senders.append((sender, signature))
+
+    def continued(self, stream: bytes, secret: StreamSecret | None) -> tuple[bool, Sealer | None]:
+        """Return whether a stream of an earlier process can be continued, and its authentication for its sender."""
+        if secret is None or self.seal is None:
+            return secret is None and self.seal is None, None
+        if not self.seal.continue_stream(stream, secret):
+            return False, None
+        return True, _StreamSealer(self, self.seal, stream)
 
     def announcement(self, sender: StreamSender, signature: bytes) -> bytes:
         """Return a stream's signature, in its record if it is authenticated. The certificate may have been renewed."""
@@ -319,8 +334,12 @@ class WorkerConnection(Connection):
                 if state.seal is None:
                     state.incarnation = max(state.incarnation, message.incarnation)
                 for channel, (sender, signature) in enumerate(state.senders):
+                    stored = channel in state.stored
+                    if stored and not sender.held_messages:
+                        continue  # it has ended
                     announcement = state.announcement(sender, signature)
-                    self.send(OpenStream(channel, sender.stream, state.name, announcement))
+                    name = state.stored.get(channel, state.name)
+                    self.send(OpenStream(channel, sender.stream, name, announcement, stored))
                 if state.waits:
                     self.say_waits()
                 if state.place:
@@ -347,7 +366,8 @@ class WorkerConnection(Connection):
                 state.halt_reason = plain(message.reason)
                 state.trainer_gone()
                 self._sender(message.channel).halt()
-                self._halted.add(message.channel)
+                if message.channel not in state.stored:  # on the worker's disk, it is as safe as with the Server
+                    self._halted.add(message.channel)
                 if state.ending:
                     self.hand_over()
                 state.on_change()
@@ -359,7 +379,13 @@ class WorkerConnection(Connection):
                     state.hand_over_refusal = plain(message.refusal)
                 state.on_change()
             case Ack():
-                self._sender(message.channel).on_ack(message)
+                sender = self._sender(message.channel)
+                held = sender.held_messages
+                sender.on_ack(message)
+                if message.channel in state.stored and held and not sender.held_messages:
+                    sender.halt()
+                    self._slots.pop(("want", message.channel), None)
+                    self.send(CloseStream(message.channel))
                 state.on_change()
             case Credit():
                 self._sender(message.channel).credit(epoch=message.epoch, limit=message.limit)
@@ -380,6 +406,8 @@ class WorkerConnection(Connection):
 
     def _directed(self, message: Direct) -> None:
         state = self.worker
+        if message.channel in state.stored:
+            return  # it was for a process that has ended
         stream = None if message.channel == ALL_CHANNELS else self._sender(message.channel).stream
         keys = state.seal.group_keys if state.seal is not None else None
         order = self._opened(
@@ -509,7 +537,7 @@ class WorkerConnection(Connection):
     def say_waits(self) -> None:
         """Send the trainer this worker's wait reason, or that it no longer waits."""
         if self.state == "open" and not self._ended:
-            for channel in range(len(self.worker.senders)):
+            for channel in self._own_channels:
                 self.put(("waits", channel), Waits(channel, self.worker.waits))
 
     def hand_over(self) -> None:
@@ -519,6 +547,11 @@ class WorkerConnection(Connection):
                 self.send(HandOver(channel))
             self._halted.clear()
 
+    @property
+    def _own_channels(self) -> list[int]:
+        """Return the channels of this process's streams."""
+        return [channel for channel in range(len(self.worker.senders)) if channel not in self.worker.stored]
+
     def end_streams(self) -> None:
         """Tell the Server that the streams have ended in order; it is the last message about them."""
         self._ended = True
@@ -526,7 +559,7 @@ class WorkerConnection(Connection):
             for name in ("want", "waits"):
                 self._slots.pop((name, channel), None)
         self._slots.pop("lateness", None)
-        for channel in range(len(self.worker.senders)):
+        for channel in self._own_channels:
             self.send(CloseStream(channel))
 
     def _on_closed(self) -> None:

@@ -36,6 +36,7 @@ from tmrl_core.networking.protocol.framing import (
     FIRST,
     HEADER_BYTES,
     LAST,
+    MAX_NUMBER,
     SAMPLES_HEAD,
     Frame,
     Kind,
@@ -73,6 +74,16 @@ class Sealer(Protocol):
 
     def check_ack(self, ack: Ack) -> bool:
         """Return True if the trainer has made this acknowledgement; otherwise count it as forged."""
+
+
+class StreamSecret(NamedTuple):
+    """Secret with which a later process of a worker can continue an authenticated stream."""
+
+    identity: str
+    """URI of the worker's certificate."""
+    started_s: int
+    key: bytes
+    """Private key of the stream."""
 
 
 class Opener(Protocol):
@@ -132,6 +143,17 @@ class HeldMessage:
         self.writing = False
         self.held = True
         self.size = message_bytes(SAMPLES_HEAD, body_bytes + seal_bytes)
+
+
+class WrittenMessage(NamedTuple):
+    """A message that an earlier process has written."""
+
+    number: int
+    floor: int
+    position: int
+    samples: int
+    body_bytes: int
+    place: Any
 
 
 class _Gone(NamedTuple):
@@ -337,6 +359,27 @@ class StreamSender:
 
     # --- the store, for messages that wait long ---
 
+    def restore(self, messages: Sequence[WrittenMessage]) -> None:
+        """Hold the messages that an earlier process of this stream has written. No others are offered."""
+        floor = 0
+        for number, _, position, samples, body_bytes, place in messages:
+            # Those in between were acknowledged or dropped: a trainer from an older checkpoint must not wait for them.
+            message = HeldMessage(number, floor, position, samples, (), body_bytes, self._seal_bytes)
+            floor = number + 1
+            message.body = None
+            message.place = place
+            message.memory_bytes = min(body_bytes, _WRITTEN_BYTES)
+            self.memory_bytes += message.memory_bytes
+            self.written_bytes += body_bytes
+            self.held_bytes += body_bytes
+            self.unsent_bytes += body_bytes
+            self.held_samples += samples
+            self.held_messages += 1
+            self._newest = number
+            self._queue.append(message)
+        # That process may have sent more than it had written, so the trainer may name any later number.
+        self._next_number = MAX_NUMBER
+
     def take_unwritten(self, limit_bytes: int) -> list[HeldMessage]:
         """Return the oldest messages that are not in the store, of about so many bytes, to be passed to `written`.
 
@@ -375,6 +418,12 @@ class StreamSender:
             if message.held:
                 self.written_bytes -= message.body_bytes
                 self._unwritten.appendleft(message)
+
+    @property
+    def samples_written(self) -> int:
+        """Number of unacknowledged samples in the store, without those that the Server stores."""
+        held = (*self._sent, *self._queue)
+        return sum(one.samples for one in held if one.place is not None and one.number >= self._stored)
 
     def _load(self, message: HeldMessage) -> Body | None:
         """Return the body of a message; None: the store has lost it."""

@@ -311,6 +311,8 @@ class OpenStream(_Control, frozen=True, tag="open"):
     stream: bytes
     name: Label
     signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)] = b""
+    stored: bool = False
+    """True: the stream of an earlier process, whose messages come from the worker's spool."""
 
 
 class CloseStream(_Control, frozen=True, tag="close"):
@@ -327,7 +329,7 @@ class StreamOpened(_Control, frozen=True, tag="joined"):
     name: Label
     signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)] = b""
     live: bool = True
-    """False: its worker is not connected; the messages come from the Server's spool."""
+    """False: its process has ended; the messages come from a spool, the Server's or a worker's."""
 
 
 class StreamClosed(_Control, frozen=True, tag="left"):

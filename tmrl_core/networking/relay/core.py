@@ -368,9 +368,8 @@ class Relay:
         stream.trainer_channel = self._next_trainer_channel
         self._next_trainer_channel += 1
         self._by_trainer_channel[stream.trainer_channel] = stream
-        trainer.send(
-            StreamOpened(stream.trainer_channel, stream.id, stream.name, stream.signature, live=worker is not None)
-        )
+        live = worker is not None and not stream.stored
+        trainer.send(StreamOpened(stream.trainer_channel, stream.id, stream.name, stream.signature, live))
         if stream.waits:
             self._send_wait_reason(stream)
         self._send_lateness(stream)
@@ -426,6 +425,7 @@ class Relay:
             self.refuse_peer(connection, "full", f"{no_space}; the worker tries again")
             return
         stream.worker = connection
+        stream.stored = message.stored
         stream.channel = message.channel
         self.flow.join(stream, connection.principal, connection.identity.weight)
         self.streams[stream.id] = stream

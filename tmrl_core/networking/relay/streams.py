@@ -49,7 +49,7 @@ class RelayStream:
         "name", "next_number", "over_window", "partial", "partial_bytes", "partial_length",
         "position", "queue", "received", "relayed_bytes", "relayed_messages", "relayed_samples",
         "replay", "run", "sent_limit", "share", "signature", "standing",
-        "trainer_channel", "turn", "waits", "wanted", "worker",
+        "stored", "trainer_channel", "turn", "waits", "wanted", "worker",
     )  # fmt: skip
 
     def __init__(self, stream: bytes, name: str, run: str, signature: bytes) -> None:
@@ -59,6 +59,8 @@ class RelayStream:
         self.name = name
         self.run = run
         self.signature = signature
+        self.stored = False
+        """True: its process has ended, and a worker sends what it had written to the disk."""
         self.worker: RelayConnection | None = None
         self.channel = 0
         self.trainer_channel = 0

@@ -3,24 +3,34 @@
 Each stream has a folder of its own, named by its id and locked by its process, so workers never share one. Its files
 are a `RecordLog`: each record holds one message, in the order of the numbers. Files are removed as a whole, once none
 of their messages is needed.
+
+The head of each file describes the stream, so that a later process can continue it (`left_streams`). It delivers what
+was written, as the same stream with the same numbers, so the trainer recognises what it has. New samples have a stream
+of their own: the process that has died may have sent more than it had written, under numbers that nobody else knows.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from tmrl_core.errors import StorageError
-from tmrl_core.networking.protocol.delivery import Body, HeldMessage
+import msgspec
+
+from tmrl_core.decodable import decodable
+from tmrl_core.errors import FolderLockedError, StorageError
+from tmrl_core.networking.protocol.delivery import Body, HeldMessage, WrittenMessage
+from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.storage import OS, FileCalls, FolderLock, Place, RecordLog, open_own
 from tmrl_core.storage.format import record_buffers, scan
 from tmrl_core.storage.lock import LOCK_FILE
 from tmrl_core.storage.log import SEGMENT_BYTES
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "tmrl_core worker spool 1"
 _NOTE = struct.Struct("<QQQI")
@@ -42,6 +52,32 @@ def default_limit(folder: Path) -> int:
         return _MOST_BYTES  # writing there will report the error, or work
 
 
+@decodable
+class SpooledStreamInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Description of a stream in its files.
+
+    Args:
+        stream: its id, hexadecimal.
+        run: name of its run.
+        name: label of its worker.
+        signature: description of its environment.
+        authority: digest of the CA, identity: URI of the worker's certificate; empty without authentication.
+        started_s, key: see `StreamSecret`.
+    """
+
+    stream: str
+    run: str
+    name: str
+    signature: bytes
+    authority: str = ""
+    identity: str = ""
+    started_s: int = 0
+    key: bytes = msgspec.field(default=b"")
+
+    def __repr__(self) -> str:
+        return f"SpooledStreamInfo({self.stream!r}, run={self.run!r}, name={self.name!r})"  # not the key
+
+
 class StreamFiles:
     """Files of one stream. A `BodyStore`.
 
@@ -50,16 +86,14 @@ class StreamFiles:
 
     Args:
         folder: folder of the stream. Its parent holds those of other streams.
-        description: description of the stream, in each file.
+        info: description of the stream, in each file.
         limit_bytes: maximum bytes of bodies, which the caller observes.
         calls: implementation of the file operations.
     """
 
-    def __init__(
-        self, folder: Path, description: Mapping[str, Any], limit_bytes: int, *, calls: FileCalls = OS
-    ) -> None:
+    def __init__(self, folder: Path, info: SpooledStreamInfo, limit_bytes: int, *, calls: FileCalls = OS) -> None:
         self.folder = folder
-        self._description = dict(description)
+        self.info = info
         self._segment_bytes = max(1, min(SEGMENT_BYTES, limit_bytes // _FILES))
         self._calls = calls
         self._lock: FolderLock | None = None
@@ -68,6 +102,46 @@ class StreamFiles:
         """Number of needed messages in each file, by its number."""
         self.has_obsolete = False
         """True: a file is not needed any more, see `first_needed`."""
+
+    @classmethod
+    def left(cls, folder: Path) -> tuple[StreamFiles, list[WrittenMessage]] | None:
+        """Return the files of a process that has ended, and their messages. None: it has not, or there are none.
+
+        Raises:
+            StorageError: the folder cannot be read, or its files describe no stream.
+        """
+        if not any(folder.glob("*.seg")):
+            return None
+        try:
+            lock = FolderLock(folder, "a worker's spool")
+        except FolderLockedError:
+            return None
+        try:
+            log = RecordLog(folder, FORMAT, mode=0o600)
+            if not log.numbers:  # another process has delivered them meanwhile, or they are damaged
+                lock.close()
+                return None
+            reader = log.reader(log.numbers[-1])
+            description = reader.description
+            reader.close()
+            info = msgspec.convert(description, SpooledStreamInfo)
+            if folder.name != info.stream or len(bytes.fromhex(info.stream)) != 16:
+                raise ValueError("it is of another stream")
+            files = cls(folder, info, 0)
+            messages: list[WrittenMessage] = []
+            for number, record in log.records(check_payloads=False):
+                if len(record.note) != _NOTE.size:
+                    raise ValueError("a record has another form")
+                at, floor, position, samples = _NOTE.unpack(record.note)
+                if max(at, floor, position) < MAX_NUMBER and (not messages or at > messages[-1].number):
+                    place = Place(number, record.payload_offset, record.end)
+                    messages.append(WrittenMessage(at, floor, position, samples, len(record.payload), place))
+            files.count([message.place for message in messages])
+        except (StorageError, ValueError, OSError) as exc:  # ValueError: also what msgspec raises
+            lock.close()
+            raise StorageError(f"{folder} holds no samples of a worker that can be read: {exc}") from exc
+        files._lock, files._log = lock, log
+        return files, messages
 
     # --- the reading thread ---
 
@@ -138,7 +212,8 @@ class StreamFiles:
         self._log = RecordLog(
             self.folder,
             FORMAT,
-            self._description,
+            msgspec.to_builtins(self.info),
+            sync="never",  # a disk that others use may take half a minute for it, and the memory fills meanwhile
             segment_bytes=self._segment_bytes,
             calls=self._calls,
             mode=0o600,
@@ -176,3 +251,19 @@ class StreamFiles:
             self._log.close()
             self._log = None
         self._unlock()
+
+
+def left_streams(spool_dir: Path) -> Iterator[tuple[StreamFiles, list[WrittenMessage]]]:
+    """Yield the files of processes that have ended, the oldest first, each locked. Others are logged or in use."""
+    try:
+        folders = sorted((path for path in spool_dir.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return  # there is no spool
+    for folder in folders:
+        try:
+            found = StreamFiles.left(folder)
+        except StorageError as exc:
+            logger.warning("worker.spool_dir: %s", exc)
+            continue
+        if found is not None:
+            yield found
