@@ -104,7 +104,7 @@ def test_all_names_extras_that_exist() -> None:
     assert named is not None
     assert (
         EXTRAS.keys() - set(named[1].split(","))
-        == {"all", "mujoco", "box2d", "sb3", "minari", "lerobot", "marl", "realtime"} | FOR_DEVELOPMENT
+        == {"all", "mujoco", "box2d", "sb3", "minari", "lerobot", "lerobot-video", "marl", "realtime"} | FOR_DEVELOPMENT
     )
     (row,) = [row for row in rows("Extras") if row[0] == "`all`"]
     assert set(re.findall(r"\w+", row[2])) & EXTRAS.keys() == set(named[1].split(","))

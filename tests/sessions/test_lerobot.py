@@ -320,10 +320,10 @@ def test_bad_episodes_are_skipped_on_request(tmp_path: Path, caplog: pytest.LogC
         read_lerobot(folder, skip_bad=True)
 
 
-VIDEO = {"observation.images.top": {"dtype": "video", "shape": [6, 8, 3]}}
+DEPTH = {"observation.images.top": {"dtype": "video", "shape": [6, 8, 1]}}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"codebase_version": "v2.1"}, r"states the version v2\.1; v3 is read\. Convert the dataset with lerobot"),
-    ({"features": VIDEO}, r"has videos \(observation\.images\.top\), which are not read\. Save it with images"),
+    ({"features": DEPTH}, r"images\.top is of the dtype video and the shape \[6, 8, 1\]; \[height, width, 3\] is read"),
     ({"features": {"action": None}}, "names no feature action"),
     ({"columns": {"action": None}}, r"file-000\.parquet lacks the columns action"),
     ({"total_episodes": 3}, "the data have 2 episodes, meta/episodes has 2, and meta/info.json states 3"),

@@ -14,7 +14,8 @@ from tmrl_core.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 EPILOG = """\
-A dataset of Minari needs the extra `minari`, one of LeRobot (v3, without videos) the extra `lerobot`.
+A dataset of Minari needs the extra `minari`, one of LeRobot (v3) the extra `lerobot`, or `lerobot-video`
+if it has videos.
 A command that fails leaves nothing of its target.
 """
 

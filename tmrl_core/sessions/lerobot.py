@@ -9,9 +9,9 @@
     meta/tmrl_core_episodes.parquet            ours only: the other fields of a session
 
 The feature of an observation is `observation.state`, or `observation.KEY` for each part of a Dict or Tuple space; that
-of an action is `action` or `action.KEY`. uint8 arrays [height, width, 3] are images (PNG). LeRobot stores no
-observation after the last action: ours is in a file of our own, with the other fields of a session. Further columns of
-`meta/episodes` would keep lerobot from loading a dataset that it has recorded on.
+of an action is `action` or `action.KEY`. uint8 arrays [height, width, 3] are images (PNG). Videos are read, not written
+(lerobot_videos.py). LeRobot stores no observation after the last action: ours is in a file of our own, with the other
+fields of a session: further columns of `meta/episodes` would keep lerobot from loading what it has recorded on.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tmrl_core.samples.columns import Array
 from tmrl_core.sessions.files import Spaces, spaces_problem
 from tmrl_core.sessions.inner_ends import InnerEnds
 from tmrl_core.sessions.lerobot_stats import FeatureStats, as_lists
+from tmrl_core.sessions.lerobot_videos import Videos, require_pyav
 from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
@@ -59,6 +60,8 @@ _STANDARD = {
     "index": "int64",
     "task_index": "int64",
 }
+_INDICES = "episode_index", "frame_index", "timestamp"
+_PICTURES = frozenset({"image", "video"})
 _PREFIXES, _SINGLES = ("observation", "action"), ("observation.state", "action")
 _REWARD, _DONE, _TRUNCATED = "next.reward", "next.done", "next.truncated"
 
@@ -86,9 +89,9 @@ def read_lerobot(
         skip_bad: leave out inconsistent episodes, with a warning, instead of refusing the dataset.
 
     Raises:
-        StorageError: there is no dataset of this version, it has videos, it is damaged, it does not have the given
-            spaces, or an episode is inconsistent; the message names the file or the episode.
-        MissingExtraError: pyarrow or pillow is not installed.
+        StorageError: there is no dataset of this version, it is damaged, it does not have the given spaces, or an
+            episode is inconsistent; the message names the file or the episode.
+        MissingExtraError: pyarrow or pillow is not installed; or PyAV, for a dataset with videos.
     """
     _pyarrow()
     dataset = _Dataset(Path(path), of, bounds_of_stats)
@@ -181,17 +184,19 @@ def _feature(shape: Sequence[int], dtype: np.dtype[Any]) -> dict[str, Any]:
 
 def _feature_of_info(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     dtype, shape = str(found["dtype"]), tuple(map(int, found["shape"]))
-    if dtype == "image":
+    if dtype in _PICTURES:
         if len(shape) == 3 and shape[0] == 3 and shape[2] != 3:
             shape = (*shape[1:], 3)  # stated channel-first; the images themselves have no order
         if len(shape) != 3 or shape[2] != 3:
-            raise StorageError(f"the feature {name} is an image of the shape {list(shape)}; [height, width, 3] is read")
+            raise StorageError(
+                f"the feature {name} is of the dtype {dtype} and the shape {list(shape)}; [height, width, 3] is read"
+            )
     return {"dtype": dtype, "shape": shape}
 
 
 def _space_of(feature: Mapping[str, Any]) -> Space[Any]:
     shape = feature["shape"]
-    if feature["dtype"] == "image":
+    if feature["dtype"] in _PICTURES:
         return spaces.Box(0, 255, shape, np.uint8)
     dtype = np.dtype(feature["dtype"])
     if dtype.kind not in "biuf" or math.prod(shape) > MAX_ITEM_SIZE:
@@ -422,12 +427,6 @@ class _Dataset:
                 )
             self._features = {name: _feature_of_info(name, one) for name, one in info["features"].items()}
             self._episodes = int(info["total_episodes"])
-            videos = [name for name, one in self._features.items() if one["dtype"] == "video"]
-            if videos:
-                raise StorageError(
-                    f"{folder} has videos ({', '.join(videos)}), which are not read. Save it with images in place of "
-                    "videos: in lerobot, features of the dtype `image`, or use_videos=False"
-                )
             own = folder / OWN_FILE
             # Without our own file, one number is a scalar.
             self._scalars = [name for name, one in self._features.items() if one["shape"] == (1,)]
@@ -455,6 +454,16 @@ class _Dataset:
             if name in self._features:
                 self._names.append(name)
         self._names += self._extras
+        self._videos = [name for name in self._names if self._features[name]["dtype"] == "video"]
+        self._fps = 1.0
+        if self._videos:
+            require_pyav()
+            fps = info.get("fps")
+            if not isinstance(fps, int | float) or not 0 < fps < math.inf:
+                raise StorageError(f"{folder / INFO_FILE} states the rate fps = {fps!r:.40}, which the videos need")
+            self._fps = float(fps)
+        self._stored = [name for name in self._names if name not in self._videos]
+        self._timed = "timestamp" in self._features
         left_out = sorted(self._features.keys() - {*self._names, *_STANDARD})
         if left_out:
             logger.info("%s: the features %s are left out", folder, ", ".join(left_out))
@@ -482,7 +491,7 @@ class _Dataset:
             names = ", ".join(one for one in self._features if one.startswith(_PREFIXES))
             raise StorageError(f"{self._folder / INFO_FILE} names no feature {name}; it has {names}")
         shape, target = feature["shape"], leaf.dtype
-        dtype = np.dtype(np.uint8 if feature["dtype"] == "image" else feature["dtype"])
+        dtype = np.dtype(np.uint8 if feature["dtype"] in _PICTURES else feature["dtype"])
         if (
             target is None
             or math.prod(shape) != math.prod(leaf.shape or ())
@@ -492,7 +501,7 @@ class _Dataset:
                 f"{self._folder} has the feature {name} of the dtype {feature['dtype']} and the shape {list(shape)}, "
                 f"which cannot be of the space {leaf}"
             )
-        if feature["dtype"] != "image" and not self._own:
+        if feature["dtype"] not in _PICTURES and not self._own:
             self._features[name] = {**feature, "dtype": target.name}
         return name
 
@@ -519,14 +528,14 @@ class _Dataset:
     def sessions(self, reading: Reading) -> Iterator[Session]:
         notes = self._notes()
         bad = OSError, ValueError, KeyError, TypeError, _pyarrow().ArrowException
-        for number, tables in self._tables():
-            if number != reading.episodes:
-                raise StorageError(f"found episode {number}; expected is episode {reading.episodes}")
-            if number >= len(notes):
-                raise StorageError(f"the files of meta/episodes have {len(notes)} episodes, the data have more")
-            yield from reading.episode(
-                self._folder, partial(self._sessions_of, tables, notes[number], reading.ends), bad
-            )
+        with Videos(self._folder, self._fps) as videos:
+            for number, tables in self._tables():
+                if number != reading.episodes:
+                    raise StorageError(f"found episode {number}; expected is episode {reading.episodes}")
+                if number >= len(notes):
+                    raise StorageError(f"the files of meta/episodes have {len(notes)} episodes, the data have more")
+                read = partial(self._sessions_of, tables, notes[number], reading.ends, videos)
+                yield from reading.episode(self._folder, read, bad)
         done = reading.episodes
         if not done == len(notes) == self._episodes:
             raise StorageError(
@@ -559,7 +568,7 @@ class _Dataset:
         for file in sorted((self._folder / "data").glob("*/*.parquet")):
             with _opened(file) as opened:
                 for group in range(opened.num_row_groups):
-                    table = _read(file, opened, group, [*self._names, "episode_index", "frame_index"])
+                    table = _read(file, opened, group, [*self._stored, *_INDICES[: 2 + self._timed]])
                     episodes = table.column("episode_index").to_numpy()
                     starts = [0, *(np.flatnonzero(np.diff(episodes)) + 1).tolist()]
                     for start, stop in zip(starts, [*starts[1:], len(episodes)], strict=True):
@@ -573,18 +582,25 @@ class _Dataset:
         if pending:
             yield number, pending
 
-    def _joined(self, tables: list[Any]) -> dict[str, Array]:
+    def _joined(self, tables: list[Any], row: Mapping[str, Any], videos: Videos) -> dict[str, Array]:
         table = _pyarrow().concat_tables(tables)
         frames = table.column("frame_index").to_numpy()
         if not np.array_equal(frames, np.arange(len(frames))):
             raise ValueError("frames are missing or out of order")
-        columns = {name: _numpy_column(table.column(name), name, self._features[name]) for name in self._names}
-        return columns | {name: columns[name].reshape(len(frames)) for name in self._scalars if name in columns}
+        columns = {name: _numpy_column(table.column(name), name, self._features[name]) for name in self._stored}
+        columns |= {name: columns[name].reshape(len(frames)) for name in self._scalars if name in columns}
+        times_s = (
+            table.column("timestamp").to_numpy().reshape(-1) if self._timed and self._videos else frames / self._fps
+        )
+        for name in self._videos:
+            columns[name] = videos.frames(name, row, times_s, self._features[name]["shape"])
+        return columns
 
     def _sessions_of(
-        self, tables: list[Any], notes: tuple[Mapping[str, Any], Mapping[str, Any]], ends: InnerEnds
+        self, tables: list[Any], notes: tuple[Mapping[str, Any], Mapping[str, Any]], ends: InnerEnds, videos: Videos
     ) -> Iterator[Session]:
-        columns, (row, own) = self._joined(tables), notes
+        row, own = notes
+        columns = self._joined(tables, row, videos)
         observations = [name for name, _ in _leaves_of(self.spaces[0], "observation", "observation.state")]
         ticks = len(columns[observations[0]])
         if ticks != int(row["length"]):
