@@ -166,7 +166,12 @@ def test_an_environment_is_tried_by_its_first_event_on_request(monkeypatch: pyte
     assert not is_probed(config())
     calls: list[str] = []
     for name in ("reset", "step", "close"):
-        monkeypatch.setattr(Stocks, name, lambda self, *_, name=name: calls.append(name) or (None, None, False))
+
+        def note(self: Stocks, *arguments: Any, name: str = name) -> tuple[Any, Any, bool]:
+            calls.append(name)
+            return None, None, False
+
+        monkeypatch.setattr(Stocks, name, note)
     tried = from_values({**values(), "environment": {"cls": f"{SCENARIO}:Stocks", "kwargs": {}, "probe": True}})
     assert is_probed(tried)
     probe_environment(tried)

@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 OBS, ACT = Box(-99, 99, (2,), np.float32), Discrete(3)
 
 
-class Herd(ParallelEnv[str, Any, Any]):
+class Herd(ParallelEnv):  # type: ignore[misc]  # PettingZoo has no types
     """Agents come and go at random.
 
     Args:
@@ -169,7 +169,8 @@ def test_an_agent_that_goes_without_an_end_is_named() -> None:
     class Vanishing(Herd):
         def step(self, actions: dict[str, Any]) -> Any:
             self.agents.remove("c")
-            return self.seen("abc"), *[dict.fromkeys("abc", value) for value in (0.0, False, False, {})]
+            values: tuple[Any, ...] = (0.0, False, False, {})
+            return self.seen("abc"), *[dict.fromkeys("abc", value) for value in values]
 
     with pytest.raises(ContractError, match=r"Vanishing\.step removed \['c'\] from `agents` without `terminations`"):
         actor(PettingZooEnvironment(Vanishing())).roll_out()

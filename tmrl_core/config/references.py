@@ -264,8 +264,8 @@ def _place(exc: Exception) -> str:
         if not one.filename.startswith(("<", package)) and f"{os.sep}gymnasium{os.sep}" not in one.filename
     ]
     own = [one for one in frames if "site-packages" not in one.filename and not in_standard_library(one.filename)]
-    frame = (own or frames or [None])[-1]
-    return "" if frame is None else f"{frame.filename}, line {frame.lineno}: "
+    chosen = (own or frames)[-1:]
+    return "".join(f"{frame.filename}, line {frame.lineno}: " for frame in chosen)
 
 
 def _install_hint(exc: ImportError) -> str:
