@@ -62,8 +62,10 @@ def probe_environment(config: Config) -> None:
     problem = _space_problem(config, env.observation_space, env.action_space)
     if problem is not None:
         raise ConfigError(problem)
-    with named_failures(f"environment.cls: {config.environment.cls!r}"):
-        environment.reset(_seed(config))
+    # A rate shows a machine behind a registered id, which only a reset starts.
+    if environment.time_step is None or config.environment.probe:
+        with named_failures(f"environment.cls: {config.environment.cls!r}"):
+            environment.reset(_seed(config))
     _make_policy(config, env)
     environment.close()
 
