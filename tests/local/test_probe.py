@@ -81,6 +81,7 @@ def _runs(pid: int) -> bool:
         ({"constructor": "self.action_space = 3"}, ConfigError, "its action_space, 3, is a builtins.int"),
         ({"constructor": "1 / 0"}, EnvironmentFailedError, r"lathe\.py, line 9: ZeroDivisionError: division by zero"),
         ({"reset": "raise OSError('no contact')"}, EnvironmentFailedError, r"lathe\.py, line 11: OSError: no contact"),
+        ({"close": "raise OSError('stuck')"}, EnvironmentFailedError, "^OSError: stuck\n"),
         ({"constructor": "os._exit(0)"}, EnvironmentFailedError, "process ended with exit status 0 .* last: .*lathe"),
         ({"reset": "os.abort()"}, EnvironmentFailedError, "process ended with exit status -6"),
         ({"constructor": "sys.exit('no licence')"}, EnvironmentFailedError, "exit status 1 .*no licence"),

@@ -81,7 +81,9 @@ class Probe:
                 f"{self._what}: its process ended with exit status {status} while it was made and reset{said[:600]}. "
                 f"{_SETTINGS}"
             )
-        text = "\n".join([error[0].partition(": ")[2], *error[1:]])
+        kind, _, first = error[0].partition(": ")
+        own = status == WRONG_CONFIGURATION or kind == EnvironmentFailedError.__name__
+        text = "\n".join([first if own else error[0], *error[1:]])
         if status == WRONG_CONFIGURATION:
             raise ConfigError(text)
         raise EnvironmentFailedError(f"{text}\n{_SETTINGS}")
