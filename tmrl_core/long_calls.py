@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,11 +40,13 @@ class LongCall:
         name: name of the marked function's call.
         seconds: its duration so far.
         place: file, line and function in which it stands.
+        in_main: True: in the main thread.
     """
 
     name: str
     seconds: float
     place: str
+    in_main: bool = True
 
     def __str__(self) -> str:
         return f"{self.name} has lasted {self.seconds:.0f} s ({self.place})"
@@ -77,7 +80,8 @@ class LongCalls:
             since = known[1] if known is not None and known[0] is frame else now
             self._seen[thread] = (frame, since)
             if longest is None or now - since > longest.seconds:
-                longest = LongCall(_names[frame.f_code], now - since, _place(top, frame))
+                in_main = thread == threading.main_thread().ident
+                longest = LongCall(_names[frame.f_code], now - since, _place(top, frame), in_main)
         return longest
 
 

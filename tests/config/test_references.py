@@ -125,6 +125,16 @@ def test_an_exception_of_the_users_module_or_constructor_is_named_with_its_line(
         sys.modules.pop("own_env", None)
 
 
+def test_the_text_of_a_long_exception_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "long_env.py").write_text("def Env():\n    raise ValueError('\\n'.join('abcdefgh'))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        EnvironmentFailedError, match=r"ValueError: a\nb\nc\nd\n\.\.\.\. The environment cannot"
+    ) as caught:
+        environment_maker("long_env:Env", {})()
+    assert len(str(caught.value).splitlines()) == 5
+
+
 def test_the_error_names_the_missing_attributes_of_an_environment() -> None:
     make = environment_maker("types:SimpleNamespace", {"reset": 1, "step": 2, "close": 3})
     with pytest.raises(

@@ -15,7 +15,7 @@ from tests.multiagent.remote_scenario import Manager, Stocks
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import difference
 from tmrl_core.config import Config, from_values
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, EnvironmentFailedError
 from tmrl_core.multiagent import ActingPolicy, TrainingAgentAlgorithm, from_config
 from tmrl_core.multiagent.from_config import environment_maker, make_manager, make_worker
 from tmrl_core.roles.probe import is_probed, probe_environment
@@ -162,11 +162,22 @@ def test_a_signature_that_is_too_long_leaves_the_shapes_out(monkeypatch: pytest.
     assert from_config.signature_of(manager) == {}
 
 
+def test_an_exception_of_the_constructor_is_named_with_its_place() -> None:
+    broken = {**values(), "environment": {"cls": f"{SCENARIO}:Stocks", "kwargs": {"hang_in": 7}}}
+    with pytest.raises(EnvironmentFailedError, match=r"environment\.cls: .*remote_scenario\.py, line \d+: TypeError"):
+        environment_maker(from_values(broken))()
+
+
 def test_an_environment_is_tried_by_its_first_event_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_probed(config())
     calls: list[str] = []
     for name in ("reset", "step", "close"):
-        monkeypatch.setattr(Stocks, name, lambda self, *_, name=name: calls.append(name) or (None, None, False))
+
+        def note(self: Stocks, *arguments: Any, name: str = name) -> tuple[Any, Any, bool]:
+            calls.append(name)
+            return None, None, False
+
+        monkeypatch.setattr(Stocks, name, note)
     tried = from_values({**values(), "environment": {"cls": f"{SCENARIO}:Stocks", "kwargs": {}, "probe": True}})
     assert is_probed(tried)
     probe_environment(tried)

@@ -123,7 +123,7 @@ def test_an_end_waits_for_a_call_as_long_as_it_drains(
     watch.look()
     (said,) = warnings(caplog)
     assert said.startswith(f"the end waits: {stuck} has lasted 6 s (")
-    assert said.endswith("without it the process ends after 10 s")
+    assert said.endswith("; at most 10 s")
     now.now = 14.9
     watch.look()
     assert ends == []
@@ -131,6 +131,18 @@ def test_an_end_waits_for_a_call_as_long_as_it_drains(
     watch.look()
     assert ends == [ENDED]
     assert capsys.readouterr().err.startswith(f"EnvironmentFailedError: {stuck} has lasted 15 s (")
+    remarks.clear()
+
+
+@pytest.mark.parametrize("stuck", ["step"], indirect=True)
+def test_a_process_whose_main_thread_goes_on_is_not_ended(stuck: str, caplog: pytest.LogCaptureFixture) -> None:
+    now, ends = Time(), list[int]()
+    watch = CallWatch(10.0, main_only=True, clock=now, end=ends.append)
+    watch.ending()
+    for now.now in (0.0, 5.0, 50.0):
+        watch.look()
+    assert warnings(caplog)[0].startswith(f"the end waits: {stuck} has lasted 5 s")
+    assert ends == []
     remarks.clear()
 
 

@@ -58,6 +58,15 @@ def test_it_is_made_reset_once_and_closed_and_never_steps() -> None:
     assert Lathe.calls == ["made", None, "closed"]
 
 
+@pytest.mark.parametrize(("probe", "calls"), [(None, ["made", "closed"]), (True, ["made", None, "closed"])])
+def test_an_environment_with_a_rate_is_reset_on_request_only(
+    probe: bool | None, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lathe, "time_step_duration", 0.05, raising=False)
+    probe_environment(from_values({"environment": {**OWN, "probe": probe}}))
+    assert Lathe.calls == calls
+
+
 @pytest.mark.parametrize(
     ("sections", "seed"),
     [

@@ -184,6 +184,7 @@ def parser() -> argparse.ArgumentParser:
         ("local", "all roles on this machine"),
         ("expert", "a RolloutWorker whose policy never changes: collects demonstrations"),
         ("test", "run the saved policy, without a server"),
+        ("probe", "make the environment, reset it once and close it, as --local does before it starts roles"),
         ("benchmark", "measure the environment's and the policy's step rate"),
         ("status", "print the Server's status: peers, streams, versions, budgets, rates, drops"),
         ("config-schema", "print the configuration's JSON Schema"),
@@ -261,13 +262,6 @@ def parser() -> argparse.ArgumentParser:
         "--remarks", default=None, metavar="FILE", help="write what hinders the role into FILE, for a display"
     )
     supervised.add_argument(
-        "--probe",
-        dest="role",
-        action="store_const",
-        const="probe",
-        help="only make the environment, reset it once and close it, as --local does first",
-    )
-    supervised.add_argument(
         "--announce",
         action="store_true",
         help="with --server or --gateway: print the port as a line of JSON once it listens; a Server takes a free port "
@@ -333,6 +327,7 @@ def call_watch(config: Config, options: argparse.Namespace) -> CallWatch:
     return CallWatch(
         config.worker.drain_timeout_s,
         limit_s=config.environment.probe_timeout_s if options.role == "probe" else math.inf,
+        main_only=options.role == "local",  # the roles are threads, which it leaves behind
         file=Path(options.remarks) if options.remarks else None,
     )
 

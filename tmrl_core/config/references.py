@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.machinery
@@ -12,7 +13,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,8 +63,8 @@ def resolve(reference: str, key: str = "") -> Any:
             raise
         logger.debug("the import of %s failed", module_name, exc_info=True)
         raise ConfigError(
-            f"{label}: {_place(exc)}{type(exc).__name__}: {exc}. The module {module_name} cannot be imported "
-            "(--log-level debug shows the traceback)."
+            f"{label}: {_place(exc)}{type(exc).__name__}: {_few_lines(exc)}. The module {module_name} cannot be "
+            "imported (--log-level debug shows the traceback)."
         ) from exc
     found: Any = module
     for part in name.split("."):
@@ -225,39 +226,63 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any], drop: Sequence[
 
     @watched("the environment's constructor")
     def make_environment() -> Any:
-        import gymnasium
+        from gymnasium import error as errors
 
-        errors = gymnasium.error
         try:
-            made = as_environment(make(), label)
-            return _without(made, drop) if drop else made
-        except TmrlError:
-            raise
+            with named_failures(label):
+                made = as_environment(make(), label)
+                return _without(made, drop) if drop else made
         except (errors.NameNotFound, errors.NamespaceNotFound) as exc:
             raise ConfigError(f"environment.kwargs: {exc}{prefix_hint(kwargs.get('id'))}") from exc
         except errors.Error as exc:
-            raise ConfigError(f"environment.kwargs: {exc}") from exc
-        except ImportError as exc:
-            # Gymnasium explains a module of `module:Name-v0` that is not found.
-            explained = exc.name is None and isinstance(exc.__cause__, ImportError)
-            raise ConfigError(
-                f"environment.kwargs.id: {exc}" if explained else f"{label}: {_place(exc)}{exc}{_install_hint(exc)}"
-            ) from exc
-        except Exception as exc:
-            # Gymnasium raises this for keyword arguments that an environment does not accept.
-            text = str(exc)
-            if isinstance(exc, TypeError) and "unexpected keyword argument" in text and _BY_GYMNASIUM in text:
-                raise ConfigError(f"environment.kwargs: {exc}") from exc
-            logger.debug("%s failed", label, exc_info=True)
-            raise EnvironmentFailedError(
-                f"{label}: {_place(exc)}{type(exc).__name__}: {exc}. The environment cannot be made "
-                "(--log-level debug shows the traceback)."
-            ) from exc
+            raise ConfigError(f"environment.kwargs: {_few_lines(exc)}") from exc
 
     return make_environment
 
 
 _BY_GYMNASIUM = "raised from the environment creator"
+
+
+@contextlib.contextmanager
+def named_failures(label: str) -> Iterator[None]:
+    """Name the place of an exception that a user's callable raises. Gymnasium's own errors pass.
+
+    Args:
+        label: the callable, for messages.
+
+    Raises:
+        ConfigError: a package is missing, or Gymnasium was given a keyword argument that an environment does not take.
+        EnvironmentFailedError: any other exception was raised.
+    """
+    try:
+        yield
+    except TmrlError:
+        raise
+    except ImportError as exc:
+        # Gymnasium explains a module of `module:Name-v0` that is not found.
+        explained = exc.name is None and isinstance(exc.__cause__, ImportError)
+        raise ConfigError(
+            f"environment.kwargs.id: {_few_lines(exc)}"
+            if explained
+            else f"{label}: {_place(exc)}{_few_lines(exc)}{_install_hint(exc)}"
+        ) from exc
+    except Exception as exc:
+        text = str(exc)
+        if type(exc).__module__.partition(".")[0] == "gymnasium":
+            raise
+        if isinstance(exc, TypeError) and "unexpected keyword argument" in text and _BY_GYMNASIUM in text:
+            raise ConfigError(f"environment.kwargs: {exc}") from exc
+        logger.debug("%s failed", label, exc_info=True)
+        raise EnvironmentFailedError(
+            f"{label}: {_place(exc)}{type(exc).__name__}: {_few_lines(exc)}. The environment cannot be used "
+            "(--log-level debug shows the traceback)."
+        ) from exc
+
+
+def _few_lines(exc: Exception) -> str:
+    """Return the text of an exception, which may have any number of lines, in up to five."""
+    lines = str(exc).strip().splitlines()
+    return "\n".join([*lines[:4], *(["..."] if len(lines) > 4 else [])])
 
 
 def _place(exc: Exception) -> str:
@@ -269,8 +294,8 @@ def _place(exc: Exception) -> str:
         if not one.filename.startswith(("<", package)) and f"{os.sep}gymnasium{os.sep}" not in one.filename
     ]
     own = [one for one in frames if "site-packages" not in one.filename and not in_standard_library(one.filename)]
-    frame = (own or frames or [None])[-1]
-    return "" if frame is None else f"{frame.filename}, line {frame.lineno}: "
+    chosen = (own or frames)[-1:]
+    return "".join(f"{frame.filename}, line {frame.lineno}: " for frame in chosen)
 
 
 def _install_hint(exc: ImportError) -> str:

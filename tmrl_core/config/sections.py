@@ -94,8 +94,9 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
         doc(
             "Before `--local` and `--worker --workers N` start any role, make the environment in a process of its own, "
             "reset it once and close it, so that what is wrong with it is found at once. true: any environment. false: "
-            "none. null: environments that the default `cls` makes by their Gymnasium id, without rtgym's; another one "
-            "may be a machine that must not be started twice."
+            "none. null: environments that the default `cls` makes by their Gymnasium id, without rtgym's, and without "
+            "the reset if they have a rate (`time_step_duration`); another one may be a machine that must not be "
+            "started twice."
         ),
     ] = None
     probe_timeout_s: Annotated[

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tmrl_core.envs.functional import BaseEnvironment as BaseEnvironment
     from tmrl_core.envs.functional import FunctionalEnv as FunctionalEnv
     from tmrl_core.envs.generic import GenericGymEnv as GenericGymEnv
+    from tmrl_core.envs.old_gym import OldGym as OldGym
     from tmrl_core.envs.real_time import real_time_env as real_time_env
     from tmrl_core.envs.replay import SessionBatchEnvironment as SessionBatchEnvironment
     from tmrl_core.envs.shepherd import ShepherdEnv as ShepherdEnv
@@ -34,6 +35,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "generic": "GenericGymEnv",
         "shepherd": "ShepherdEnv",
         "functional": "BaseEnvironment FunctionalEnv",
+        "old_gym": "OldGym",
         "real_time": "real_time_env",
         "replay": "SessionBatchEnvironment",
         "time_limit": "TimeLimitAsTruncation",

@@ -41,7 +41,9 @@ class TimeLimitAsTruncation(gymnasium.Wrapper[Any, Any, Any, Any]):
         """As the environment's."""
         self._taken = 0
         # Not every environment takes both arguments.
-        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        given: dict[str, Any] = {
+            name: value for name, value in (("seed", seed), ("options", options)) if value is not None
+        }
         return self.env.reset(**given)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from tmrl_core.errors import ConfigError, EnvironmentFailedError
 from tmrl_core.local.supervision import ERROR_LINES, WRONG_CONFIGURATION, Child, last_error
 from tmrl_core.roles.probe import PROBED
 from tmrl_core.roles.shutdown import ShutdownSignal
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
 GRACE_S = 5.0
@@ -69,6 +72,7 @@ class Probe:
         lines = self._child.last_lines(ERROR_LINES)
         if PROBED in lines:
             return True
+        logger.debug("the environment's trial has printed:\n%s", "\n".join(lines))
         status = self._child.status
         error = last_error(lines)
         if not error:
@@ -77,7 +81,9 @@ class Probe:
                 f"{self._what}: its process ended with exit status {status} while it was made and reset{said[:600]}. "
                 f"{_SETTINGS}"
             )
-        text = "\n".join([error[0].partition(": ")[2], *error[1:]])
+        kind, _, first = error[0].partition(": ")
+        own = status == WRONG_CONFIGURATION or kind == EnvironmentFailedError.__name__
+        text = "\n".join([first if own else error[0], *error[1:]])
         if status == WRONG_CONFIGURATION:
             raise ConfigError(text)
         raise EnvironmentFailedError(f"{text}\n{_SETTINGS}")

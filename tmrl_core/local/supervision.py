@@ -330,9 +330,9 @@ class Processes(Group):
         while any(child.running for child in children) and (waited := time.monotonic() - began) < wait_s:
             self._show_trouble(children, view)
             for child in untold[:] if waited >= TELL_S else []:
-                if trouble := child.trouble:
+                if text := child.trouble:
                     untold.remove(child)
-                    view.say(f"waiting for {child.title}: {trouble}")
+                    view.say(f"waiting for {child.title}: {text}")
             view.refresh()
             time.sleep(POLL_S / 4)
         for child in children:

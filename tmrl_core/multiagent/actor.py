@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tmrl_core.errors import ConfigError, EpisodeError, ObservationError
+from tmrl_core.errors import ConfigError, ContractError, EpisodeError, ObservationError
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.manager import AgentManager
 from tmrl_core.multiagent.trajectory import Experiences
@@ -80,6 +80,7 @@ class Actor:
             EpisodeError: the environment or a shaper failed, an event names no known agent, a state or reward is not
                 finite, the action mask of a state allows no action, or the episode has more than `max_decisions`.
             PolicyFailedError: an action is not finite. It was not executed.
+            ContractError: the environment does not have the interface of its kind.
         """
         env, agents = self.env, self.agents
         if self._needs_reset:
@@ -114,7 +115,7 @@ class Actor:
             try:
                 metrics, event, done = env.step(action)
                 snapshots = env.snapshot_list
-            except EpisodeError:
+            except (EpisodeError, ContractError):
                 raise
             except Exception as exc:
                 if isinstance(exc, TypeError | ValueError) and exc.__traceback__ and not exc.__traceback__.tb_next:
@@ -140,6 +141,8 @@ class Actor:
     def _reset(self) -> None:
         try:
             self.env.reset()
+        except ContractError:
+            raise
         except Exception as exc:
             raise EpisodeError(f"the environment's reset failed: {type(exc).__name__}: {exc}") from exc
         self._needs_reset = False

@@ -14,7 +14,7 @@ from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.config import Config, find_credentials_folder
-from tmrl_core.config.references import resolve_with
+from tmrl_core.config.references import named_failures, resolve_with
 from tmrl_core.config.sections import AgentPolicySection, MultiAgentSection
 from tmrl_core.errors import ConfigError
 from tmrl_core.long_calls import watched
@@ -147,8 +147,10 @@ def environment_maker(config: Config, *, test: bool = False) -> Callable[[], Eve
 
     @watched("the environment's constructor")
     def make_environment() -> EventEnvironment:
-        made: EventEnvironment = make()
-        _check_kind(made, EventEnvironment, f"{key}: {environment.cls!r}")
+        label = f"{key}: {environment.cls!r}"
+        with named_failures(label):
+            made: EventEnvironment = make()
+        _check_kind(made, EventEnvironment, label)
         return made
 
     return make_environment

@@ -14,13 +14,13 @@ from gymnasium.wrappers.utils import create_zero_array
 from tmrl_core.config.references import resolve
 from tmrl_core.errors import ConfigError, EpisodeError, MissingExtraError
 from tmrl_core.multiagent.environment import EventEnvironment
+from tmrl_core.multiagent.parallel_turns import ParallelTurns
 from tmrl_core.multiagent.shapers import ActionShaper, StateShaper
 
 try:
     from pettingzoo import AECEnv, ParallelEnv, aec_registry, parallel_registry
     from pettingzoo import make as make_registered
     from pettingzoo.env_registry.exceptions import PettingZooRegistryError
-    from pettingzoo.utils.conversions import parallel_to_aec
 except ModuleNotFoundError as exc:
     if exc.name != "pettingzoo":
         raise
@@ -56,7 +56,8 @@ class PettingZooEnvironment(EventEnvironment):
     """An environment of PettingZoo. Each turn of a live agent is a decision event.
 
     Agents of a parallel environment decide one after another, with the observations of the same time; then all actions
-    are executed at once. An agent's reward arrives with its next turn, and is the sum of all its rewards since its last
+    are executed at once. Entries of agents that have ended are not read, and a reset without agents is an empty
+    episode. An agent's reward arrives with its next turn, and is the sum of all its rewards since its last
     one. Agents that have ended get no turn. Rewards before an agent's first turn belong to no decision, and count in
     the metrics only.
 
@@ -73,14 +74,12 @@ class PettingZooEnvironment(EventEnvironment):
 
     def __init__(self, env: Any, kwargs: Mapping[str, Any] | None = None) -> None:
         made = _make(env, kwargs or {}) if isinstance(env, str) else env
-        if isinstance(made, ParallelEnv):
-            made = parallel_to_aec(made)
-        if not isinstance(made, AECEnv):
+        if not isinstance(made, AECEnv | ParallelEnv):
             raise ConfigError(
                 f"{env!r:.200} is a {type(made).__name__}, not an environment of PettingZoo. Allowed: an AECEnv, a "
                 "ParallelEnv, an id such as classic/tictactoe-v3, or package.module with a function `env`."
             )
-        self.env: Any = made
+        self.env: Any = ParallelTurns(made) if isinstance(made, ParallelEnv) else made
         self._seed: int | None = None
         self._returns: dict[str, float] = {}
         self._turns = 0

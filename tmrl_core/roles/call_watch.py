@@ -32,6 +32,7 @@ class CallWatch:
     Args:
         end_s: seconds that a call may take after a request to end; then the process ends without it.
         limit_s: seconds that a call may take anyway.
+        main_only: True: a call in another thread does not end the process, whose main thread goes on without it.
         file: receives the role's remarks, for the display of a supervisor; None: no file.
         clock: seconds.
         end: ends the process; for tests.
@@ -42,6 +43,7 @@ class CallWatch:
         end_s: float,
         *,
         limit_s: float = math.inf,
+        main_only: bool = False,
         file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], Any] = os._exit,
@@ -49,6 +51,7 @@ class CallWatch:
         self._calls = LongCalls(clock)
         self._end_s = end_s
         self._limit_s = limit_s
+        self._main_only = main_only
         self._file = file
         self._clock = clock
         self._end = end
@@ -84,21 +87,22 @@ class CallWatch:
     def _report(self, call: LongCall) -> None:
         waited = self._clock() - self._ending_since
         ending = waited >= 0
+        ends = call.in_main or not self._main_only
         if call.seconds >= LONG_S or ending:
             remarks["call"] = str(call)
         if call.seconds >= self._next_s:
             self._next_s = max(LONG_S, 2 * call.seconds)
             if ending:
-                logger.warning("the end waits: %s; without it the process ends after %g s", call, self._end_s)
+                logger.warning("the end waits: %s%s", call, f"; at most {self._end_s:g} s" if ends else "")
             else:
                 logger.warning(
-                    "%s. Nothing goes on meanwhile: see what it waits for there. Ctrl-C ends the role, in %g s if the "
-                    "call does not return.",
+                    "%s. It holds up its role: see what it waits for there. Ctrl-C ends the role, in %g s if the call "
+                    "does not return.",
                     call,
                     self._end_s,
                 )
         late = call.seconds >= self._limit_s
-        if late or (ending and min(call.seconds, waited) >= self._end_s):
+        if ends and (late or (ending and min(call.seconds, waited) >= self._end_s)):
             # As the command line prints errors: a supervisor shows the last one.
             with contextlib.suppress(OSError, ValueError):
                 print(f"EnvironmentFailedError: {call}, and the process ends without it", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from tmrl_core.config.algorithms import (
     policy_problem,
     stacks_problem,
 )
+from tmrl_core.config.references import named_failures
 from tmrl_core.errors import ConfigError
 from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS, environment_of
 
@@ -48,8 +49,8 @@ def probe_environment(config: Config) -> None:
     Raises:
         ConfigError: the environment does not exist, breaks Gymnasium's contract, or does not fit the algorithm, the
             policy or the memory; the message names the alternatives.
-        EnvironmentFailedError: its constructor failed.
-        Exception: exceptions of its reset propagate.
+        EnvironmentFailedError: its constructor or its reset failed.
+        Exception: exceptions of its close propagate.
     """
     if config.multiagent is not None:
         resolve(OF_MANY_AGENTS, "multiagent")(config)
@@ -61,7 +62,10 @@ def probe_environment(config: Config) -> None:
     problem = _space_problem(config, env.observation_space, env.action_space)
     if problem is not None:
         raise ConfigError(problem)
-    environment.reset(_seed(config))
+    # A rate shows a machine behind a registered id, which only a reset starts.
+    if environment.time_step is None or config.environment.probe:
+        with named_failures(f"environment.cls: {config.environment.cls!r}"):
+            environment.reset(_seed(config))
     _make_policy(config, env)
     environment.close()
 

@@ -214,7 +214,7 @@ HUGE = float(np.finfo(np.float32).max)
         (spaces.Box(-np.inf, np.inf, (2,), np.float32), "finite bounds.*TransformAction"),
         (spaces.Box(-HUGE, HUGE, (2,), np.float32), "finite bounds.*at most 8e37 apart.*TransformAction"),
         (spaces.Box(-HUGE, 0, (2,), np.float32), "finite bounds.*TransformAction"),
-        (spaces.Box(np.float32([-1, HUGE / 2]), np.float32([1, HUGE])), "finite bounds"),
+        (spaces.Box(np.array([-1, HUGE / 2], np.float32), np.array([1, HUGE], np.float32)), "finite bounds"),
         (spaces.Box(-1e300, 1e300, (2,), np.float64), "finite bounds"),
         (spaces.Box(np.array([0.0, 1.0]), np.array([1.0, 1.0]), dtype=np.float64), "low < high"),
     ],

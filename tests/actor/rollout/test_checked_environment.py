@@ -140,8 +140,9 @@ class Turning(gymnasium.Env[Any, Any]):
 
 
 GOOD = np.zeros(2, np.float32)
-RESET, STEP = (GOOD, {}), (GOOD, 1.0, False, False, {})
-VECTOR = (GOOD, np.ones(2), False, False, {})
+RESET: Any = (GOOD, {})
+STEP: Any = (GOOD, 1.0, False, False, {})
+VECTOR: Any = (GOOD, np.ones(2), False, False, {})
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_accepted_bounds_give_finite_updates(agent: Callable[..., Any], bound: f
 
 def test_elements_with_huge_bounds_are_not_scaled() -> None:
     huge = float(np.finfo(np.float32).max)
-    critic = ActionCritic(spaces.Box(np.float32([-huge, -4.0]), np.float32([huge, 4.0])))
+    critic = ActionCritic(spaces.Box(np.array([-huge, -4.0], np.float32), np.array([huge, 4.0], np.float32)))
     assert critic.scaled(torch.tensor([[5.0, 2.0]])).tolist() == [[5.0, 0.5]]
 
 

@@ -318,16 +318,19 @@ def reset_problem(result: Any) -> Problem:
     if isinstance(result, (tuple, list)) and len(result) == 2:
         return None
     found = f"{len(result)} things" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
-    return f"the environment's reset returned {found}; wanted: obs, info (an observation and a dict)"
+    return f"the environment's reset returned {found}; wanted: obs, info (an observation and a dict). {_OLD}"
+
+
+_OLD = "tmrl_core.envs:OldGym makes both of an environment of the old Gym interface"
 
 
 def unpacking_hint(fault: Exception) -> str:
     """Return a hint with Gymnasium's signature if the exception shows a wrong `step` or `reset`; else an empty text."""
     text = str(fault)
     if isinstance(fault, TypeError) and "reset() got an unexpected keyword argument 'seed'" in text:
-        return " (Gymnasium's reset takes the keywords seed and options)"
+        return f" (Gymnasium's reset takes the keywords seed and options). {_OLD}"
     if isinstance(fault, (TypeError, ValueError)) and (
         "values to unpack (expected 5" in text or text.startswith("cannot unpack non-iterable")
     ):
-        return " (Gymnasium's step returns five: obs, reward, terminated, truncated, info)"
+        return f" (Gymnasium's step returns five: obs, reward, terminated, truncated, info). {_OLD}"
     return ""

@@ -1,0 +1,111 @@
+"""OldGym: environments of the interface that Gym had before version 0.26, and of the package gym itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from tmrl_core.config import resolve_with
+from tmrl_core.errors import ConfigError
+
+
+@runtime_checkable
+class _Seeded(Protocol):
+    def seed(self, seed: int | None = None) -> Any:
+        """Seed the environment."""
+
+
+@runtime_checkable
+class _Closed(Protocol):
+    def close(self) -> Any:
+        """Close the environment."""
+
+
+class OldGym(gymnasium.Env[Any, Any]):
+    """An environment whose `reset()` returns the observation, whose `step` returns four values, and that has `seed`.
+
+    `done` with `info["TimeLimit.truncated"]` becomes a truncation, any other `done` a termination. A step that returns
+    Gymnasium's five values, or a reset that returns Gymnasium's two, is passed on. Spaces of the package gym become
+    Gymnasium's; the package is not needed otherwise.
+
+    Args:
+        env: the environment, or the reference "package.module:Name" of a callable that makes it, such as a class or
+            `gym:make`.
+        kwargs: keyword arguments, if `env` is a reference.
+        render_mode: argument of `render`.
+
+    Raises:
+        ConfigError: `env` names nothing, or a space has no counterpart.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, env: Any, kwargs: Mapping[str, Any] | None = None, render_mode: str | None = None) -> None:
+        made = resolve_with(env, kwargs or {}, "environment.kwargs.env")() if isinstance(env, str) else env
+        self.env: Any = made
+        self.render_mode = render_mode
+        self.observation_space = as_space(made.observation_space)
+        self.action_space = as_space(made.action_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode. `seed` goes to the environment's `seed`, if it has one. There are no options."""
+        super().reset(seed=seed)
+        if seed is not None and isinstance(self.env, _Seeded):
+            self.env.seed(seed)
+        result: Any = self.env.reset()
+        pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        if pair and not isinstance(self.observation_space, spaces.Tuple):
+            return result[0], result[1]
+        return result, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment."""
+        result = self.env.step(action)
+        if len(result) != 4:
+            five: tuple[Any, Any, bool, bool, dict[str, Any]] = result
+            return five
+        obs, reward, done, info = result
+        truncated = bool(done) and bool(info.get("TimeLimit.truncated", False))
+        return obs, reward, bool(done) and not truncated, truncated, info
+
+    def render(self) -> Any:
+        """Render in the mode `render_mode`."""
+        return self.env.render(mode=self.render_mode)
+
+    def close(self) -> None:
+        """Close the environment, if it can be closed."""
+        if isinstance(self.env, _Closed):
+            self.env.close()
+
+
+def as_space(space: Any) -> spaces.Space[Any]:
+    """Return Gymnasium's counterpart of a space of the package gym; a space of Gymnasium is returned as it is.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if isinstance(space, spaces.Space):
+        return space
+    kind = type(space).__name__
+    if kind == "Box":
+        dtype = np.dtype(space.dtype)
+        return spaces.Box(np.asarray(space.low, dtype), np.asarray(space.high, dtype), dtype=dtype.type)
+    if kind == "Discrete":
+        # Gym had no `start` before 0.22.
+        return spaces.Discrete(int(space.n), start=int(vars(space).get("start", 0)))
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.asarray(space.nvec))
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(space.n)
+    if kind == "Dict":
+        return spaces.Dict([(key, as_space(part)) for key, part in space.spaces.items()])
+    if kind == "Tuple":
+        return spaces.Tuple([as_space(part) for part in space.spaces])
+    raise ConfigError(
+        f"environment.kwargs.env: found the space {space!r:.100} of {type(space).__module__}, allowed: Box, Discrete, "
+        "MultiDiscrete, MultiBinary, Dict and Tuple"
+    )
