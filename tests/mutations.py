@@ -19,6 +19,7 @@ ORIGIN = "8: the relay need not be trusted"
 NETWORK = "security: an attacker on the network"
 STOLEN = "security: a stolen worker machine"
 GATEWAY = "security: an attacker at the gateway"
+LEARNING = "learning: policies and losses keep their documented bounds"
 
 SIMULATED = "tests/networking/simulation/test_simulation.py::test_every_promise_is_kept[0]"
 CHAOS = "tests/test_chaos.py::test_a_kill_of_each_role_loses_and_duplicates_nothing"
@@ -35,6 +36,7 @@ MISUSE = "tests/networking/test_hostile.py"
 AUTHENTICATION = "tests/networking/security/test_authentication.py"
 SERVED = "tests/gateway/test_serve.py"
 RELAY = "tests/networking/relay"
+BOUNDS = "tests/actor/policies/test_bounds.py"
 
 
 @dataclass(frozen=True)
@@ -791,5 +793,182 @@ MUTATIONS = (
         "                self.policy.adopt(self._outbox.version)\n",
         "                self.policy.version = self._outbox.version\n",
         ("tests/gateway/test_central.py::test_new_weights_act_in_all_sessions",),
+    ),
+    # --- learning: bounds of policies and losses ---------------------------------------------------------------------
+    Mutation(
+        "normalized-observations-without-their-limit-in-numpy",
+        LEARNING,
+        "tmrl_core/actor/policies/numpy/mlp.py",
+        "        np.clip(vector, -OBSERVATION_LIMIT, OBSERVATION_LIMIT, out=vector)\n",
+        "        np.minimum(vector, OBSERVATION_LIMIT, out=vector)\n",
+        (f"{BOUNDS}::test_normalized_observations_are_cut_at_ten_at_both_ends",),
+    ),
+    Mutation(
+        "normalized-observations-without-their-limit-in-torch",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/on_policy.py",
+        ".clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)",
+        ".clamp(max=OBSERVATION_LIMIT)",
+        (f"{BOUNDS}::test_normalized_observations_are_cut_at_ten_at_both_ends",),
+    ),
+    Mutation(
+        "spread-without-its-limit-in-torch",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/squashed_gaussian.py",
+        "torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)",
+        "torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN)",
+        (f"{BOUNDS}::test_the_logarithm_of_the_spread_is_between_minus_twenty_and_two",),
+    ),
+    Mutation(
+        "another-limit-of-the-spread",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/squashed_gaussian.py",
+        "LOG_STD_MAX = 2.0",
+        "LOG_STD_MAX = 3.0",
+        (f"{BOUNDS}::test_the_logarithm_of_the_spread_is_between_minus_twenty_and_two",),
+    ),
+    Mutation(
+        "spread-without-its-limit-in-recurrent-numpy",
+        LEARNING,
+        "tmrl_core/actor/policies/numpy/recurrent.py",
+        'np.minimum(np.maximum(heads["log_std"], LOG_STD_MIN), LOG_STD_MAX)',
+        'np.maximum(heads["log_std"], LOG_STD_MIN)',
+        (f"{BOUNDS}::test_the_logarithm_of_the_spread_is_between_minus_twenty_and_two",),
+    ),
+    Mutation(
+        "squashed-action-leaves-its-bound-by-a-bit",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/squashed_gaussian.py",
+        "        action_BA = torch.clamp(action_BA, self.low, self.high)\n",
+        "",
+        (f"{BOUNDS}::test_saturated_actions_of_a_batch_stay_inside_their_bounds",),
+    ),
+    Mutation(
+        "deterministic-action-leaves-its-bound-by-a-bit",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/off_policy.py",
+        '{"action": torch.clamp(action_BA, self.low, self.high)}',
+        '{"action": action_BA}',
+        (f"{BOUNDS}::test_saturated_actions_of_a_batch_stay_inside_their_bounds",),
+    ),
+    Mutation(
+        "noise-leaves-the-bounds-in-batches",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/off_policy.py",
+        "self._mixed(torch.clamp(noisy_B, self.low, self.high), ",
+        "self._mixed(noisy_B, ",
+        (f"{BOUNDS}::test_noise_does_not_leave_the_bounds_in_batches_and_sessions",),
+    ),
+    Mutation(
+        "density-at-a-bound-of-another-action",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/squashed_gaussian.py",
+        "_UNIT_MARGIN = 1e-6",
+        "_UNIT_MARGIN = 1e-3",
+        (f"{BOUNDS}::test_the_density_at_a_bound_is_that_of_an_action_just_inside",),
+    ),
+    Mutation(
+        "gradients-of-ppo-unclipped",
+        LEARNING,
+        "tmrl_core/training/agents/ppo.py",
+        "clip_grad_norm_(self.model.parameters(), longest)",
+        "clip_grad_norm_(self.model.parameters(), math.inf)",
+        ("tests/training/agents/test_ppo.py::test_a_step_is_no_longer_than_the_clipped_gradient",),
+    ),
+    Mutation(
+        "gradients-of-cloning-unclipped",
+        LEARNING,
+        "tmrl_core/training/agents/behavior_cloning.py",
+        "minimise(self.optimizer, loss, self.max_grad_norm)",
+        "minimise(self.optimizer, loss, None and self.max_grad_norm)",
+        ("tests/training/agents/test_behavior_cloning.py::test_a_step_is_no_longer_than_the_clipped_gradient",),
+    ),
+    Mutation(
+        "normalized-rewards-without-their-limit",
+        LEARNING,
+        "tmrl_core/training/agents/ppo.py",
+        "(reward_T / scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)",
+        "(reward_T / scale).clamp(max=REWARD_LIMIT)",
+        ("tests/training/agents/test_ppo.py::test_normalized_rewards_are_cut_at_ten_at_both_ends",),
+    ),
+    Mutation(
+        "values-clipped-in-their-favour",
+        LEARNING,
+        "tmrl_core/training/agents/ppo_losses.py",
+        "torch.maximum(error_B, (clipped_B - return_B).square())",
+        "torch.minimum(error_B, (clipped_B - return_B).square())",
+        ("tests/training/agents/test_ppo_losses.py::test_the_value_loss_as_a_slow_loop",),
+    ),
+    Mutation(
+        "noise-of-the-target-policy-unclipped",
+        LEARNING,
+        "tmrl_core/training/agents/losses.py",
+        "(scale * noise_BA).clamp(-clip, clip)",
+        "(scale * noise_BA).clamp(max=clip)",
+        ("tests/training/agents/test_losses.py::test_the_noise_of_a_smoothed_action_is_clipped_and_so_is_the_action",),
+    ),
+    Mutation(
+        "entropy-of-the-first-choice-only",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/on_policy.py",
+        "entropy_BM.sum(dim=-1)",
+        "entropy_BM[..., 0]",
+        ("tests/actor/policies/test_action_spaces.py::test_log_probabilities_and_entropies_of_choices_add_up",),
+    ),
+    Mutation(
+        "mask-of-one-choice-suffices",
+        LEARNING,
+        "tmrl_core/actor/policies/masks.py",
+        "np.asarray(each.all(axis=-1))",
+        "np.asarray(each.any(axis=-1))",
+        ("tests/actor/policies/test_action_spaces.py::test_a_mask_of_each_choice_limits_it",),
+    ),
+    Mutation(
+        "exploration-lost-with-a-file",
+        LEARNING,
+        "tmrl_core/actor/policies/weights.py",
+        "    if not exploration or not _has_header(data):\n",
+        "    if exploration or not _has_header(data):\n",
+        ("tests/actor/policies/test_weights.py::test_a_file_holds_the_exploration_of_its_policy",),
+    ),
+    Mutation(
+        "resume-with-another-layout",
+        LEARNING,
+        "tmrl_core/training/checkpoints/restore.py",
+        "            if before.get(key) != now.get(key):\n",
+        '            if before.get(key) != now.get(key) and key != "layout":\n',
+        ("tests/training/checkpoints/test_restore.py::test_another_layout_of_bytes_is_refused_and_changes_nothing",),
+    ),
+    Mutation(
+        "policy-that-cannot-act-is-restarted",
+        LEARNING,
+        "tmrl_core/actor/rollout/runner.py",
+        "            if self._has_acted:\n                raise\n",
+        "            if not self._has_acted:\n                raise\n",
+        ("tests/actor/rollout/test_runner.py::test_a_policy_whose_first_action_fails_cannot_act_in_its_space",),
+    ),
+    Mutation(
+        "one-hot-of-a-value-too-many",
+        LEARNING,
+        "tmrl_core/actor/policies/flattening.py",
+        "            if not 0 <= index < count:\n",
+        "            if not 0 <= index <= count:\n",
+        ("tests/actor/policies/test_flattening.py::test_integers_just_outside_their_space_are_refused",),
+    ),
+    Mutation(
+        "spread-of-advice-without-its-limit",
+        LEARNING,
+        "tmrl_core/gateway/advice/policies.py",
+        "actor.log_std(features_BH)[0].clamp(LOG_STD_MIN, LOG_STD_MAX)",
+        "actor.log_std(features_BH)[0].clamp(LOG_STD_MIN)",
+        ("tests/gateway/advice/test_policies.py::test_the_spread_of_advice_has_the_bounds_of_the_policy",),
+    ),
+    Mutation(
+        "advice-without-noise-is-infinitely-precise",
+        LEARNING,
+        "tmrl_core/gateway/advice/policies.py",
+        "max(actor.noise, 1e-3)",
+        "max(actor.noise, 1e-9)",
+        ("tests/gateway/advice/test_policies.py::test_a_policy_without_noise_can_still_be_advised",),
     ),
 )

@@ -182,7 +182,7 @@ def test_entries_that_are_missing_and_all_entries_cannot_be_left_out(drop: list[
 def test_only_a_dict_of_a_gymnasium_environment_has_entries_to_leave_out() -> None:
     with pytest.raises(ConfigError, match=r"^environment.drop: .* the observation space Box"):
         environment_maker("tmrl_core.envs:GenericGymEnv", {"id": "Pendulum-v1"}, ["mission"])()
-    own = {"action_space": Talking.action_space, "observation_space": Talking.observation_space}
+    own: dict[str, Any] = {"action_space": Talking.action_space, "observation_space": Talking.observation_space}
     own |= {"reset": 1, "step": 2, "close": list}
     with pytest.raises(
         ConfigError, match=r"^environment.drop: .* the environment is a SimpleNamespace .* gymnasium.Env"

@@ -139,6 +139,53 @@ def test_a_policy_that_cannot_act_ends_the_run_with_the_reason(tmp_path: Path) -
     assert "ValueError: cannot reshape array of size 1 into shape (2,2)" in done.stderr
 
 
+BOARD = """
+import gymnasium, numpy as np
+
+class Board(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, high=1):
+        self.observation_space = gymnasium.spaces.Box(0, high, (2, 3), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.low, 1.0, self.steps >= 10, False, {}
+"""
+BOARD_SETTINGS = """
+run: {name: board}
+environment: {cls: "board_environment:Board", kwargs: {high: HIGH}}
+agent: {cls: "tmrl_core.training:DQNAgent"}
+actor: {cls: "tmrl_core.actor:QValueMLPActor", kwargs: {hidden_sizes: [8], convolutions: none}}
+worker: {max_env_steps_per_update: 8}
+server: {port: 0}
+trainer: {epochs: 1, rounds: 1, steps: 20, start_training: 50, device: cpu}
+"""
+
+
+def test_the_layout_of_bytes_is_recorded_and_another_one_is_refused_at_a_resume(tmp_path: Path) -> None:
+    (tmp_path / "board_environment.py").write_text(BOARD, encoding="utf-8")
+    told = []
+    for high in (1, 255):
+        (tmp_path / "board.yaml").write_text(BOARD_SETTINGS.replace("HIGH", str(high)), encoding="utf-8")
+        with in_this_process(tmp_path, ["board_environment"]) as run:
+            told.append(run(*THREADS, "-c", "board.yaml", "--set", f"trainer.epochs={1 + (high > 1)}"))
+    assert told[0].returncode == 0, told[0]
+    starts = [
+        one.values["layout"]
+        for one in read_records(tmp_path / "runs" / "board" / "metrics.jsonl")
+        if "layout" in one.values
+    ]
+    assert starts == ["itself values 0 to 1"]
+    assert told[1].returncode != 0
+    assert "the layout of agent.model.actor was itself values 0 to 1 and is itself values 0 to 255" in told[1].stderr
+
+
 def test_evaluations_and_tests_are_filmed(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg", reason="the extra video")
     pytest.importorskip("pygame", reason="the extra render")

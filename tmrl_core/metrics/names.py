@@ -180,12 +180,13 @@ EVENT: Final = _name("event", "name of the event")
 MESSAGE: Final = _name("message", "description of the event")
 PHASE: Final = _name("phase", "waiting, collecting, learning, evaluating or done")
 RUN_NAME: Final = _name("run_name", "name of the run")
+LAYOUT: Final = _name("layout", "uint8 in the policy's observations: image or values, and bounds")
 LACK: Final = _name("lack", "reason why the trainer waits")
 WAITING: Final = _name("waiting", "number of waiting workers, and the reason of the first one")
 
 # Names of events that displays know. Other names are shown unchanged.
 EVENT_START: Final = "start"
-"""The run starts or resumes: `run_name`, `return_target` if it is set. Step 0 means a new run."""
+"""The run starts or resumes: `run_name`, `return_target` if it is set, `layout` if there is one. Step 0: a new run."""
 EVENT_PHASE: Final = "phase"
 """The run enters the phase named in `phase`."""
 EVENT_WORKER_JOINED: Final = "worker_joined"

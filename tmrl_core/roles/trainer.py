@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
+from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.config import CFG, Cfg, Config, current, given
 from tmrl_core.config.descriptions import described_by
@@ -355,8 +356,15 @@ class Trainer:
         """Connect to the Server."""
         interface = self._linked.open(training, recorder)
         interface.on_admitted = self._write_configuration
-        interface.event(names.EVENT_START, run_name=self._run_name)
+        interface.event(names.EVENT_START, **self._start_facts(training))
         return interface
+
+    def _start_facts(self, training: TrainingLoop) -> dict[str, Any]:
+        """Return the name of the run, and the layout of bytes in its policy's observations if there are any."""
+        actor = actor_of(training)
+        architecture = actor.architecture() if isinstance(actor, ActorModule) else {}
+        layout = architecture.get("metadata", {}).get("layout")
+        return {names.RUN_NAME: self._run_name, **({} if layout is None else {names.LAYOUT: layout})}
 
     def close_interface(self) -> None:
         """Close the link, if there is one."""
@@ -446,8 +454,8 @@ class Trainer:
 
     def _train(self, training: TrainingLoop, interface: RemoteInterface, recorder: Recorder) -> None:
         target = self._config.trainer.evaluation.target_return
-        facts: dict[str, Any] = {} if target is None else {names.RETURN_TARGET: target}
-        interface.event(names.EVENT_START, run_name=self._run_name, **facts)
+        facts = self._start_facts(training) | ({} if target is None else {names.RETURN_TARGET: target})
+        interface.event(names.EVENT_START, **facts)
         why = "failed"
         try:
             while training.epoch < training.epochs and not interface.stopping:
@@ -486,7 +494,7 @@ class Trainer:
         )
         self._write_configuration()
         logger.info("no policy is evaluated, since workers do that: play the final one with --test")
-        interface.event(names.EVENT_START, step=training.total_updates, run_name=self._run_name)
+        interface.event(names.EVENT_START, step=training.total_updates, **self._start_facts(training))
         why = "failed"
         try:
             while training.epoch < training.epochs and not interface.stopping:

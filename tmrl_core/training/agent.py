@@ -24,7 +24,8 @@ class TrainingAgent(StateOwner, ABC):
     collection: ClassVar[frozenset[str]] = frozenset({"asynchronous", "synchronous", "lockstep"})
     """Supported modes of collection (`worker.collection`)."""
     action_spaces: ClassVar[frozenset[str]] = frozenset()
-    """Supported action spaces: `box` (of floats), `discrete`. Empty: the constructor checks them."""
+    """Supported action spaces: `box` (of floats), `discrete`, `multi_discrete` (MultiBinary too). Empty: the
+    constructor checks them."""
     wants_extras: ClassVar[bool] = False
     """True: the agent accepts batches that end in a dict of extras."""
     times_updates: ClassVar[bool] = False

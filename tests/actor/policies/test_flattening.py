@@ -243,3 +243,17 @@ def test_an_entry_that_cannot_be_flattened_is_named_with_the_setting_that_leaves
     deep = spaces.Dict({"direction": spaces.Discrete(4), "told": spaces.Tuple([spaces.Discrete(2), spaces.Text(9)])})
     with pytest.raises(ConfigError, match=r"\['told'\]\[1\] is of the space Text.* environment.drop: \[told\]\.$"):
         layout_of(deep)
+
+
+def test_integers_just_outside_their_space_are_refused() -> None:
+    layout = layout_of(spaces.Dict({"a": spaces.Discrete(3, start=2), "b": spaces.MultiDiscrete([3, 2])}))
+    vector = np.zeros(8, np.float32)
+    for first in (2, 4):
+        flatten_into(layout, {"a": first, "b": np.array([2, 1])}, vector)
+        assert vector.sum() == 3
+    for wrong in (1, 5):
+        with pytest.raises(ValueError, match=r"observation \['a'\] is \d, not in 2..4"):
+            flatten_into(layout, {"a": wrong, "b": np.array([0, 0])}, vector)
+    for pair, text in (([3, 0], "3, not in 0..2"), ([0, 2], "2, not in 0..1"), ([-1, 0], "-1, not in 0..2")):
+        with pytest.raises(ValueError, match=rf"observation \['b'\] is {text}"):
+            flatten_into(layout, {"a": 2, "b": np.array(pair)}, vector)

@@ -124,3 +124,21 @@ def test_later_updates_do_not_change_a_snapshot() -> None:
 def test_a_policy_of_unknown_distribution_is_refused() -> None:
     with pytest.raises(ConfigError, match="GaussianMLPActor, whose distribution is unknown"):
         advised_policy(make(GaussianMLPActor, BOX), 1.0)
+
+
+@pytest.mark.parametrize(("bias", "log_std"), [(100.0, 2.0), (-100.0, -20.0)])
+def test_the_spread_of_advice_has_the_bounds_of_the_policy(bias: float, log_std: float) -> None:
+    actor = make(SquashedGaussianMLPActor, BOX)
+    with torch.no_grad():
+        actor.log_std.weight.zero_()
+        actor.log_std.bias.fill_(bias)
+    assert np.allclose(advised_policy(actor, 1.0).snapshot()(OBS).std_A, np.exp(log_std))
+
+
+def test_a_policy_without_noise_can_still_be_advised() -> None:
+    actor = make(DeterministicMLPActor, BOX, noise=0.0, random=0.0)
+    assert np.allclose(advised_policy(actor, 1.0).snapshot()(OBS).std_A, 1e-3)
+    # Advice as sharp as its own draws it half of the way.
+    own = drawn(actor, [], 50).mean(axis=0)
+    other = Gaussian(np.array([1.0, 1.0]), np.full(2, 1e-3))
+    assert np.allclose(drawn(actor, [other], 50).mean(axis=0), (own + np.array([3.0, 20.0])) / 2, atol=0.05)

@@ -124,3 +124,16 @@ def test_workers_act_at_random_until_the_first_update() -> None:
     assert agent.get_actor().exploration() == {"random": 1.0}
     agent.train(batch(torch.rand(4, 2), torch.rand(4, 3)))
     assert agent.get_actor().exploration() == {"random": 0.0}
+
+
+def test_a_step_is_no_longer_than_the_clipped_gradient() -> None:
+    """With plain gradient descent, an update moves the weights by the learning rate times the clipped norm."""
+    torch.manual_seed(0)
+    agent = BehaviorCloningAgent(
+        OBSERVATIONS, DISCRETE, "cpu", hidden_sizes=(8,), optimizer="sgd", lr=2.0, max_grad_norm=0.01
+    )
+    before = torch.nn.utils.parameters_to_vector(agent.model.parameters()).detach()
+    metrics = agent.train(batch(torch.full((8,), 5), torch.rand(8, 3)))
+    moved = torch.nn.utils.parameters_to_vector(agent.model.parameters()).detach() - before
+    assert float(metrics["grad_norm"]) > 0.01
+    assert float(moved.norm()) == pytest.approx(0.02, rel=1e-3)

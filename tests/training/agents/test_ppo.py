@@ -188,6 +188,29 @@ def test_what_does_not_fit_is_refused() -> None:
         agent.train(batch)
 
 
+def test_a_step_is_no_longer_than_the_clipped_gradient() -> None:
+    """With plain gradient descent, a minibatch moves the weights by the learning rate times the clipped norm."""
+    for longest in (0.5, 0.05):
+        agent = make(FEW, lr=2.0, optimizer="sgd", max_grad_norm=longest, update_epochs=1, minibatch_size=1000)
+        before = torch.nn.utils.parameters_to_vector(agent.model.parameters()).detach()
+        metrics = agent.train(play(agent, 64, 50.0)[0])
+        moved = torch.nn.utils.parameters_to_vector(agent.model.parameters()).detach() - before
+        assert float(metrics["grad_norm"]) > longest, "the norm before clipping"
+        assert float(moved.norm()) == pytest.approx(2.0 * longest, rel=1e-3)
+
+
+def test_normalized_rewards_are_cut_at_ten_at_both_ends() -> None:
+    agent = make(FEW, normalize_rewards=True)
+    ends = torch.ones(2000)
+    usual = torch.ones(2000) * torch.tensor([1.0, -1.0]).repeat(1000)
+    agent._scaled(usual, ends, None)
+    rare = usual.clone()
+    rare[0], rare[1], rare[2] = 1e3, -1e3, 3.0
+    scaled = agent._scaled(rare, ends, None)
+    assert scaled[:2].tolist() == [10.0, -10.0]
+    assert 0.0 < float(scaled[2]) < 10.0
+
+
 def test_a_checkpoint_can_hold_it() -> None:
     agent = make(BOX)
     agent.train(play(agent, 16, 0.0)[0])

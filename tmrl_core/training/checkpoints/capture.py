@@ -29,6 +29,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from tmrl_core.actor.policies.torch.module import TorchActorModule
 from tmrl_core.errors import CheckpointError
 from tmrl_core.training.checkpointable import (
     Checkpointable,
@@ -131,6 +132,21 @@ def class_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
+def weights_metadata(value: object) -> dict[str, dict[str, str]]:
+    """Return the metadata of each policy's weights in a module, by its name there; empty for other objects.
+
+    They say for what the weights were trained where shapes do not show it, as the layout of bytes in an observation.
+    """
+    if not isinstance(value, torch.nn.Module):
+        return {}
+    found = {
+        name: module.weights_metadata()
+        for name, module in value.named_modules()
+        if isinstance(module, TorchActorModule)
+    }
+    return {name: metadata for name, metadata in found.items() if metadata}
+
+
 class _UnsaveableError(Exception):
     """A checkpoint cannot hold a value. The message gives the reason."""
 
@@ -209,7 +225,10 @@ class _Capture:
                 self._inside.update(map(id, [*value.modules(), *value.parameters(), *value.buffers()]))
             if isinstance(value, RowMemory) and value.row_arrays:
                 self._captured.rows[path] = MemoryRows.of(value)
-            return {"t": "stateful", **typed, "v": self.node(value.state_dict(), f"{path} state")}
+            node = {"t": "stateful", **typed, "v": self.node(value.state_dict(), f"{path} state")}
+            if metadata := weights_metadata(value):
+                node["metadata"] = metadata
+            return node
         if self._is_owner(value) and hasattr(value, "__dict__"):
             attributes = {
                 name: self.node(item, f"{path}.{name}" if path else name)

@@ -28,7 +28,7 @@ from tmrl_core.training.checkpointable import (
     type_name,
     type_version,
 )
-from tmrl_core.training.checkpoints.capture import GAP, Node, class_name
+from tmrl_core.training.checkpoints.capture import GAP, Node, class_name, weights_metadata
 from tmrl_core.training.checkpoints.random_state import Generator, set_generator_state, set_global_random_state
 from tmrl_core.training.constructor_settings import PLAIN, constructor_parameters
 from tmrl_core.training.memories.layout import Array
@@ -165,6 +165,7 @@ class _Restore:
             for name in saved | present:
                 if saved.get(name) != present.get(name):
                     yield f"{path}.{name} was {_shown(saved.get(name))} and is {_shown(present.get(name))}"
+            yield from _metadata_misfits(node.get("metadata", {}), weights_metadata(existing), path)
         elif isinstance(existing, torch.optim.Optimizer):
             state = self.decoded(node["v"])
             saved_sizes = [len(group["params"]) for group in state["param_groups"]]
@@ -333,6 +334,18 @@ class _Restore:
             logger.warning("%s is %r in the checkpoint and %r now: %r counts", place, saved, today, today)
             return True
         return False
+
+
+def _metadata_misfits(
+    saved: Mapping[str, Mapping[str, str]], present: Mapping[str, Mapping[str, str]], path: str
+) -> Iterator[str]:
+    """Yield the differences of metadata that a policy's weights had and have: an observation means something else."""
+    for name in saved.keys() | present.keys():
+        before, now = saved.get(name, {}), present.get(name, {})
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key):
+                at = f"{path}.{name}" if name else path
+                yield f"the {key} of {at} was {before.get(key, 'none')} and is {now.get(key, 'none')}"
 
 
 def _type_misfit(existing: object, node: Node, path: str) -> str:

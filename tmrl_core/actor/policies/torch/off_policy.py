@@ -225,6 +225,6 @@ class DeterministicMLPActor(TorchMLPActor):
                 if not test:
                     noise = torch.randn(self.low.shape, generator=self._generator, device=self.low.device)
                     action = action + self.noise * noise * (self.high - self.low) / 2.0
-            array: np.ndarray = torch.clamp(action, self.low, self.high).cpu().numpy()
+            array: np.ndarray = action.cpu().numpy()
         # In float64, a bound of float32 may lie outside the space.
         return self._bounds.clipped(array.ravel())

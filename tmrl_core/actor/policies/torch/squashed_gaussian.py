@@ -157,7 +157,6 @@ class SquashedGaussianMLPActor(SquashedGaussianHead):
         with torch.no_grad():
             if not test and self.random > 0.0 and self._uniform().item() < self.random:
                 action = self.low + self._uniform(self.low.shape) * (self.high - self.low)
-                action = torch.clamp(action, self.low, self.high).reshape(self._bounds.shape)
                 array: np.ndarray = action.cpu().numpy()
             else:
                 action, _ = self(obs, test=test, compute_logprob=False, generator=self._generator)
