@@ -332,6 +332,13 @@ def test_the_check_notices_side_effects_of_imports(tmp_path: Path, monkeypatch: 
     assert "socket." in seen
 
 
+@pytest.mark.parametrize("name", ["metrics", "multiagent", "sessions", "training"])
+def test_a_star_import_needs_no_extra_but_the_trainer_s(name: str) -> None:
+    optional = ["pettingzoo", "rtgym", "h5py", "pyarrow", "wandb", "tensorboard", "matplotlib", "stable_baselines3"]
+    code = f"import sys\nsys.modules.update(dict.fromkeys({optional}))\nfrom tmrl_core.{name} import *"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+
+
 def test_every_exported_name_is_there() -> None:
     for name in ("", "networking", "actor", "training", "envs", "samples", "metrics", "config", "sessions"):
         module = importlib.import_module(f"tmrl_core.{name}".rstrip("."))

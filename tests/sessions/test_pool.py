@@ -180,14 +180,20 @@ def test_padding_of_zeros_takes_no_rows() -> None:
     np.testing.assert_array_equal(pool.observations[0], obs)
 
 
-def test_left_out_memories_are_none_and_asking_for_them_says_so(folder: Path | None) -> None:
+def test_its_generator_draws_and_may_be_replaced() -> None:
+    pools = [SessionPool(agent_memories=0, rng_seed=5) for _ in range(2)]
+    for pool in pools:
+        pool.load_sessions(*sessions())
+    pools[1].rng = np.random.default_rng(5)
+    assert pools[0].rng.bit_generator.state == pools[1].rng.bit_generator.state
+    assert_same(*([pool.sample(3, replace=True).selector] for pool in pools))
+
+
+def test_left_out_memories_are_none(folder: Path | None) -> None:
     pool = SessionPool(agent_memories=1, folder=folder)
     pool.load_sessions(*sessions())
     assert pool.select([0]).preceding_agent_memories is None
-    with pytest.raises(
-        SampleRefusedError, match="no preceding memories were loaded into this pool; pass prev_memories"
-    ):
-        _ = pool.preceding_agent_memories
+    assert pool.preceding_agent_memories is None
 
 
 def test_memories_come_back_in_declared_order(folder: Path | None) -> None:
