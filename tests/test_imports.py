@@ -22,6 +22,7 @@ from tests.test_decodable import decoded_types
 # decides. Only packages have ranks, and the modules beside them at the top.
 LAYERS: list[tuple[str, ...]] = [
     (
+        "blas_threads",
         "bounded_texts",
         "decodable",
         "errors",

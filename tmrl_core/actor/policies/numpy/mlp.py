@@ -33,6 +33,7 @@ from tmrl_core.actor.policies.weights import (
     describe,
     encode_arrays,
 )
+from tmrl_core.blas_threads import MIN_VALUES, limited
 from tmrl_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -238,6 +239,8 @@ class NumpyMLPActor(NumpyActor):
         self._inputs = [np.ones(width + 1, np.float32) for width in self._widths]
         self._heads = np.empty(self._matrices[-1].shape[1], np.float32)
         self._forward = self._make_forward()
+        if self._encoders or max(matrix.size for matrix in self._matrices) >= MIN_VALUES:
+            self._forward = limited(self._forward)
 
     def _make_forward(self) -> Callable[[Any], np.ndarray]:
         """Return a function that computes the heads' outputs [sum of their sizes] of one observation.
