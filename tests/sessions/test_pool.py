@@ -200,7 +200,7 @@ def test_memories_come_back_in_declared_order(folder: Path | None) -> None:
     pool = SessionPool(agent_memories=2, folder=folder)
     one, two = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(12, dtype=np.float32).reshape(4, 3)
     pool.load_sessions(*sessions(), prev_memories=[one, two])
-    assert_same(pool.preceding_agent_memories, [one, two])
+    assert_same(pool.preceding_agent_memories or [], [one, two])
     assert_same(pool.select([3, 0]).preceding_agent_memories or [], [one[[3, 0]], two[[3, 0]]])
 
 
@@ -335,7 +335,7 @@ def test_only_the_last_max_pool_size_sessions_stay(folder: Path | None, size: in
     assert len(pool) == expected
     together = [np.concatenate(pair)[-expected:] for pair in zip(first, second, strict=True)]
     assert_same(
-        [*pool.observations, *pool.actions, pool.rewards, *pool.preceding_agent_memories],
+        [*pool.observations, *pool.actions, pool.rewards, *(pool.preceding_agent_memories or [])],
         [*together, memories[-expected:]],
     )
 
@@ -427,7 +427,7 @@ def test_updates_change_nothing_until_they_are_applied(folder: Path | None) -> N
     }
     pool.apply_updates(updates)
     assert_same([*pool.observations, *pool.actions, pool.rewards], [obs, act, rew])
-    assert_same(pool.preceding_agent_memories, [np.ones((3, 2), np.float32)])
+    assert_same(pool.preceding_agent_memories or [], [np.ones((3, 2), np.float32)])
 
 
 @pytest.mark.parametrize(
