@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tmrl_core import terminal_log
+from tmrl_core.blas_threads import THREAD_VARIABLES
 from tmrl_core.cli.main import main
-from tmrl_core.local.supervision import THREAD_VARIABLES
 from tmrl_core.metrics import MetricRecord, read_records
 from tmrl_core.terminal_log import TerminalHandler
 

@@ -22,6 +22,7 @@ from tests.test_decodable import decoded_types
 # decides. Only packages have ranks, and the modules beside them at the top.
 LAYERS: list[tuple[str, ...]] = [
     (
+        "blas_threads",
         "bounded_texts",
         "decodable",
         "errors",
@@ -332,6 +333,13 @@ def test_the_check_notices_side_effects_of_imports(tmp_path: Path, monkeypatch: 
     seen = " ".join(suspicious(result["events"]))
     assert "open" in seen
     assert "socket." in seen
+
+
+@pytest.mark.parametrize("name", ["metrics", "multiagent", "sessions", "training"])
+def test_a_star_import_needs_no_extra_but_the_trainer_s(name: str) -> None:
+    optional = ["pettingzoo", "rtgym", "h5py", "pyarrow", "wandb", "tensorboard", "matplotlib", "stable_baselines3"]
+    code = f"import sys\nsys.modules.update(dict.fromkeys({optional}))\nfrom tmrl_core.{name} import *"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
 
 
 def test_every_exported_name_is_there() -> None:

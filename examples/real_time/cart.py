@@ -1,4 +1,7 @@
-"""A cart on a rail that is driven to a target: a simulation that goes on by itself, as a robot or a game does."""
+"""A cart on a rail that is driven to a target: a simulation that goes on by itself, as a robot or a game does.
+
+Needs the extra `realtime` (rtgym).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """A simulated drone in real time: rtgym keeps the rate, the network works beside it. Only imports differ from tmrl.
 
+Needs the extras `trainer` and `realtime` (rtgym).
+
 python examples/tmrl/drone.py --epochs 20
 """
 

@@ -1,5 +1,7 @@
 """Pendulum in one process: Server, Trainer and RolloutWorker in threads, in turns. Only imports differ from tmrl.
 
+Needs the extra `trainer`.
+
 python examples/tmrl/pendulum.py --epochs 10
 """
 

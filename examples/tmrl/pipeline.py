@@ -1,7 +1,8 @@
 """A pipeline of one's own: actor, memory, sample compressor, observation preprocessor and agent, with a check.
 
 Observations hold the latest actions, which the memory already has: the compressor leaves them out, and the memory puts
-them back. `--check` compares rebuilt transitions with those that the worker saw.
+them back. `--check` compares rebuilt transitions with those that the worker saw. It flies the drone of drone.py, which
+needs the extras `trainer` and `realtime` (rtgym).
 
 python examples/tmrl/pipeline.py --check
 python examples/tmrl/pipeline.py --epochs 20

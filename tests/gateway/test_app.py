@@ -76,7 +76,9 @@ def test_an_end_message_needs_a_key_or_the_cookie(gateway: Served) -> None:
     cookie = login.headers["Set-Cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
-    assert gateway.post(ENV, {"obs": None}).json == {"action": None}
+    nobodys = gateway.post(ENV, {"obs": None}).json
+    assert nobodys.pop("note").startswith("no session was ended: give the session_key")
+    assert nobodys == {"action": None}
     assert gateway.post(ENV, {"obs": None, "session_key": "stale"}).json == {"action": None}
     assert len(gateway.sessions) == before + 1
     sent = {"Cookie": cookie.partition(";")[0]}

@@ -176,10 +176,11 @@ def test_parts_of_a_run_that_is_resumed_offline_are_to_be_joined(tmp_path: Path)
 
 def noted_resume(path: Path) -> bool:
     """Return what a file of wandb notes for `wandb sync`: the latest description of its run."""
+    record_type: Any = vars(wandb_internal_pb2)["Record"]  # the module makes its classes when it is imported
     data, at, noted = path.read_bytes(), 7, False
     while at + 7 <= len(data):  # frames of leveldb's log; small records are in one each
         _, size, _ = struct.unpack("<IHB", data[at : at + 7])
-        found = wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + size])
+        found = record_type.FromString(data[at + 7 : at + 7 + size])
         at += 7 + size
         if found.WhichOneof("record_type") == "run":
             noted = found.run.resume

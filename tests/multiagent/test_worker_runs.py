@@ -15,8 +15,8 @@ import pytest
 from tests.command_line import ROOT, Start, records, starting
 from tests.roles.test_lockstep_runs import port_of
 from tests.waiting import until
+from tmrl_core.blas_threads import THREAD_VARIABLES
 from tmrl_core.cli.main import main
-from tmrl_core.local.supervision import THREAD_VARIABLES
 
 SCENARIO = "tests.multiagent.remote_scenario"
 SMALL = f"""

@@ -116,6 +116,15 @@ def test_other_workers_collect_the_assignment_of_a_refused_worker(
         assert "float32[2], and the environment declares float32[4]" in said[0]
 
 
+def test_an_observation_of_another_space_is_named(tmp_path: Path) -> None:
+    environment = {"kwargs": {"id": "FrozenLake-v1", "to_float32": True}}
+    trainer = Trainer(config=make_config(tmp_path, environment=environment))
+    assert trainer.act(15) in range(4)
+    for obs in (77, -1, "north"):
+        with pytest.raises(ValueError, match=rf"the observation {obs!r} is not of .* space, Discrete\(16\)"):
+            trainer.act(obs)
+
+
 def test_a_checkpoint_acts_and_trains_on_as_the_original(tmp_path: Path) -> None:
     obs = np.array([0.1, -0.2, 0.05, 0.3], np.float32)
     with pipeline(tmp_path) as (trainer, _):

@@ -180,21 +180,27 @@ def test_padding_of_zeros_takes_no_rows() -> None:
     np.testing.assert_array_equal(pool.observations[0], obs)
 
 
-def test_left_out_memories_are_none_and_asking_for_them_says_so(folder: Path | None) -> None:
+def test_its_generator_draws_and_may_be_replaced() -> None:
+    pools = [SessionPool(agent_memories=0, rng_seed=5) for _ in range(2)]
+    for pool in pools:
+        pool.load_sessions(*sessions())
+    pools[1].rng = np.random.default_rng(5)
+    assert pools[0].rng.bit_generator.state == pools[1].rng.bit_generator.state
+    assert_same(*([pool.sample(3, replace=True).selector] for pool in pools))
+
+
+def test_left_out_memories_are_none(folder: Path | None) -> None:
     pool = SessionPool(agent_memories=1, folder=folder)
     pool.load_sessions(*sessions())
     assert pool.select([0]).preceding_agent_memories is None
-    with pytest.raises(
-        SampleRefusedError, match="no preceding memories were loaded into this pool; pass prev_memories"
-    ):
-        _ = pool.preceding_agent_memories
+    assert pool.preceding_agent_memories is None
 
 
 def test_memories_come_back_in_declared_order(folder: Path | None) -> None:
     pool = SessionPool(agent_memories=2, folder=folder)
     one, two = np.arange(8, dtype=np.float32).reshape(4, 2), np.arange(12, dtype=np.float32).reshape(4, 3)
     pool.load_sessions(*sessions(), prev_memories=[one, two])
-    assert_same(pool.preceding_agent_memories, [one, two])
+    assert_same(pool.preceding_agent_memories or [], [one, two])
     assert_same(pool.select([3, 0]).preceding_agent_memories or [], [one[[3, 0]], two[[3, 0]]])
 
 
@@ -329,7 +335,7 @@ def test_only_the_last_max_pool_size_sessions_stay(folder: Path | None, size: in
     assert len(pool) == expected
     together = [np.concatenate(pair)[-expected:] for pair in zip(first, second, strict=True)]
     assert_same(
-        [*pool.observations, *pool.actions, pool.rewards, *pool.preceding_agent_memories],
+        [*pool.observations, *pool.actions, pool.rewards, *(pool.preceding_agent_memories or [])],
         [*together, memories[-expected:]],
     )
 
@@ -421,7 +427,7 @@ def test_updates_change_nothing_until_they_are_applied(folder: Path | None) -> N
     }
     pool.apply_updates(updates)
     assert_same([*pool.observations, *pool.actions, pool.rewards], [obs, act, rew])
-    assert_same(pool.preceding_agent_memories, [np.ones((3, 2), np.float32)])
+    assert_same(pool.preceding_agent_memories or [], [np.ones((3, 2), np.float32)])
 
 
 @pytest.mark.parametrize(

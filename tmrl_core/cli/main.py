@@ -487,7 +487,7 @@ def one_thread() -> None:
 
     For a policy that acts on one observation at a time, a second thread only makes it slower.
     """
-    from tmrl_core.local.supervision import THREAD_VARIABLES
+    from tmrl_core.blas_threads import THREAD_VARIABLES
 
     for name in THREAD_VARIABLES:
         os.environ.setdefault(name, "1")

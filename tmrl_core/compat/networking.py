@@ -167,7 +167,7 @@ class RolloutWorker(worker.RolloutWorker):
 
     @property
     def model_history(self) -> int:
-        """Number of updates between two dated copies."""
+        """Number of published models between two dated copies."""
         return self.uplink.files.every
 
     @model_history.setter
@@ -176,7 +176,7 @@ class RolloutWorker(worker.RolloutWorker):
 
     @property
     def model_cpt(self) -> int:
-        """Number of updates since the latest dated copy."""
+        """Number of published models since the latest dated copy."""
         return self.uplink.files.since
 
     @property

@@ -250,7 +250,7 @@ class WorkerSection(Section, frozen=True, kw_only=True):
         Text | None, doc("Prefix of the names of dated copies of the policy. null: `<run>/worker/history/policy_`.")
     ] = None
     model_history: Annotated[
-        int, doc("Number of updates with a new model between two dated copies. 0 or less: no copies.")
+        int, doc("Number of published models between two dated copies; skipped ones count. 0 or less: no copies.")
     ] = 0
     max_failures: Annotated[
         Count, doc("Maximum number of consecutive failures of the environment; one more stops the worker.")

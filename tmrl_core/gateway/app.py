@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tmrl_core.config.sections import GatewaySection, is_loopback
 from tmrl_core.gateway import openapi
-from tmrl_core.gateway.messages import RequestError, fields_from_json
+from tmrl_core.gateway.messages import RequestError, answer_to, fields_from_json
 from tmrl_core.gateway.sessions import Sessions
 from tmrl_core.gateway.websocket import WebSocketEndpoint, address_of
 
@@ -109,8 +109,8 @@ class _Steps:
         cookie = None
         if not fields.session_key and fields.is_end:
             cookie = cookie_parser(Headers(scope=scope).get("cookie", "")).get(COOKIE)
-        action = await self._sessions.answer(fields.message(cookie), self._clock())
-        await _respond(send, {"action": action})
+        message = fields.message(cookie)
+        await _respond(send, answer_to(message, await self._sessions.answer(message, self._clock())))
 
 
 class _Logins:

@@ -114,6 +114,13 @@ class EndMessage(msgspec.Struct, frozen=True, gc=False):
         return "EndMessage(...)"
 
 
+def answer_to(message: StepMessage | EndMessage, action: Any) -> dict[str, Any]:
+    """Return the answer to a message, with a note if it should end a session and names none."""
+    if isinstance(message, EndMessage) and not message.session_key:
+        return {"action": action, "note": "no session was ended: give the session_key that the login answered"}
+    return {"action": action}
+
+
 class Fields(msgspec.Struct, frozen=True, gc=False):
     """The fields of a message as a client sent them. Unknown fields are ignored."""
 

@@ -50,7 +50,8 @@ _ACTION: dict[str, Any] = {
     "type": "object",
     "required": ["action"],
     "properties": {
-        "action": {"description": "Integer, number, list or object of the action space; null after an end."}
+        "action": {"description": "Integer, number, list or object of the action space; null after an end."},
+        "note": {"type": "string", "description": "After an end message without a session: nothing was ended."},
     },
 }
 _LOGIN: dict[str, Any] = {

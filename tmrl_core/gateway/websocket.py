@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from tmrl_core.config.sections import GatewaySection
-from tmrl_core.gateway.messages import RequestError, StepMessage, fields_from_json, fields_from_msgpack
+from tmrl_core.gateway.messages import RequestError, StepMessage, answer_to, fields_from_json, fields_from_msgpack
 from tmrl_core.gateway.sessions import Sessions
 
 logger = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class _Connection:
             action = await self._sessions.answer(message, now)
             if self.session_key is None and isinstance(message, StepMessage):
                 self.session_key = message.session_key
-            return {"action": action}
+            return answer_to(message, action)
         except RequestError as error:
             return {"error": str(error), "status": error.status}
         except Exception:

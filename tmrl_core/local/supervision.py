@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from tmrl_core.blas_threads import THREAD_VARIABLES
 from tmrl_core.config import Config, use, with_changes
 from tmrl_core.config.server_port import PortRecord
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
@@ -60,7 +61,6 @@ CAUSE_LENGTH = 300
 """Maximum characters of the reason shown when a role is restarted."""
 WRONG_CONFIGURATION = 2
 """Exit status of a role whose command line or configuration is wrong: starting it again would not help."""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Watcher(Protocol):

@@ -1,6 +1,7 @@
 """Many agents in one environment: agent managers, shapers, exploration, and the Learner and Actor of a scenario.
 
-Names are resolved when first used: those of `algorithms` need torch, those of `pettingzoo` the extra `marl`.
+Names are resolved when first used: those of `algorithms` need torch, those of `pettingzoo` the extra `marl`. The latter
+are not in `__all__`, so that `import *` needs no extra.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     )
     from tmrl_core.multiagent.learner import EarlyStopping, EpisodeResult, Learner, episode_seeds
     from tmrl_core.multiagent.manager import AgentManager
-    from tmrl_core.multiagent.pettingzoo import EventAECEnv, PettingZooEnvironment
+    from tmrl_core.multiagent.pettingzoo import EventAECEnv as EventAECEnv
+    from tmrl_core.multiagent.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
     from tmrl_core.multiagent.remote import RemoteActor, remote_actor
     from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
     from tmrl_core.multiagent.store import SimpleStore
@@ -54,7 +56,6 @@ __all__ = [
     "Decision",
     "EarlyStopping",
     "EpisodeResult",
-    "EventAECEnv",
     "EventEnvironment",
     "ExperienceShaper",
     "Explorer",
@@ -63,7 +64,6 @@ __all__ = [
     "LinearExplorer",
     "MemorySettings",
     "MultiAgentTraining",
-    "PettingZooEnvironment",
     "PolicySettings",
     "RandomPolicy",
     "RemoteActor",

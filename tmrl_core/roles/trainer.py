@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
+from gymnasium import Space
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
@@ -260,8 +261,18 @@ class Trainer:
 
         Raises:
             ConfigError: the training object has no agent.
+            ValueError: the policy cannot act on it, because it is not of the observation space.
         """
-        return self._actor().act_(obs, test=test)
+        actor = self._actor()
+        try:
+            return actor.act_(obs, test=test)
+        except Exception as exc:
+            space = actor.observation_space
+            if isinstance(space, Space) and not space.contains(obs):
+                raise ValueError(
+                    f"the observation {obs!r:.200} is not of the policy's observation space, {space!s:.200}"
+                ) from exc
+            raise
 
     def begin_episode(self) -> None:
         """Let `act` begin an episode. Only recurrent policies need it.

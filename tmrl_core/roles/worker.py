@@ -139,8 +139,8 @@ class RolloutWorker(Worker):
         )
         # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
-        seed_of = partial(mixed_seed, config.run.seed, label.seeding) if isinstance(seed, Cfg) else None
-        chosen_seed = seed_of() if seed_of is not None else seed
+        of_name = partial(mixed_seed, config.run.seed, label.seeding)
+        chosen_seed, seed_of = (of_name(), of_name) if isinstance(seed, Cfg) else (seed, None)
         drain_s = given(drain_timeout_s, settings.drain_timeout_s)
         # Files and credentials are found before the environment is made, which may change the working folder.
         copy = given(model_path, config.worker_model_path)

@@ -97,6 +97,9 @@ class SessionPool:
 
     Raises:
         ConfigError: an argument is invalid.
+
+    Attributes:
+        rng: generator of the sampler.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class SessionPool:
         self._memories = item_formats(agent_memories, "agent_memories", shape=None, dtype=np.float32, least=0)
         if isinstance(rng_seed, bool) or not isinstance(rng_seed, (int, np.integer)) or rng_seed < 0:
             raise ConfigError(f"rng_seed is {rng_seed!r}; allowed are integers of at least 0")
-        self._generator = np.random.default_rng(rng_seed)
+        self.rng = np.random.default_rng(rng_seed)
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None and not self._folder.is_dir():
             raise ConfigError(f"{self._folder} is no folder; create it, or pass folder=None to keep sessions in RAM")
@@ -355,17 +358,11 @@ class SessionPool:
         return _alive_mask(self._content, np.arange(len(self)))
 
     @property
-    def preceding_agent_memories(self) -> list[Array]:
-        """All memories before tick 0, [batch, ...] each; a copy.
-
-        Raises:
-            SampleRefusedError: none were loaded.
-        """
+    def preceding_agent_memories(self) -> list[Array] | None:
+        """All memories before tick 0, [batch, ...] each; a copy. None if none were loaded."""
         content = self._content
         if content is None or content.once is None or not content.has_memories:
-            raise SampleRefusedError(
-                "no preceding memories were loaded into this pool; pass prev_memories when loading sessions"
-            )
+            return None
         return _once(content, np.arange(len(self)), len(self._memories))[0]
 
     def _all(self, columns: slice, formats: Sequence[ItemFormat]) -> list[Array]:
@@ -423,9 +420,9 @@ class SessionPool:
                 f"selector_dtype is {dtype}; allowed are integer dtypes that hold {len(self) - 1}, the last index"
             )
         if replace:
-            chosen = self._generator.integers(0, len(self), max_n_samples)
+            chosen = self.rng.integers(0, len(self), max_n_samples)
         else:
-            chosen = self._generator.choice(len(self), min(int(max_n_samples), len(self)), replace=False)
+            chosen = self.rng.choice(len(self), min(int(max_n_samples), len(self)), replace=False)
         return self._batch(content, chosen.astype(dtype))
 
     def _batch(self, content: _Content, chosen: Array) -> SessionBatch:

@@ -32,6 +32,13 @@ def test_a_dated_copy_every_n_updates_never_over_another(tmp_path: Path) -> None
     }
 
 
+def test_models_that_were_never_loaded_count(tmp_path: Path) -> None:
+    files = PolicyFiles(None, str(tmp_path / "mine_"), every=3)
+    made = [files.keep(b"x", versions) is not None for versions in (10, 1, 1, 2, 1, 6)]
+    assert made == [True, False, True, False, True, True]  # after 10, 12, 15 and 21 of 21 models
+    assert files.since == 0
+
+
 @pytest.mark.parametrize("every", [0, -3])
 def test_no_copies_are_written_when_disabled(every: int, tmp_path: Path) -> None:
     files = PolicyFiles(None, str(tmp_path / "mine_"), every=every)

@@ -219,6 +219,17 @@ def test_a_torch_policys_custom_format_is_received_and_stored(make: Any, link: A
     assert make(actor=TextActor, files=PolicyFiles(path), linked=False, needs_policy=True).actor.value == 0.5
 
 
+def test_published_models_count_for_dated_copies_also_if_they_are_skipped(make: Any, link: Any, tmp_path: Path) -> None:
+    worker = make(files=PolicyFiles(None, str(tmp_path / "p_"), every=3))
+    copies = []
+    for published in (10, 1, 1, 0, 4):
+        for _ in range(published):
+            link.publish(0.5)
+        worker.update_actor_weights(verbose=False)
+        copies.append(len(list(tmp_path.iterdir())))
+    assert copies == [1, 1, 2, 2, 3]  # the latest of 10, of 12 and of 16
+
+
 def test_a_copy_that_cannot_be_written_does_not_stop_the_worker(
     make: Any, link: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

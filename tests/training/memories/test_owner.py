@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_transitions_of_another_run_are_refused_unless_they_are_asked_for(
 def test_an_empty_folder_is_taken_from_another_run(tmp_path: Path) -> None:
     for run in ("one-1234", "two-1234"):
         memory = memory_in(tmp_path)
-        claim_folder(memory, lambda run=run: run, take_over=False)
+        claim_folder(memory, partial(str, run), take_over=False)
         memory.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tmrl_core.actor import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import encode_arrays
 from tmrl_core.config import from_values
-from tmrl_core.metrics import MemorySink, MetricRecord, ProgressDisplay, Recorder, names
+from tmrl_core.metrics import MemorySink, ProgressDisplay, Recorder, names
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.networking.peers import Member
@@ -288,17 +289,17 @@ def test_what_arrives_is_shown_while_the_training_thread_is_busy() -> None:
                 for step in range(5):
                     buffer.append_sample((np.zeros(1), np.zeros(1), 0.0, False, step == 4, {}))
                 worker.send(*buffer.take())
-                until(lambda shown=shown: f"workers 1 | samples {shown} (" in _line(sink.records))
+                until(partial(_shows, sink, f"workers 1 | samples {shown} ("))
         finally:
             worker.close(drain=False)
             link.close()
     assert {record.values[names.SAMPLES_RECEIVED] for record in sink.records} == {1_000}  # none is in the memory
 
 
-def _line(records: list[MetricRecord]) -> str:
+def _shows(sink: MemorySink, text: str) -> bool:
     display = ProgressDisplay()
-    display.update(list(records))
-    return display.line()
+    display.update(list(sink.records))
+    return text in display.line()
 
 
 def test_the_links_thread_writes_records_in_time_if_the_training_thread_does_not() -> None:

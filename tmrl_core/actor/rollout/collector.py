@@ -14,6 +14,7 @@ from tmrl_core.actor.rollout.lateness import lateness_text
 from tmrl_core.actor.rollout.loop import EnvironmentLoop, Hook
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import WAIT_S, Uplink
+from tmrl_core.blas_threads import one_blas_thread
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import PolicyFailedError
 from tmrl_core.long_calls import remarks
@@ -146,14 +147,15 @@ class Collector:
             raise ValueError(f"an episode has at least 1 step, got max_samples={limit}")
         self.follow_place()
         try:
-            return self.loop.play(
-                collect=collect,
-                test=test,
-                limit=limit,
-                allow=self._unless_ending if allow is None else allow,
-                seed=seed,
-                evaluation=evaluation,
-            )
+            with one_blas_thread:
+                return self.loop.play(
+                    collect=collect,
+                    test=test,
+                    limit=limit,
+                    allow=self._unless_ending if allow is None else allow,
+                    seed=seed,
+                    evaluation=evaluation,
+                )
         except PolicyFailedError as failure:
             if self.uplink.link is None:
                 raise

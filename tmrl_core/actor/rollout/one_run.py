@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from tmrl_core.blas_threads import one_blas_thread
 from tmrl_core.errors import LinkClosedError
 
 CLOSE_S = 10.0
@@ -27,7 +28,7 @@ class OneRun:
 
     @contextlib.contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Enter a `run` method.
+        """Enter a `run` method, with one thread of BLAS.
 
         Args:
             name: the worker's label for messages.
@@ -42,7 +43,8 @@ class OneRun:
             raise RuntimeError("this worker is running already, in another thread")
         self._thread = threading.get_ident()
         try:
-            yield
+            with one_blas_thread:
+                yield
         finally:
             self._thread = None
             self._busy.release()

@@ -16,11 +16,11 @@ class PolicyFiles:
     Args:
         path: file of the latest policy; None: it is not stored.
         history: folder and name prefix of the dated copies; None: no copies.
-        every: number of updates between two dated copies; 0 or less: no copies.
+        every: number of published versions between two dated copies; 0 or less: no copies. Skipped versions count too.
         now: returns the local time, for the copies' names.
 
     Attributes:
-        since: number of updates since the latest dated copy.
+        since: number of versions since the latest dated copy.
     """
 
     def __init__(
@@ -45,8 +45,12 @@ class PolicyFiles:
     def _copies(self) -> bool:
         return self.history is not None and self.every > 0
 
-    def keep(self, data: bytes) -> Path | None:
-        """Store the weights of an update. Return the path of the dated copy if one was made.
+    def keep(self, data: bytes, versions: int = 1) -> Path | None:
+        """Store the weights of a version. Return the path of the dated copy if one was made.
+
+        Args:
+            data: the weights.
+            versions: number of versions published since the last call, this one included.
 
         Raises:
             OSError: a file cannot be written.
@@ -55,10 +59,10 @@ class PolicyFiles:
             write_whole(self.path, data, 0o600)
         if not self._copies:
             return None
-        self.since += 1
+        self.since += versions
         if self.since < self.every:
             return None
-        self.since = 0
+        self.since %= self.every
         return self._dated_copy(data)
 
     def _dated_copy(self, data: bytes) -> Path:

@@ -125,7 +125,7 @@ class Uplink:
         self._recording = recording
         self._stopping = False
         self._versions_counted = 0
-        self._versions_taken = 0
+        self._versions_taken = self._versions_kept = 0
         self._evaluated: int | None = None
         """Id of the latest evaluation that `due_evaluation` has returned; None: also after it was postponed."""
         self._postponed: Version | None = None
@@ -381,13 +381,16 @@ class Uplink:
         if not self.files.keeps:
             return
         try:
-            copy = self.files.keep(self._target.file_content(update.policies, update.exploration))
+            content = self._target.file_content(update.policies, update.exploration)
+            # At least this one: a version that came after the count belongs to the next.
+            copy = self.files.keep(content, max(1, self._versions_taken - self._versions_kept))
         except OSError as exc:
             if not self._keep_failed:
                 logger.warning("the policy could not be kept in %s: %s", self.files.path, exc)
             self._keep_failed = True
             return
         self._keep_failed = False
+        self._versions_kept = max(self._versions_taken, self._versions_kept + 1)
         if copy is not None:
             logger.info("the policy was saved as %s", copy)
 

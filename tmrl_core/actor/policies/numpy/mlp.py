@@ -35,6 +35,7 @@ from tmrl_core.actor.policies.weights import (
     exploration_in,
     with_exploration,
 )
+from tmrl_core.blas_threads import MIN_VALUES, limited
 from tmrl_core.errors import ConfigError
 from tmrl_core.storage import read_whole
 
@@ -246,6 +247,8 @@ class NumpyMLPActor(NumpyActor):
         self._inputs = [np.ones(width + 1, np.float32) for width in self._widths]
         self._heads = np.empty(self._matrices[-1].shape[1], np.float32)
         self._forward = self._make_forward()
+        if self._encoders or max(matrix.size for matrix in self._matrices) >= MIN_VALUES:
+            self._forward = limited(self._forward)
 
     def _make_forward(self) -> Callable[[Any], np.ndarray]:
         """Return a function that computes the heads' outputs [sum of their sizes] of one observation.

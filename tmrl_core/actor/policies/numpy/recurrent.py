@@ -26,6 +26,7 @@ from tmrl_core.actor.policies.recurrent import (
     SquashedGaussianChoice,
 )
 from tmrl_core.actor.policies.spaces import action_bounds, box_bounds, categorical_actions, discrete_actions
+from tmrl_core.blas_threads import one_blas_thread
 from tmrl_core.samples.columns import map_leaves
 
 _GATES = {"gru": 3, "lstm": 4}
@@ -126,6 +127,10 @@ class NumpyRecurrentActor(RecurrentPolicy, NumpyActor):
 
     def infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], State]:
         """Return the parameters of the action distributions, valid until the next call, and the next state."""
+        with one_blas_thread:
+            return self._infer(obs_B, state_B)
+
+    def _infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], State]:
         batch = self.check_state(state_B)
         if len(self._flat_BD) != batch:
             self._make_buffers(batch)
