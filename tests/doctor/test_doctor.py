@@ -31,6 +31,7 @@ from tmrl_core.networking.security.tls_contexts import ClientRole
 ALL = [
     "configuration",
     "code",
+    "packages",
     "credentials",
     "name",
     "port",
@@ -188,8 +189,8 @@ def test_the_role_follows_the_credentials(keys: Path, tmp_path: Path, role: Clie
     for folder in (bundle, tmp_path / "installed"):
         steps = list(examine(lambda folder=folder: configured(1, folder), source="x", timeout_s=1.0))  # type: ignore[misc]
         assert f"as {role}" in steps[0].found
-        assert steps[2].state == "ok"
-        assert f"{role} 'here'" in steps[2].found
+        assert steps[3].state == "ok"
+        assert f"{role} 'here'" in steps[3].found
 
 
 # -- each step fails ---------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def test_a_broken_configuration() -> None:
 
     steps = {step.name: step for step in examine(load, source="my.yaml")}
     assert "server.port" in only_failed(steps, "configuration").found
-    assert {step.state for name, step in steps.items() if name != "configuration"} == {"skipped"}
+    assert {step.state for name, step in steps.items() if name not in ("configuration", "packages")} == {"skipped"}
 
 
 @pytest.mark.parametrize(
@@ -496,7 +497,9 @@ def test_measurements_share_the_servers_allowance(server: Server, robot: Path, m
 
 def test_a_transport_without_network(robot: Path) -> None:
     steps = look(configured(1, robot, transport="local"))
-    assert all(step.state == "skipped" for name, step in steps.items() if name not in ("configuration", "code"))
+    assert all(
+        step.state == "skipped" for name, step in steps.items() if name not in ("configuration", "code", "packages")
+    )
 
 
 # -- the command line --------------------------------------------------------------------------------------------------

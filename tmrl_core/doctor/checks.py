@@ -15,6 +15,7 @@ from tmrl_core.config import Config
 from tmrl_core.doctor import connection as way
 from tmrl_core.doctor import machine
 from tmrl_core.doctor.conversation import REFUSED_TODO, Conversation, rate, round_trips
+from tmrl_core.doctor.packages import packages
 from tmrl_core.doctor.steps import FailedStepError, Step, from_text
 from tmrl_core.errors import HandshakeError, NetworkError, TmrlError
 from tmrl_core.networking.links.sealing import card_problem, mode_of
@@ -95,6 +96,7 @@ def examine(
     except TmrlError as exc:
         label = str(exc)
         yield Step("configuration", "failed", label, f"Correct {source}; docs/configuration.md lists every key.")
+        yield packages()
         yield from _skipped(("code", "credentials", *_NETWORK_STEPS), "without a configuration")
         return
     network, server = config.network, config.server
@@ -110,6 +112,7 @@ def examine(
         yield Step("code", "ok", machine.code(config, role, folders))
     except FailedStepError as exc:
         yield Step("code", "failed", exc.found, exc.todo)
+    yield packages()
     if network.transport == "local":
         yield from _skipped(("credentials", *_NETWORK_STEPS), "transport local uses no network")
         return
