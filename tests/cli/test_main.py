@@ -464,7 +464,7 @@ def test_an_api_key_is_printed_once_and_ended_by_its_id(run: Run) -> None:
     made = run("--credentials", "key", "default")
     assert made.returncode == 0, made.stderr
     (text,) = [line.strip() for line in made.stdout.splitlines() if line.startswith("    ")]
-    name = text.partition(".")[0]
+    name = text.removeprefix("key-").partition(".")[0]
     listed = run("--credentials", "show")
     assert f"API key, gateway_keys.json, {name}, agent default" in listed.stdout
     assert text not in listed.stdout

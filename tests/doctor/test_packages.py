@@ -64,3 +64,8 @@ def test_files_that_an_upgrade_of_mujoco_removed_are_told(tmp_path: Path) -> Non
     found, todo = advice(folder)
     assert "mujoco 4.0.0: 1 of its files are missing" in found
     assert todo == "`pip install --force-reinstall --no-deps mujoco mujoco-core`"
+
+
+def test_metadata_without_a_version_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "mujoco-3.5.0.dist-info").mkdir()
+    assert "mujoco" not in advice(tmp_path)[0]

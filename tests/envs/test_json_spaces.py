@@ -189,6 +189,35 @@ def test_integers_outside_of_their_space_are_refused(key: str, value: Any) -> No
         observation_reader(FULL)(json.dumps({**as_json(FULL.sample()), key: value}))
 
 
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+@pytest.mark.parametrize(
+    ("space", "value", "expected"),
+    [
+        (spaces.Discrete(5), 3.0, np.int64(3)),
+        (spaces.Discrete(2, start=-1), -1.0, np.int64(-1)),
+        (spaces.MultiDiscrete([3, 4]), [2.0, 1], np.array([2, 1])),
+        (spaces.MultiBinary(2), [1.0, True], np.array([1, 1], np.int8)),
+        (spaces.Box(0, 255, (1, 2), np.uint8), [[255.0, 0]], np.array([[255, 0]], np.uint8)),
+        (spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64), [2**53 + 1, 2.0], np.array([2**53 + 1, 2])),
+    ],
+)
+def test_a_whole_number_with_a_point_is_an_integer_as_in_json_schema(
+    space: gymnasium.Space[Any], value: Any, expected: Any, encoding: Encoding
+) -> None:
+    data = json.dumps(value) if encoding == "json" else msgspec.msgpack.encode(value)
+    found = observation_reader(space, encoding=encoding)(data)
+    assert equal(found, expected)
+    assert found.dtype == space.dtype
+
+
+@pytest.mark.parametrize("value", [5.0, -1.0, 2.5, 1e300, 2.0**63])
+def test_a_number_with_a_point_outside_of_the_space_is_refused(value: float) -> None:
+    with pytest.raises(ObservationError, match="obs: expected `int`, got `float`; the space wants an integer from 0"):
+        observation_reader(spaces.Discrete(5))(json.dumps(value))
+    with pytest.raises(ObservationError):
+        observation_reader(spaces.MultiDiscrete([5]))(json.dumps([value]))
+
+
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()

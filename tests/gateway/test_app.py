@@ -226,7 +226,7 @@ def test_a_failing_agent_answers_no_action(gateway: Served) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("GET", "/shepherd/unknown/", 404),
         ("POST", "/shepherd/env", 404),
         ("GET", ENV, 405),
@@ -242,6 +242,11 @@ def test_every_refusal_is_a_json_object(gateway: Served, method: str, path: str,
     answer = gateway.request(method, path)
     assert answer.status == status
     assert "secret" not in answer.error
+
+
+def test_the_address_that_the_log_shows_leads_to_the_description(gateway: Served) -> None:
+    answer = gateway.request("GET", "/")
+    assert (answer.status, answer.headers["location"]) == (307, "/shepherd/")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ def without(*names: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_step_has_its_fields() -> None:
-    assert step(step=3, unknown=[1]) == StepMessage("S", Raw(b"[1.0, 2.0]"), 0.0, False, False, Raw(b"{}"), 3, "json")
+    assert (
+        step(step=3) == step(step=3.0) == StepMessage("S", Raw(b"[1.0, 2.0]"), 0.0, False, False, Raw(b"{}"), 3, "json")
+    )
     assert step(reward=2).reward == 2.0
     for message in (fields_from_json(json.dumps(without("info"))).message(), step(), step(info=None)):
         assert isinstance(message, StepMessage)
@@ -103,7 +105,10 @@ def test_a_null_observation_ends_the_session(body: dict[str, Any]) -> None:
         (json.dumps(without(done=False, terminated=True)), "done is False, but terminated is True"),
         (json.dumps(without(done=True, terminated=False, truncated=False)), "done is True, but"),
         (json.dumps(without(session_key=5)), "session_key: expected"),
-        (json.dumps(without(step=1.5)), "step: expected"),
+        (json.dumps(without(step=1.5)), r"step is 1\.5: a whole number"),
+        (json.dumps(without(step="1")), "step: expected"),
+        (json.dumps(without(truncted=True)), "unknown field `truncted`; the fields are .* truncated"),
+        (json.dumps({"x" * 100_000: 1}), "unknown field `xxx"),
         ("[]", "message: expected `object`"),
         ("null", "message: expected"),
         ("", "not valid JSON"),
@@ -111,7 +116,7 @@ def test_a_null_observation_ends_the_session(body: dict[str, Any]) -> None:
         ("{} {}", "not valid JSON"),
         ('{"obs":' + "[" * 100_000, "not valid JSON"),
         ('{"obs":' + '{"a":' * 100_000, "not valid JSON"),
-        ('{"x":' + "[" * 100_000, "not valid JSON"),
+        ('{"x":' + "[" * 100_000, "unknown field `x`"),
     ],
 )
 def test_a_bad_message_is_refused_with_its_field(text: str, said: str) -> None:
@@ -194,9 +199,18 @@ def test_a_login_has_a_key() -> None:
     assert fields_from_json('{"apikey": "K"}').login() == "K"
     assert fields_from_json('{"apikey": "K"}').is_login
     assert not fields_from_json(json.dumps(FIRST)).is_login
-    for text in ("{}", '{"apikey": null}', '{"key": "K"}'):
+    for text in ("{}", '{"apikey": null}'):
         with pytest.raises(RequestError, match="apikey is missing"):
             fields_from_json(text).login()
+    with pytest.raises(RequestError, match="unknown field `key`; the fields are apikey"):
+        fields_from_json('{"key": "K"}')
+
+
+def test_a_byte_order_mark_is_left_out() -> None:
+    for text in ("\ufeff" + json.dumps(FIRST), ("\ufeff" + json.dumps(FIRST)).encode()):
+        assert fields_from_json(text).message() == step()
+    with pytest.raises(RequestError, match="not valid JSON"):
+        fields_from_json(b"\xef\xbb{}")
 
 
 @pytest.mark.parametrize("given", [FIRST, {"obs": None}])

@@ -261,9 +261,9 @@ def key(config: Config, agent: str, folder: Path) -> int:
             "configuration that has it (-c FILE)."
         )
     made, text = api_keys.make_key(folder, agent)
-    print(f"API key {made.id} of agent {agent}, shown only now:\n\n    {text}\n")
+    print(f"API key of agent {agent}, shown only now:\n\n    {text}\n")
     print('A client logs in with it: POST /shepherd/login_user/ with {"apikey": KEY}.')
-    print(f"To end it: python -m tmrl_core --credentials revoke {made.id}")
+    print(f"Its id is {made.id}. To end it: python -m tmrl_core --credentials revoke {made.id}")
     print("It is secret: its holder can train that agent.", file=sys.stderr)
     return 0
 

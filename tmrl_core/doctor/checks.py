@@ -96,7 +96,8 @@ def examine(
     except TmrlError as exc:
         label = str(exc)
         yield Step("configuration", "failed", label, f"Correct {source}; docs/configuration.md lists every key.")
-        yield from _skipped(("code", "packages", "credentials", *_NETWORK_STEPS), "without a configuration")
+        yield packages()
+        yield from _skipped(("code", "credentials", *_NETWORK_STEPS), "without a configuration")
         return
     network, server = config.network, config.server
     folder = credentials.find(network.credentials_dir)

@@ -113,9 +113,10 @@ def _broken(find: Find) -> Iterator[tuple[str, str]]:
 
 def _found(name: str, find: Find) -> Distribution | None:
     try:
-        return find(name)
+        found = find(name)
     except PackageNotFoundError:
         return None
+    return found if found.version else None  # what an interrupted installation leaves has none
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -148,9 +148,41 @@ def _integers(low: int, high: int) -> Any:
     return Annotated[int, Meta(ge=max(low, _INT64.min), le=min(high, _INT64.max))]
 
 
+def _integer_decoder(
+    number: Any, shape: tuple[int, ...], wanted: str, name: str, encoding: Encoding
+) -> Callable[[Any], Any]:
+    """Return a decoder of integers in nested lists of a shape. 3.0 is an integer, as in JSON Schema."""
+    checked = _decoder(_lists(number, shape), wanted, name, encoding)
+    loose = DECODERS[encoding](_lists(int | float | bool, shape)).decode
+    again = msgspec.convert
+
+    def decode(value: Any) -> Any:
+        try:
+            return checked(value)
+        except ObservationError as error:
+            try:  # other values cost nothing
+                return again(_whole(loose(value)), _lists(number, shape))
+            except ValueError:
+                raise error from None
+
+    return decode
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _lists(kind: Any, shape: tuple[int, ...]) -> Any:
+    for length in reversed(shape):
+        kind = Annotated[list[kind], Meta(min_length=length, max_length=length)]
+    return kind
+
+
 def _discrete_reader(space: spaces.Discrete, name: str, encoding: Encoding) -> Callable[[Any], Any]:
     first, last = int(space.start), int(space.start + space.n - 1)
-    checked = _decoder(_integers(first, last), f"an integer from {first} to {last}", name, encoding)
+    checked = _integer_decoder(_integers(first, last), (), f"an integer from {first} to {last}", name, encoding)
     scalar = space.dtype.type
     return lambda value: scalar(checked(value))
 
@@ -170,10 +202,11 @@ def _array_reader(space: Any, name: str, largest: float, encoding: Encoding, set
         low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
         kind = _integers(int(max(low, -largest)), int(min(high, largest)))
     kind |= bool
-    for length in reversed(shape):
-        kind = Annotated[list[kind], Meta(min_length=length, max_length=length)]
-    checked = _decoder(kind, wanted, name, encoding)
     array = np.array
+    if not np.issubdtype(dtype, np.floating):
+        checked = _integer_decoder(kind, shape, wanted, name, encoding)
+    else:
+        checked = _decoder(_lists(kind, shape), wanted, name, encoding)
     if np.issubdtype(dtype, np.floating) and len(shape) == 1 and shape[0] <= _FEW:
         return _vector_reader(checked, shape[0], dtype, largest, encoding)
     if not isinstance(space, spaces.MultiDiscrete):

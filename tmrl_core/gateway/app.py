@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request, cookie_parser
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -66,6 +66,7 @@ def make_app(
             Route(_STEPS, steps, methods=["POST"]),
             Route("/shepherd/login_user/", _Logins(sessions, bodies, clock), methods=["POST"]),
             Route("/shepherd/openapi.json", lambda request: JSONResponse(document)),
+            Route("/", lambda request: RedirectResponse("/shepherd/")),
             Route("/shepherd/", lambda request: HTMLResponse(page)),
             *routes,
         ],

@@ -121,8 +121,8 @@ def answer_to(message: StepMessage | EndMessage, action: Any) -> dict[str, Any]:
     return {"action": action}
 
 
-class Fields(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a message as a client sent them. Unknown fields are ignored."""
+class Fields(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The fields of a message as a client sent them. Unknown fields are refused: one may be a misspelt `truncated`."""
 
     encoding: ClassVar[Encoding]
     _null: ClassVar[Raw]
@@ -135,7 +135,7 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
     terminated: Flag = None
     truncated: Flag = None
     info: Raw | UnsetType = UNSET
-    step: int | None = None
+    step: int | float | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step={self.step}, ...)"
@@ -187,7 +187,12 @@ class Fields(msgspec.Struct, frozen=True, gc=False):
             truncated = False  # most messages
         else:
             terminated, truncated = self._flags(info)
-        return StepMessage(key, obs, reward, terminated, truncated, info, self.step, self.encoding)
+        number = self.step
+        if isinstance(number, float):  # 2.0 is an integer of JSON
+            if not number.is_integer():
+                raise RequestError(400, f"step is {number}: a whole number is required")
+            number = int(number)
+        return StepMessage(key, obs, reward, terminated, truncated, info, number, self.encoding)
 
     def _flags(self, info: Raw | None) -> tuple[bool, bool]:
         done, terminated, truncated = (
@@ -262,6 +267,8 @@ def fields_from_json(text: bytes | str) -> Fields:
     Raises:
         RequestError: the text is no JSON object, or a field has a wrong type.
     """
+    if text[:1] in (b"\xef", "\ufeff"):  # a byte order mark, which some libraries of Windows write
+        text = text.removeprefix("\ufeff") if isinstance(text, str) else text.removeprefix(b"\xef\xbb\xbf")
     return _decoded(_json.decode, text, "message", "JSON (without NaN and Infinity)")
 
 
@@ -279,6 +286,9 @@ def _decoded(decode: Callable[[Any], Decoded], data: Any, name: str, form: str =
         return decode(data)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
+        problem = problem[:150]  # it may quote a name of any length
+        if "unknown field" in problem:
+            problem += f"; the fields are {', '.join(Fields.__struct_fields__)}"
         raise RequestError(400, f"{path.strip('.`') or name}: {problem[:1].lower()}{problem[1:]}") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(400, f"the {name} is not valid {form}: {error}"[:300]) from error

@@ -27,6 +27,7 @@ _FLAG = {"oneOf": [{"type": "boolean"}, {"type": "number", "enum": [0, 1]}]}
 _MESSAGE: dict[str, Any] = {
     "type": "object",
     "required": ["obs"],
+    "additionalProperties": False,
     "properties": {
         "obs": {
             "description": "Observation: a number, nested lists, or an object for a Dict space. null ends the session.",
@@ -57,6 +58,7 @@ _ACTION: dict[str, Any] = {
 _LOGIN: dict[str, Any] = {
     "type": "object",
     "required": ["apikey"],
+    "additionalProperties": False,
     "properties": {"apikey": {"type": "string", "description": "API key, from the gateway's owner."}},
 }
 _SESSION: dict[str, Any] = {

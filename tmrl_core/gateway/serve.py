@@ -84,7 +84,7 @@ class Gateway:
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         try:
-            logger.info("the token for the owner's pages is in %s", make_owner_token(folder))
+            owner_token = make_owner_token(folder)
             self._episodes = EpisodeFiles(config.run_folder / "gateway")
             self.agents = make_agents(config)
             self.sessions = Sessions(self.agents, self._keys, section, self._episodes)
@@ -117,6 +117,7 @@ class Gateway:
                 one.close()
             raise
         self.url = gateway_url(section, self.port)
+        logger.info("the owner's pages are at %sowner/; their token is in %s", self.url, owner_token)
         self._thread = threading.Thread(target=self._run, name="tmrl-gateway", daemon=True)
         self._thread.start()
         self._ready.wait()

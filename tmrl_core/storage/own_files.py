@@ -34,6 +34,8 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
     except OSError as exc:
         if exc.errno == errno.ELOOP and os.path.islink(path):
             raise OSError(errno.ELOOP, "it is a symbolic link. Remove it, or choose another folder", path) from exc
+        if exc.errno == errno.ENXIO:  # nobody reads the pipe
+            raise OSError(errno.EINVAL, "it is a pipe. Remove it, or choose another folder", path) from exc
         raise
     try:
         about = os.fstat(descriptor)

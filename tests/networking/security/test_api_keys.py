@@ -30,6 +30,8 @@ def test_only_the_hash_of_a_key_is_stored(tmp_path: Path) -> None:
     assert keys.check(text) == made
     assert keys.agents == {"default"}
     assert text not in repr(keys)
+    assert text.startswith(f"key-{made.id}.")
+    assert not made.id.startswith("key"), "nobody takes it for the key"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mode bits")

@@ -160,7 +160,7 @@ def test_each_reader_of_the_lists_counts_the_signed_one(tmp_path: Path, loss: st
     with pytest.raises(CredentialsError, match="all were revoked"):
         renewal.renew(tmp_path, ["robot2"], tmp_path)
     for role in ("server", "trainer"):
-        bundle = credentials.bundle(tmp_path, role, "hpc", tmp_path / f"{role}.bundle")  # type: ignore[arg-type]
+        bundle = credentials.bundle(tmp_path, role, "hpc", tmp_path / f"{role}.bundle")
         assert {one.serial for one in read_bundle(bundle).revoked} == set(serials)
 
 

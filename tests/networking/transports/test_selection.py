@@ -23,7 +23,7 @@ from tmrl_core.networking.relay import Relay
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.transports.local import LocalTransport
 from tmrl_core.networking.transports.plain import PlainNotice, plain_server
-from tmrl_core.networking.transports.selection import client_transport, is_loopback, server_transport
+from tmrl_core.networking.transports.selection import client_transport, is_loopback, link_settings, server_transport
 from tmrl_core.networking.transports.tls import TlsTransport
 
 DEADLINE_S = 20.0
@@ -430,3 +430,23 @@ def test_a_plaintext_server_rejects_a_wrong_token_with_the_reason(keys: Path) ->
             assert caught.value.code == "token"
         finally:
             link.close(drain=False)
+
+
+@pytest.mark.parametrize("security", ["TLS", None])
+@pytest.mark.parametrize("from_environment", [False, True])
+def test_a_refused_password_is_named_as_the_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, security: Literal["TLS"] | None, from_environment: bool
+) -> None:
+    config = from_values({"server": {"port": 0}, "network": {"credentials_dir": str(tmp_path), "security": security}})
+    monkeypatch.setenv("TMRL_CORE_TOKEN", "of the environment")
+    with Server(config=config, password="of the Server") as server:
+        password = {} if from_environment else {"password": "of mine"}
+        settings = link_settings(config, host="127.0.0.1", port=server.port, **password)  # type: ignore[arg-type]
+        link = WorkerLink(settings, name="robot7", run="run")
+        link.start()
+        with pytest.raises(RefusedError) as caught:
+            link.wait_connected(20.0)
+        link.close()
+    assert str(caught.value).startswith("the argument `password` was refused: ") is not from_environment
+    assert ("With TLS, leave out password here" in str(caught.value)) is not from_environment
+    assert "mine" not in str(caught.value)

@@ -280,7 +280,7 @@ class Link:
                     logger.info("certificates were reloaded; connecting again")
                     await self._close_driver(driver)
                     continue
-                reason = connection.reason
+                reason = self._explained(connection.reason)
                 lasted_s = asyncio.get_running_loop().time() - begun
             except NetworkError as exc:
                 reason = exc
@@ -317,6 +317,17 @@ class Link:
             self._log.summarize()
             if identity is not None and identity.refresh():
                 return
+
+    def _explained(self, reason: Exception | None) -> Exception | None:
+        """Name the argument `password` if it is the token that the Server has refused."""
+        if not (isinstance(reason, RefusedError) and reason.code == "token" and self.settings.token_is_argument):
+            return reason
+        found = reason.reason.partition(". ")[0].rstrip(".")  # without the Server's advice, which is about files
+        return RefusedError(
+            reason.code,
+            f"the argument `password` was refused: {found}. With TLS, leave out password here, in the Server and in "
+            "the other roles: their certificates and tokens come from the credentials. Without TLS, pass the Server's.",
+        )
 
     def _is_final(self, reason: Exception | None) -> TmrlError | None:
         """Return the error that only a person can resolve, or None if another attempt may succeed."""

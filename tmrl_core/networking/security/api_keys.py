@@ -1,7 +1,7 @@
 """API keys of the gateway's clients, and the token of the gateway's owner.
 
 `gateway_keys.json` in the credentials folder (or in the folder of the bundle file) lists the keys: id, agent and
-SHA-256, never the key itself. A key begins with its id, so that a check is one comparison in constant time. The list is
+SHA-256, never the key itself. A key is `key-ID.SECRET`, so that a check is one comparison in constant time. The list is
 replaced in one step and read again when it changes. Keys and tokens are 256 random bits, so a plain hash is enough.
 """
 
@@ -38,6 +38,8 @@ MAX_KEYS = 10_000
 """Maximum number of keys in the file."""
 _MAX_KEY_CHARACTERS = 128
 _SECRET_BYTES = 32
+_PREFIX = "key-"
+"""First characters of a key, and not of its id, so that nobody takes the id for the key."""
 _NO_HASH = "-" * 64
 """Value to compare with if no key has the id. No SHA-256 equals it."""
 
@@ -48,7 +50,7 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entry of one API key in the file.
 
     Attributes:
-        id: the key's public name; the key's text begins with it.
+        id: the key's public name, a part of the key's text.
         agent: name of the agent that its sessions train.
         sha256: hash of the key's text.
         made: time of its creation.
@@ -96,9 +98,9 @@ def make_key(directory: str | os.PathLike[str], agent: str) -> tuple[ApiKey, str
                 "longer used: `python -m tmrl_core --credentials revoke ID`."
             )
         known = {key.id for key in keys}
-        while (name := f"key-{secrets.token_hex(4)}") in known:
+        while (name := secrets.token_hex(4)) in known:
             pass
-        text = f"{name}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+        text = f"{_PREFIX}{name}.{secrets.token_urlsafe(_SECRET_BYTES)}"
         key = ApiKey(name, agent, token_hash(text), datetime.now(timezone.utc))
         _write(folder, (*keys, key))
     return key, text
@@ -174,7 +176,7 @@ class ApiKeys:
         self._reload()
         if len(text) > _MAX_KEY_CHARACTERS:
             return None
-        key = self._keys.get(text.partition(".")[0])
+        key = self._keys.get(text.removeprefix(_PREFIX).partition(".")[0])
         return key if _matches(text, _NO_HASH if key is None else key.sha256) else None
 
     def holds(self, name: str) -> bool:

@@ -113,15 +113,14 @@ def renew(
         CredentialsError: one of the names has no valid certificate, or the CA's key is not here.
     """
     folder = Path(directory).expanduser()
-    authority = need(folder / "ca.pem")
     if not names:
+        need(folder / "ca.pem")
         need(folder / "server.pem")
         create(folder, days=days)
         return [folder / "server.pem", folder / "server.key"]
-    taken_back = {one.serial for one in read_lists(folder, authority)}
     latest: list[tuple[ClientRole, Listed]] = []
     for name in names:
-        found = {one.role: one for one in issued(folder, name) if one.serial not in taken_back}
+        found = {one.role: one for one in _not_revoked(folder, issued(folder, name))}
         if not found:
             raise CredentialsError(
                 f"{name!r} has no certificate to renew: none was issued from {folder}, or all were revoked. Make a "
@@ -134,10 +133,15 @@ def renew(
 def holders(directory: str | os.PathLike[str]) -> list[str]:
     """Return the names with a certificate that is neither expired nor revoked."""
     folder = Path(directory).expanduser()
-    taken_back = {one.serial for one in read_lists(folder, need(folder / "ca.pem"))}
     now = datetime.now(timezone.utc)
-    listed = read_list(folder / ISSUED_FILE)
-    return sorted({one.name for one in listed if one.serial not in taken_back and one.not_after > now})
+    return sorted({one.name for one in _not_revoked(folder, read_list(folder / ISSUED_FILE)) if one.not_after > now})
+
+
+def _not_revoked(folder: Path, listed: Sequence[Listed]) -> list[Listed]:
+    if not listed:
+        return []
+    taken_back = {one.serial for one in read_lists(folder, need(folder / "ca.pem"))}
+    return [one for one in listed if one.serial not in taken_back]
 
 
 def rotate_token(directory: str | os.PathLike[str], role: ClientRole) -> Path:

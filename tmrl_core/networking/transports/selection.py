@@ -37,6 +37,8 @@ class LinkSettings(NetworkSection, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 55555
     token: str | None = None
+    token_is_argument: bool = False
+    """True: the token is the argument `password` of a role's class, for the message if it is refused."""
     connect_timeout_s: float = 5.0
     """Time limit of each step of connecting: TCP, TLS, the greeting. If the network drops all packets, the kernel's
     waits between repetitions double. A new attempt then finds a recovered network earlier than a longer limit would."""
@@ -85,6 +87,7 @@ def link_settings(
         "credentials_dir": str(folder) if folder is not None else None,
         "hostname": given(hostname, network.hostname),
         "token": token_from_environment(os.environ) if isinstance(password, Cfg) else password,
+        "token_is_argument": isinstance(password, str),
         "local_port": local_port,
         "header_size": given(header_size, network.header_size),
         "max_buf_len": given(max_buf_len, network.max_buf_len),
