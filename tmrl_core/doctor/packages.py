@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
 from typing import NamedTuple
 
 from tmrl_core.doctor.steps import Step
@@ -105,7 +106,7 @@ def _broken(find: Find) -> Iterator[tuple[str, str]]:
         elif each.first is not None and other is not None and _number(other.version) >= _number(each.first):
             yield f"{each.package} {package.version} with {each.other} {other.version}: {each.what}", each.repair
     parts = [part for name in MUJOCO if (part := _found(name, find)) is not None]
-    lost = [file for part in parts for file in part.files or () if not file.locate().is_file()]
+    lost = [file for part in parts for file in part.files or () if not Path(file.locate()).is_file()]
     if lost:
         repair = f"pip install --force-reinstall --no-deps {' '.join(part.metadata['Name'] for part in parts)}"
         yield f"mujoco {parts[0].version}: {len(lost)} of its files are missing", repair
