@@ -73,9 +73,9 @@ def learn(seed: int, recording: Path | None, changes: list[str]) -> float:
     trainer = config.trainer
     training = training_from_config(config)()
     agent, memory = training.agent, training.memory
-    if recording is not None:
-        SessionLoader(recording, "memory.recorded").load(memory.for_sessions, 0)
     env, began, updates = environment_maker("two_rooms:TwoRooms", {})(), time.perf_counter(), 0
+    if recording is not None:
+        SessionLoader(recording, "memory.recorded", env.action_space).load(memory.for_sessions, 0)
     live = memory if recording is None else memory.live
     for step in steps_of(env, agent, live, seed, []):
         while updates < (step - trainer.start_training) * trainer.max_training_steps_per_env_step:
