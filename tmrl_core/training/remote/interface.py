@@ -22,7 +22,7 @@ from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
-from tmrl_core.metrics.records import episode_values
+from tmrl_core.metrics.records import Value, episode_values
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.links.remark_log import RemarkLog
@@ -761,7 +761,7 @@ class RemoteInterface(TrainingInterface):
             self._record("network", self._link_values())
         return max(0.05, self._recorded + BUSY_S - self._clock())
 
-    def _link_values(self) -> Metrics:
+    def _link_values(self) -> dict[str, Value]:
         """Return what the link counts. Safe in the link's thread."""
         self._recorded = self._clock()
         progress, counts = self.progress, self.link.counts
