@@ -282,7 +282,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     ),
     (["--credentials", "install", "file"], 1, "file is not a bundle of tmrl_core. Make one with"),
     (["--credentials", "revoke", "nobody"], 1, "credentials/ca.pem not found. Create credentials with"),
-    (["--credentials", "renew", "nobody"], 1, "credentials/ca.pem not found. Create credentials with"),
+    (["--credentials", "renew", "nobody"], 1, "'nobody' has no certificate to renew"),
 ]
 
 

@@ -23,7 +23,7 @@ from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recording import Recording
-from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
 from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given
 from tmrl_core.config.descriptions import described_by
@@ -230,6 +230,7 @@ class RolloutWorker(Worker):
             )
             if link is not None:
                 link.start()
+            close_unreferenced(self, loop.environment.close, uplink)
             undo.pop_all()
 
     def close(self) -> CloseReport | None:

@@ -30,7 +30,6 @@ from tmrl_core.actor.rollout.real_time import Benchmarked, benchmark_lines
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
-from tmrl_core.actor.rollout.uplink import close_unreferenced
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer
@@ -100,7 +99,6 @@ class Worker:
         )
         self.one_run = OneRun()
         _open.add(self)
-        close_unreferenced(self, self.loop.environment.close, self.uplink)
         _close_environments_at_exit()
 
     # --- parts and figures --------------------------------------------------------------------------------------------
