@@ -367,7 +367,7 @@ def test_samples_of_an_outage_wait_on_the_disk_and_none_is_lost(
     until(lambda: worker.counts.samples_acked == 9_600, worker)
     assert (worker.counts.samples_dropped, trainer.counts.gap_samples) == (0, 0)
     assert worker.close() == (9_600, 0, 0)
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "spool").iterdir()) == []
     assert not [record for record in caplog.records if "dropped" in record.message]
 
 
@@ -416,7 +416,7 @@ def test_a_worker_delivers_what_an_earlier_one_has_left(keys: Path, tmp_path: Pa
         assert collect(trainer, 900) == list(range(100, 1_000))
         assert trainer.counts.gap_samples == trainer.counts.duplicate_messages == 0
         poll(lambda: not second._left, second)
-        assert list(tmp_path.iterdir()) == []
+        assert list((tmp_path / "spool").iterdir()) == []
         # The stream of the earlier process has ended, and this one goes on.
         until(lambda: [member.stream for member in trainer.members] == [second.stream], trainer)
         second.send(episode(0, 10), [])
@@ -461,6 +461,15 @@ def test_samples_of_another_run_or_of_a_running_worker_are_left_where_they_are(
     assert "10000 samples wait in" in caplog.text
     assert "they are of run 'run'" in caplog.text
     assert (tmp_path / running.stream.hex()).exists()
+
+
+def test_a_file_without_a_whole_message_is_removed(place: Place, tmp_path: Path) -> None:
+    first = left_by_a_worker(place, tmp_path)
+    (path,) = (tmp_path / first.stream.hex()).glob("*.seg")
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 4)
+    assert not place.worker(spool_dir=tmp_path)._left
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_samples_of_a_run_that_is_over_are_not_kept(place: Place, tmp_path: Path) -> None:

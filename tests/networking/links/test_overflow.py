@@ -79,7 +79,7 @@ def test_without_acknowledgements_all_is_written_in_time(
     assert spooled.sender.written_bytes == 5_000
     spooled.acknowledge(5)
     assert not spooled.check(100.2 + after_s, receiving)
-    assert list(tmp_path.iterdir()) == [], "an empty spool leaves no files"
+    assert list((tmp_path / "spool").iterdir()) == [], "an empty spool leaves no files"
     spooled.overflow.close()
 
 

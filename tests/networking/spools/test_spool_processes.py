@@ -279,7 +279,7 @@ def test_samples_of_an_outage_survive_a_kill_of_the_worker(place: Place) -> None
 
     place.start_server()
     again = place.start("--worker")
-    again.says(r"\d+ samples of an earlier process wait in .* and are delivered first")
+    again.says(r"\d+ samples of an earlier process wait in .* and are delivered")
     trainer = TrainerLink(place.settings(), name="trainer", run="run", offsets=offsets)
     trainer.start()
     place.stack.callback(trainer.close)

@@ -65,7 +65,7 @@ def test_bodies_come_back_and_files_go_once_they_are_not_needed(tmp_path: Path) 
         files.release(place)
     assert files.first_needed() is None
     files.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "spool").iterdir()) == []
     # The next outage begins anew.
     places, error = files.write([message(6, b"more")])
     assert bodies(files, places) == [b"more"]

@@ -221,6 +221,9 @@ class WorkerLink(Link):
     def _continue_stream(self, files: StreamFiles, messages: Sequence[WrittenMessage], authority: str) -> None:
         """Deliver what an earlier process has left on the disk, or log why not."""
         info, worker = files.info, self._worker
+        if not messages:  # the process was killed while it wrote the first one
+            files.remove()
+            return
         stream = bytes.fromhex(info.stream)
         samples = sum(message.samples for message in messages)
         problem, sealer = "", None
@@ -242,7 +245,7 @@ class WorkerLink(Link):
         worker.add_stored_stream(sender, info.signature, info.name)
         self._sender.store_bytes = max(0, self._sender.store_bytes - sender.held_bytes)
         self._left.append(Overflow(sender, files, self._call, self._check_overflow, restored=True))
-        logger.info("%d samples of an earlier process wait in %s and are delivered first", samples, files.folder)
+        logger.info("%d samples of an earlier process wait in %s and are delivered", samples, files.folder)
 
     # --- samples ---
 
@@ -340,12 +343,14 @@ class WorkerLink(Link):
             self._warned_of_drops = True
             setting = "worker.queue_bytes" if self._overflow is None else self._overflow.bound
             limit = self._sender.store_bytes if setting == "worker.spool_bytes" else self._queue_bytes
+            slow = self._overflow is not None and setting == "worker.queue_bytes" and not self._overflow.failed
             logger.warning(
-                "samples wait for the Server or the trainer and fill %s (%d): the oldest are dropped from now on. "
+                "samples wait for the Server or the trainer and fill %s (%d)%s: the oldest are dropped from now on. "
                 "Raise %s to bridge a longer outage, or set worker.when_full: block to wait instead (logged once "
                 "until all samples are acknowledged)",
                 setting,
                 limit,
+                ", because the disk of worker.spool_dir is too slow" if slow else "",
                 setting,
             )
         self._has_dropped = self._sender.messages_dropped

@@ -238,7 +238,6 @@ class StreamFiles:
             self._unlock()
             (self.folder / LOCK_FILE).unlink(missing_ok=True)
             self.folder.rmdir()
-            self.folder.parent.rmdir()  # fails while other streams have folders there
 
     def _unlock(self) -> None:
         if self._lock is not None:
