@@ -33,7 +33,7 @@ ENVIRONMENTS = {
     "Taxi-v4": "Taxi-v4",
     "LunarLander-v3": "LunarLander-v3",
     "InvertedPendulum-v5": "InvertedPendulum-v5",
-    "ball_in_cup": "dm_control/ball_in_cup-catch-v0",
+    "ball_in_cup": "shimmy:dm_control/ball_in_cup-catch-v0",
 }
 TOLERANCE = 1e-6
 
@@ -47,8 +47,6 @@ class Tallied(gymnasium.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(self, name: str, file: str) -> None:
-        if name.startswith("dm_control/"):
-            import shimmy  # noqa: F401
         super().__init__(gymnasium.make(name))
         self._file = file
         self._steps, self._total = 0, 0.0

@@ -6,10 +6,9 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-from gymnasium import Space
 
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer
@@ -18,6 +17,7 @@ from tmrl_core.sessions import Session, read_sessions
 from tmrl_core.sessions.action_ranges import ActionRanges
 from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.memories.finite_samples import check_finite_samples
+from tmrl_core.training.value_types import Space
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class SessionLoader:
         self,
         path: str | os.PathLike[str],
         key: str,
-        action_space: Space[Any] | None = None,
+        action_space: Space | None = None,
         outside: OutsideActions = "refuse",
     ) -> None:
         self._path = path
