@@ -31,10 +31,10 @@ class ActionRanges:
     Actions without the form of the space, which a worker's `sample_compressor` may make, are left out.
 
     Args:
-        space: of the actions.
+        space: of the actions; None: unknown, so that all are left out.
     """
 
-    def __init__(self, space: Space[Any]) -> None:
+    def __init__(self, space: Space[Any] | None) -> None:
         self._boxes = dict(_boxes(space, ()))
         self._found: dict[tuple[Any, ...], tuple[Array, Array]] = {}
 
@@ -143,7 +143,7 @@ class ActionRanges:
             ) from exc
 
 
-def _boxes(space: Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], spaces.Box]]:
+def _boxes(space: Space[Any] | None, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], spaces.Box]]:
     if isinstance(space, spaces.Dict):
         for key, child in space.spaces.items():
             yield from _boxes(child, (*path, key))

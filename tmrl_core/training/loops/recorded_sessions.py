@@ -34,12 +34,16 @@ class SessionLoader:
     Args:
         path: of the recording, see `read_sessions`.
         key: key of the configuration that names it, for messages.
-        action_space: of the policy that will be trained; its bounds are those that recorded actions must keep.
+        action_space: of the policy that will be trained, for the bounds of recorded actions; None: do not look at them.
         outside: "refuse" a recording with actions outside, or "clip" them; None: do not look at them.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], key: str, action_space: Space, outside: OutsideActions = "refuse"
+        self,
+        path: str | os.PathLike[str],
+        key: str,
+        action_space: Space | None = None,
+        outside: OutsideActions = "refuse",
     ) -> None:
         self._path = path
         self._key = key
