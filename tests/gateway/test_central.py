@@ -18,10 +18,12 @@ from gymnasium import spaces
 
 from tests.actor.conftest import ConstantActor, ScriptedLink
 from tests.masked_corridor import MaskedChoices, MaskedCorridor
+from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor
 from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
+from tmrl_core.config.algorithms import ACTORS
 from tmrl_core.envs.json_spaces import action_writer, observation_reader
 from tmrl_core.errors import ConfigError, LinkClosedError, ObservationError, PolicyFailedError
 from tmrl_core.gateway import central
@@ -317,6 +319,31 @@ def test_a_client_whose_observation_allows_no_action_gets_an_error_and_the_polic
         await agent.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)], ids=str)
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_actions_of_boxes_of_any_shape_are_answered(backend: str, shape: tuple[int, ...]) -> None:
+    space = spaces.Box(-2, 3, shape, np.float32)
+    written: list[Any] = []
+
+    async def run(name: str) -> None:
+        link: Any = ScriptedLink()
+        policy = SharedPolicy(choose_actor(f"tmrl_core.actor:{name}", backend=backend), OBS, space)
+        agent = CentralAgent("default", observation_space=OBS, action_space=space, policy=policy, link=link)
+        await agent.start()
+        player = agent.open("ab12")
+        for action in (await player.begin(obs(0), {}), await player.step(obs(1), 1.0, False, False, {})):
+            assert space.contains(action)
+            written.append(action_writer(space)(action))
+        await player.step(obs(2), 1.0, True, False, {})
+        await agent.close()
+        assert len(link) == 3
+
+    for name, kinds in ACTORS.items():
+        if "box" in kinds:
+            asyncio.run(run(name))
+    assert all(np.shape(action) == shape for action in written)
 
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])

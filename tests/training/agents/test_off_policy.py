@@ -8,9 +8,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.training.agents.behavior_cloning import BehaviorCloningAgent
+from tmrl_core.training.agents.ddpg import DDPGAgent
 from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
 from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
@@ -158,3 +160,20 @@ def test_its_critics_and_policy_have_their_gradients_again_after_an_update(cls: 
 def test_the_other_kind_of_action_space_is_refused(cls: Any, space: Any, settings: Any) -> None:
     with pytest.raises(ConfigError, match="action space"):
         make(cls, DISCRETE if space is BOX else BOX, settings)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)], ids=str)
+@pytest.mark.parametrize("cls", [SacAgent, REDQSACAgent, TD3Agent, DDPGAgent, BehaviorCloningAgent])
+def test_updates_take_actions_of_boxes_of_any_shape(cls: Any, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    observations, actions = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Box(-2, 3, shape, np.float32)
+    agent = cls(observations, actions, "cpu", hidden_sizes=(8,))
+    before = nn.utils.parameters_to_vector(agent.get_actor().parameters()).detach()
+    obs, zeros = torch.rand(4, 3), torch.zeros(4)
+    taken = torch.rand(4, *shape)
+    for _ in range(2):  # TD3 moves its policy every second time
+        agent.train((obs, taken, zeros, obs, zeros, zeros))
+    after = nn.utils.parameters_to_vector(agent.get_actor().parameters()).detach()
+    assert bool(torch.isfinite(after).all())
+    assert cls is REDQSACAgent or not torch.equal(before, after)
+    assert actions.contains(agent.get_actor().act_(obs[0].numpy()))

@@ -110,7 +110,7 @@ class BehaviorCloningAgent(OffPolicyAgent):
         """Return [B] the mean over the elements of an action."""
         actor = self.model.actor
         found, _ = actor(t.obs, test=True, compute_logprob=False)
-        error_BA: Tensor = (found - t.action).flatten(1) * (2.0 / (actor.high - actor.low))
+        error_BA: Tensor = (found - t.action).reshape(len(found), -1) * (2.0 / (actor.high - actor.low))
         return torch.mean(error_BA.square(), dim=1)
 
     def _cross_entropy(self, t: Transitions) -> Tensor:
