@@ -64,7 +64,7 @@ class Collector:
         loop.next_seed = seed
         self._seeds = np.random.default_rng(seed)
         self._rest_logged = False
-        self._unsent_logged = False
+        self._unsent_logged = self._shows_unsent = False
         self._logged_at = -math.inf
 
     @property
@@ -183,19 +183,27 @@ class Collector:
 
     def tell_if_unsent(self) -> None:
         """Say of a long open episode that its samples are sent at its end: once in the log, and on displays."""
-        episode, subject = self.recorder.episode, f"unsent samples of {self.name}"
-        lasts_s = 0.0 if episode is None or not episode.open else time.perf_counter() - episode.began
+        episode = self.loop.recorder.episode
+        lasts_s = time.perf_counter() - episode.began if episode is not None and episode.open else 0.0
+        # Called before each slice of an episode, so the common case is short.
         if episode is None or lasts_s < LONG_EPISODE_S or self.uplink.link is None:
-            remarks.pop(subject, None)
+            if self._shows_unsent:
+                self._shows_unsent = False
+                remarks.pop(self._unsent, None)
             return
         text = (
             f"an episode has gone on for {episode.steps} steps and {lasts_s:.0f} s, and its samples are sent when it "
             "ends. Set worker.send_every to send them before, or worker.max_samples_per_episode to end it."
         )
-        remarks[subject] = text
+        self._shows_unsent = True
+        remarks[self._unsent] = text
         if not self._unsent_logged:
             self._unsent_logged = True
             logger.warning("worker %s: %s", self.name, text)
+
+    @property
+    def _unsent(self) -> str:
+        return f"unsent samples of {self.name}"
 
     def log_episode(self, verbose: bool) -> None:
         """Log the latest training episode, if `verbose` and not just after another one."""
