@@ -971,4 +971,28 @@ MUTATIONS = (
         "max(actor.noise, 1e-9)",
         ("tests/gateway/advice/test_policies.py::test_a_policy_without_noise_can_still_be_advised",),
     ),
+    Mutation(
+        "value-loss-of-another-weight",
+        LEARNING,
+        "tmrl_core/training/agents/ppo.py",
+        "loss_actor + 2.0 * self.value_coef",
+        "loss_actor + self.value_coef",
+        ("tests/training/agents/test_ppo.py::test_the_loss_is_the_sum_of_three_with_their_coefficients",),
+    ),
+    Mutation(
+        "entropy-without-its-coefficient",
+        LEARNING,
+        "tmrl_core/training/agents/ppo.py",
+        "- self.entropy_coef * entropy",
+        "- entropy",
+        ("tests/training/agents/test_ppo.py::test_the_loss_is_the_sum_of_three_with_their_coefficients",),
+    ),
+    Mutation(
+        "clip-fraction-of-another-range",
+        LEARNING,
+        "tmrl_core/training/agents/ppo.py",
+        ".abs() > self.clip_ratio",
+        ".abs() > 2.0 * self.clip_ratio",
+        ("tests/training/agents/test_ppo.py::test_the_loss_is_the_sum_of_three_with_their_coefficients",),
+    ),
 )
