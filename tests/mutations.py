@@ -995,4 +995,28 @@ MUTATIONS = (
         ".abs() > 2.0 * self.clip_ratio",
         ("tests/training/agents/test_ppo.py::test_the_loss_is_the_sum_of_three_with_their_coefficients",),
     ),
+    Mutation(
+        "random-share-halved-in-recurrent-policies",
+        LEARNING,
+        "tmrl_core/actor/policies/recurrent.py",
+        "at = rng.random(len(u_BA)) < self.random",
+        "at = rng.random(len(u_BA)) < 0.5 * self.random",
+        (f"{BOUNDS}::test_a_share_of_the_actions_of_a_batch_is_uniform",),
+    ),
+    Mutation(
+        "random-share-halved-in-batches",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/mlp.py",
+        "self._uniform(action_B.shape[:1]) < share",
+        "self._uniform(action_B.shape[:1]) < 0.5 * share",
+        (f"{BOUNDS}::test_a_share_of_the_actions_of_a_batch_is_uniform",),
+    ),
+    Mutation(
+        "first-actions-depend-on-observations",
+        LEARNING,
+        "tmrl_core/actor/policies/torch/on_policy.py",
+        "torch.nn.Linear(self.features, self._bounds.size), 0.01)",
+        "torch.nn.Linear(self.features, self._bounds.size), 1.0)",
+        ("tests/training/agents/test_ppo.py::test_networks_begin_with_orthogonal_layers_of_their_gains",),
+    ),
 )
