@@ -115,3 +115,21 @@ def test_the_density_at_a_bound_is_that_of_an_action_just_inside() -> None:
                 assert found.item() == pytest.approx(expected, abs=1e-2)
             inside = policy.log_prob(outputs, torch.full((1, 1), 0.999 * sign)).item()
             assert inside != pytest.approx(expected, abs=0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", [*SQUASHED, "DeterministicMLPActor"])
+def test_a_share_of_the_actions_of_a_batch_is_uniform(name: str, share: float) -> None:
+    with_torch, with_numpy = made(name, spaces.Box(-1, 1, (1,), np.float32), random=share)
+    filled(with_torch, mu=50.0)
+    if "log_std" in dict(with_torch.named_children()):
+        filled(with_torch, log_std=-20.0)
+    with_numpy.from_bytes(with_torch.to_bytes(), "cpu")
+    with_torch.seed(0)
+    batches = [with_torch.step(torch.zeros(1000, 3), with_torch.initial_state(1000))[0].detach().numpy()]
+    if "RNN" in name:
+        rng, obs_B = np.random.default_rng(0), np.zeros((1000, 3), np.float32)
+        batches.append(with_numpy.act_batch(obs_B, with_numpy.initial_state(1000), rng, False)[0])
+    for action_B in batches:
+        # The policy itself takes an action near the upper bound each time, a uniform one is elsewhere.
+        assert (action_B < 0.5).mean() == pytest.approx(0.75 * share, abs=0.06)

@@ -188,6 +188,30 @@ def test_what_does_not_fit_is_refused() -> None:
         agent.train(batch)
 
 
+@pytest.mark.parametrize("action_space", [FEW, BOX])
+def test_networks_begin_with_orthogonal_layers_of_their_gains(action_space: Any) -> None:
+    """The policy's last layer is small, so that first actions hardly depend on observations."""
+    model: Any = make(action_space).model
+    last = model.actor.logits if action_space is FEW else model.actor.mu
+    for layer, gain in ((model.actor.net[0], 2**0.5), (model.critic[0], 2**0.5), (last, 0.01), (model.critic[-1], 1.0)):
+        values = torch.linalg.svdvals(layer.weight.detach())
+        torch.testing.assert_close(values, torch.full_like(values, gain))
+        assert not layer.bias.any()
+
+
+def test_the_loss_is_the_sum_of_three_with_their_coefficients() -> None:
+    agent = make(FEW, value_coef=0.25, entropy_coef=0.125, normalize_advantages=False)
+    log_prob = torch.tensor([0.0, 0.1, 0.3, -0.5])
+    evaluated = log_prob, torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, -1.0, 2.0, 0.0])
+    zeros, advantage = torch.zeros(4), torch.tensor([1.0, -1.0, 2.0, -2.0])
+    loss, metrics = agent._loss(evaluated, zeros, advantage, zeros, zeros)
+    ratio = log_prob.exp()
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    expected = -float(surrogate) + 0.25 * (1 + 1 + 4) / 4 - 0.125 * 2.5
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
+    assert float(metrics["clip_fraction"]) == 0.5
+
+
 def test_a_step_is_no_longer_than_the_clipped_gradient() -> None:
     """With plain gradient descent, a minibatch moves the weights by the learning rate times the clipped norm."""
     for longest in (0.5, 0.05):
