@@ -72,7 +72,8 @@ def page(listed: list[dict[str, Any]], results: list[dict[str, Any]]) -> str:
                 f"| [{family['name']}](#{anchor(family['name'])}) | {versions(family, own)} | {verdict(own)} |"
             )
         parts += section(family, own)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join([*lines, *parts])).rstrip() + "\n"
+    parts = [part for part, before in zip(parts, [None, *parts], strict=False) if part or before != ""]
+    return "\n".join([*lines, *parts]).rstrip() + "\n"
 
 
 def anchor(name: str) -> str:
