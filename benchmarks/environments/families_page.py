@@ -7,6 +7,7 @@ python benchmarks/environments/families_page.py --check    exit status 1: the pa
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -70,7 +71,8 @@ def page(listed: list[dict[str, Any]], results: list[dict[str, Any]]) -> str:
             lines.append(
                 f"| [{family['name']}](#{anchor(family['name'])}) | {versions(family, own)} | {verdict(own)} |"
             )
-        parts += ["", *section(family, own)]
+        parts += section(family, own)
+    parts = [part for part, before in zip(parts, [None, *parts], strict=False) if part or before != ""]
     return "\n".join([*lines, *parts]).rstrip() + "\n"
 
 
@@ -81,7 +83,7 @@ def anchor(name: str) -> str:
 
 def versions(family: dict[str, Any], own: list[dict[str, Any]]) -> str:
     """Return the installed versions of the packages that the family names, and of those in `also`."""
-    installed = next((result["versions"] for result in own if "versions" in result), {})
+    installed: dict[str, str] = next((result["versions"] for result in own if "versions" in result), {})
     told = [f"{name} {installed[name]}" for name in named(family) if name in installed]
     python = next((result["python"] for result in own if "python" in result), None)
     return ", ".join([*told, f"Python {python}"] if python else told) or "-"
@@ -101,12 +103,13 @@ def verdict(own: list[dict[str, Any]]) -> str:
 
 def equal(result: dict[str, Any]) -> bool:
     """Return True if all recordings of a case were replayed without a difference."""
-    replayed = result.get("replay", {}).values()
-    return bool(replayed) and not any(each["differences"] for each in replayed)
+    replayed, episodes = result.get("replay", {}), result.get("record", {}).get("episodes", {})
+    return bool(replayed) and all(difference(each, episodes.get(key)) == "equal" for key, each in replayed.items())
 
 
 def section(family: dict[str, Any], own: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a family, or of a section of text."""
+    yield ""
     yield f"## {family['name']}"
     yield ""
     if "text" in family:
@@ -122,7 +125,7 @@ def section(family: dict[str, Any], own: list[dict[str, Any]]) -> Iterator[str]:
         yield "```"
         for file, text in family["cases"][0].get("files", {}).items():
             yield ""
-            yield f"`{file}`, in a folder of `PYTHONPATH`:"
+            yield f"`{file}`, beside the configuration:"
             yield ""
             yield "```python"
             yield text.rstrip()
@@ -172,11 +175,11 @@ def row(result: dict[str, Any]) -> str:
     """Return the line of one case."""
     name = name_of(result)
     if "replay" not in result:
-        return f"| {name} | {cell(result['failed'])} | | | | |"
+        return f"| {name} | refused: {cell(reason(result['failed']))} | | | | |"
     recorded, replayed = result["record"], result["replay"]
     first = replayed["0"]
     cells = [name, cell(recorded["observations"]), cell(recorded["actions"]), f"{first['sessions']}, {first['steps']}"]
-    cells += [difference(replayed.get(key)) for key in ("0", "7")]
+    cells += [difference(replayed.get(key), recorded.get("episodes", {}).get(key)) for key in ("0", "7")]
     return f"| {' | '.join(cells)} |"
 
 
@@ -188,16 +191,24 @@ def name_of(result: dict[str, Any]) -> str:
     return f"`{name}`" + (f" ({', '.join(f'{key}: {value}' for key, value in changes.items())})" if changes else "")
 
 
-def difference(replayed: dict[str, Any] | None) -> str:
-    """Return one cell about one recording."""
+def reason(failed: str) -> str:
+    """Return a failure without the phase, the exception's module and addresses in memory."""
+    return re.sub(r" at 0x[0-9a-f]+", "", re.sub(r"^(record|replay|probe): (tmrl_core\.errors\.)?", "", failed))
+
+
+def difference(replayed: dict[str, Any] | None, episodes: int | None = None) -> str:
+    """Return one cell about one recording of so many episodes."""
     if replayed is None:
         return "-"
-    return "; ".join(f"{what}: {where}" for what, where in replayed["differences"].items()) or "equal"
+    told = [f"{what}: {where}" for what, where in replayed["differences"].items()]
+    if episodes is not None and episodes != replayed["sessions"]:
+        told.append(f"{replayed['sessions']} of {episodes} episodes are recorded")
+    return "; ".join(told) or "equal"
 
 
 def cell(text: str) -> str:
     """Return text that a table can hold."""
-    short = text if len(text) <= 160 else text[:157] + "..."
+    short = text if len(text) <= 300 else text[:297] + "..."
     return short.replace("|", "/").replace("\n", " ")
 
 

@@ -60,7 +60,7 @@ def record(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     from tmrl_core.config import from_values, use
     from tmrl_core.roles.from_config import make_worker
 
-    told: dict[str, Any] = {}
+    told: dict[str, Any] = {"episodes": {}}
     for send_every in SEND_EVERY:
         own = folder / str(send_every)
         config = from_values(
@@ -73,11 +73,11 @@ def record(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         )
         use(config)
         with make_worker(config, standalone=True) as worker:
-            told = {"observations": space_text(worker.env.observation_space)}
+            told["observations"] = space_text(worker.env.observation_space)
             told["actions"] = space_text(worker.env.action_space)
             while worker.episodes < EPISODES and worker.steps_collected < STEPS:
                 worker.run(nb_episodes=1, expert=True, verbose=False)
-            told[f"episodes {send_every}"] = worker.episodes
+            told["episodes"][str(send_every)] = worker.episodes
     return told
 
 
@@ -133,8 +133,8 @@ def compared(env: Any, session: Any) -> Iterator[tuple[str, str]]:
         yield "cut", f"a session begins with step {session.first_step}"
         return
     observation, _ = env.reset(seed=session.seed)
-    if not same(row(session.observations, 0), observation):
-        yield "observation", "reset"
+    if what := different(row(session.observations, 0), observation):
+        yield what, "reset"
     last = len(session) - 1
     for tick in range(len(session)):
         action = row(session.actions, tick)
@@ -142,8 +142,8 @@ def compared(env: Any, session: Any) -> Iterator[tuple[str, str]]:
             action = int(action)
         observation, reward, terminated, truncated, _ = env.step(action)
         where = f"step {tick + 1}"
-        if not same(row(session.observations, tick + 1), observation):
-            yield "observation", where
+        if what := different(row(session.observations, tick + 1), observation):
+            yield what, where
         if session.rewards[tick] != np.float64(float(reward)):
             yield "reward", where
         if bool(terminated) != (session.terminated and tick == last):
@@ -151,6 +151,8 @@ def compared(env: Any, session: Any) -> Iterator[tuple[str, str]]:
         # The recording is cut at STEPS, whatever the environment says.
         if bool(truncated) != (session.truncated and tick == last) and tick + 1 < STEPS:
             yield "truncated", where
+        if terminated or truncated:
+            return  # a step after the end is no valid call
 
 
 def row(tree: Any, index: int) -> Any:
@@ -160,6 +162,15 @@ def row(tree: Any, index: int) -> Any:
     if isinstance(tree, tuple):
         return tuple(row(each, index) for each in tree)
     return tree[index]
+
+
+def different(recorded: Any, seen: Any) -> str:
+    """Return what differs between two observations; empty: nothing."""
+    if same(recorded, seen):
+        return ""
+    if isinstance(seen, Mapping) and sorted(recorded) == sorted(seen):
+        return "order of keys" if same(recorded, {key: seen[key] for key in recorded}) else "observation"
+    return "observation"
 
 
 def same(recorded: Any, seen: Any) -> bool:

@@ -89,7 +89,7 @@ def played(flaw: str = "") -> Session:
         observation, reward, *_ = env.step(actions[-1].copy())
         observations.append(observation)
         rewards.append(float(reward))
-    columns = {
+    columns: Any = {
         "place": np.array([each["place"] for each in observations]),
         "side": np.array([each["side"] for each in observations]),
     }
@@ -108,12 +108,16 @@ def test_a_replay_tells_what_differs(modules: dict[str, Any], flaw: str, told: l
 
 def test_bits_and_dtypes_count(modules: dict[str, Any]) -> None:
     same = modules["replayed"].same
-    assert same(np.float32([0.0]), np.float32([0.0]))
-    assert not same(np.float32([0.0]), np.float32([-0.0]))
-    assert not same(np.float32([1.0]), np.float64([1.0]))
-    assert same(np.float64([np.nan]), np.float64([np.nan]))
+    assert same(np.array([0.0], np.float32), np.array([0.0], np.float32))
+    assert not same(np.array([0.0], np.float32), np.array([-0.0], np.float32))
+    assert not same(np.array([1.0], np.float32), np.array([1.0], np.float64))
+    assert same(np.array([np.nan], np.float64), np.array([np.nan], np.float64))
     assert same(np.int64(3), 3)
     assert not same({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    different = modules["replayed"].different
+    assert different({"a": 1, "b": 2}, {"b": 2, "a": 1}) == "order of keys"
+    assert different({"a": 1, "b": 2}, {"b": 3, "a": 1}) == "observation"
+    assert different({"a": 1}, {"a": 1}) == ""
 
 
 @pytest.mark.parametrize(
@@ -141,15 +145,18 @@ def test_a_probe_tells_what_surprises(
 def test_a_difference_and_a_failure_stand_in_the_table(modules: dict[str, Any]) -> None:
     page = modules["families_page"]
     environment = {"cls": "tmrl_core.envs:GenericGymEnv", "kwargs": {"id": "X-v0", "gym_kwargs": {"big": True}}}
-    record = {"observations": "float32 3", "actions": "Discrete(2)"}
-    good = {"sessions": 5, "steps": 70, "differences": {}}
+    record: dict[str, Any] = {"observations": "float32 3", "actions": "Discrete(2)"}
+    good: dict[str, Any] = {"sessions": 5, "steps": 70, "differences": {}}
     bad = {**good, "differences": {"reward": "episode 2, step 4"}}
-    result = {"environment": environment, "record": record, "replay": {"0": good, "7": bad}}
+    result: dict[str, Any] = {"environment": environment, "record": record, "replay": {"0": good, "7": bad}}
     expected = "| `X-v0` (big: True) | float32 3 | Discrete(2) | 5, 70 | equal | reward: episode 2, step 4 |"
     assert page.row(result) == expected
-    failed = {"environment": environment, "failed": "record: no"}
+    failed: dict[str, Any] = {"environment": environment, "failed": "record: no"}
     found = [result, {**result, "replay": {"0": good, "7": good}}, failed]
     assert page.verdict(found) == "equal: 1, differs: 1, refused: 1"
     assert page.verdict(found[1:2]) == "equal"
+    fewer = {**found[1], "record": {**record, "episodes": {"0": 6, "7": 5}}}
+    assert page.row(fewer).endswith("| 5, 70 | 5 of 6 episodes are recorded | equal |")
+    assert page.verdict([fewer]) == "differs: 1"
     assert page.verdict([failed]) == "does not run here"
     assert page.verdict([]) == "not tried with these versions"
