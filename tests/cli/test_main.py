@@ -179,8 +179,9 @@ def test_a_machine_without_a_folder_for_temporary_files_is_told_of_the_variable(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "mine.py").write_text("def Env():\n    open('missing')\n", encoding="utf-8")
     sys.modules.pop("mine")
-    with pytest.raises(FileNotFoundError, match="missing"):
-        run(*arguments)
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert re.search(r"mine\.py, line 2: FileNotFoundError: .*'missing'", done.stderr)
 
 
 def test_the_configuration_file_s_folder_is_searched_for_references(run: Run, tmp_path: Path) -> None:

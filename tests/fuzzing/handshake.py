@@ -37,7 +37,7 @@ class _Loop:
 
     async def create_server(self, protocol_factory: Any, *args: Any, **kwargs: Any) -> Any:
         self.accept = protocol_factory
-        return None
+        kwargs["sock"].close()
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
         self.ready.append((callback, args))

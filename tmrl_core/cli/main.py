@@ -91,16 +91,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return run_import(given)
         return run(parsed(given), own_process=arguments is None)
-    except TmrlError as exc:
+    except (TmrlError, FileNotFoundError) as exc:
+        # Torch needs a folder for temporary files when it is imported, and may be imported by any role or environment.
+        missing = isinstance(exc, FileNotFoundError) or isinstance(exc.__cause__, FileNotFoundError)
+        if missing and (problem := _temporary_folder_problem()):
+            print(shown(f"ConfigError: {problem}"), file=sys.stderr)
+            logger.debug("", exc_info=exc)
+            return 2
+        if not isinstance(exc, TmrlError):
+            raise
         print(shown(f"{type(exc).__name__}: {exc}"), file=sys.stderr)
         return 2 if isinstance(exc, ConfigError) else 1
-    except FileNotFoundError as exc:
-        # Torch needs a folder for temporary files when it is imported, and may be imported by any role.
-        if not (problem := _temporary_folder_problem()):
-            raise
-        print(shown(f"ConfigError: {problem}"), file=sys.stderr)
-        logger.debug("", exc_info=exc)
-        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
