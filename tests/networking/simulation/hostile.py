@@ -54,6 +54,7 @@ from tmrl_core.networking.protocol.messages import (
     Hello,
     Lateness,
     OpenStream,
+    Place,
     Report,
     Resume,
     Revoked,
@@ -194,7 +195,7 @@ class StolenLink(Connection):
 
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report, Revoked}),
+        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report, Revoked, Place}),
     }
 
     def __init__(self, hello: Hello, heartbeat_s: float, confirms: bool, gains: Gains, seal: WorkerSeal | None) -> None:
