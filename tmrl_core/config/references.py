@@ -215,7 +215,8 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any], drop: Sequence[
     machine, and for a result that is not an environment (ContractError); EnvironmentFailedError for other exceptions.
 
     Args:
-        reference, kwargs: see `resolve_with`.
+        reference: as `package.module:Name`.
+        kwargs: its keyword arguments.
         drop: entries of its Dict observation that are left out.
 
     Raises:
