@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import ROOT
+from tests.waiting import until
 from tmrl_core.config import Config, from_values, with_changes
 from tmrl_core.errors import ConfigError, EnvironmentFailedError
 from tmrl_core.local.probe import Probe
@@ -61,10 +61,7 @@ def test_what_an_environment_prints_or_leaves_behind_does_not_matter(tmp_path: P
         close="import threading; threading.Thread(target=time.sleep, args=(600,)).start()",
     )
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    while _runs(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not _runs(pid))
 
 
 def _runs(pid: int) -> bool:

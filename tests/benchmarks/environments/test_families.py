@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tests.benchmarks.scripts import imported
 from tmrl_core.config import from_values
 from tmrl_core.sessions.session import Session
 
@@ -23,15 +23,8 @@ MODULES = ("try_families", "families_page", "replayed")
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, Any]]:
     """The scripts' modules, imported as when they are run."""
-    before = dict(sys.modules)
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            if name not in before:
-                sys.modules.pop(name, None)
+    with imported(FOLDER, MODULES) as found:
+        yield found
 
 
 def test_the_page_is_what_the_results_say(modules: dict[str, Any]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.benchmarks.scripts import imported
 from tmrl_core.config import load
 from tmrl_core.metrics import MetricRecord, names
 
@@ -22,15 +21,8 @@ TASKS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 @pytest.fixture(scope="module")
 def modules() -> Iterator[dict[str, Any]]:
     """The scripts' modules, imported as when they are run."""
-    before = dict(sys.modules)
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            if name not in before:
-                sys.modules.pop(name, None)
+    with imported(FOLDER, MODULES) as found:
+        yield found
 
 
 def test_a_curve_is_read_as_it_was_written(modules: dict[str, Any], tmp_path: Path) -> None:
