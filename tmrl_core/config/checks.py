@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 
 from tmrl_core.config.agent_patterns import is_pattern, policy_by_agent
-from tmrl_core.config.algorithms import burn_in_problem, memory_of, mismatches, shared_kwargs, unknown_keywords
+from tmrl_core.config.algorithms import (
+    burn_in_problem,
+    memory_of,
+    mismatches,
+    out_of_range,
+    shared_kwargs,
+    unknown_keywords,
+)
 from tmrl_core.config.sections import Config, MultiAgentSection, is_loopback
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import least_error
@@ -128,6 +135,7 @@ def contradictions(config: Config) -> Iterator[str]:
     if config.multiagent is None:
         yield from mismatches(config)
         yield from unknown_keywords(config)
+        yield from out_of_range(config)
         yield from burn_in_problem(config)
     evaluation = trainer.evaluation
     if evaluation.target_return is not None and not evaluation.every_updates:
