@@ -575,10 +575,8 @@ class RemoteInterface(TrainingInterface):
     def record_round(self, row: Metrics) -> None:
         """Write a round's row to the records, with the means over the latest training episodes."""
         self._stale_samples = int(row.get("samples_stale", 0))
-        values = names.with_metric_names("round", row)
-        if self._latest:
-            values = {**_means(self._latest), **values}
         if self.recorder is not None:
+            values = {**_means(self._latest), **row} if self._latest else row
             # The last report may be older by some updates.
             self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 
