@@ -69,8 +69,8 @@ def server(network: Network, pipe: Pipe) -> None:
 
 def seal_of(bundle: str) -> Any:
     """The thief's signature, which it has with the bundle."""
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
     from tmrl_core.networking.links.sealing import Identity
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
     identity = Identity(Path(bundle), "worker")
     return WorkerSeal("run", identity.signer, identity.verifier, mode="authenticate")

@@ -10,7 +10,6 @@ from tests.fuzzing.mutation import MOST_BYTES, Mutator
 from tests.fuzzing.target import Target
 from tests.fuzzing.wire import BODIES, CONTROLS, ID, header
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.framing import (
@@ -55,6 +54,8 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
 )
 from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 KB = 1024
 SETTINGS = RelaySettings(budget_bytes=512 * KB, max_message_bytes=128 * KB, max_policy_bytes=128 * KB)

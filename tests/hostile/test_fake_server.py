@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from tests.networking.end_to_end.ends import signer, verifier
 from tests.networking.protocol.conversations import hear, said
 from tmrl_core.networking.end_to_end import stream_keys
-from tmrl_core.networking.end_to_end import worker as worker_module
 from tmrl_core.networking.end_to_end.identity import PROOF_BYTES
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import (
@@ -43,10 +42,6 @@ from tmrl_core.networking.end_to_end.stream_keys import (
     StreamKeys,
     header,
 )
-from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
-from tmrl_core.networking.peers import trainer as trainer_module
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, StreamSender
 from tmrl_core.networking.protocol.framing import (
@@ -82,6 +77,12 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
 )
 from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer import connection as trainer_module
+from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
+from tmrl_core.networking.worker import seal as worker_module
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 ATTEMPTS, ATTEMPTS_FULL = 1_400, 10_000
 KEPT = 60

@@ -22,7 +22,6 @@ from tests.networking.simulation.memory import content
 from tests.networking.simulation.network import End, Network, Route, Violation
 from tests.networking.simulation.seals import signer
 from tmrl_core.networking.end_to_end.stream_keys import SEAL_BYTES
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import Body
 from tmrl_core.networking.protocol.framing import (
@@ -66,6 +65,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay import Relay, RelayConnection
 from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 STOLEN = Identity("thief", "worker", "robot7")
 PRINCIPAL = "certificate worker robot7"

@@ -22,9 +22,7 @@ from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, Refu
 from tmrl_core.forked import FORKED, end_in_forked_children
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity
-from tmrl_core.networking.peers import (
-    ClientState,
-)
+from tmrl_core.networking.protocol.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.messages import RETRYABLE
 from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop

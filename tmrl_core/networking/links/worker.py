@@ -21,10 +21,6 @@ from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.overflow import CHECK_S, Overflow
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_worker
-from tmrl_core.networking.peers import (
-    WorkerConnection,
-    WorkerState,
-)
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import (
     Body,
@@ -50,6 +46,7 @@ from tmrl_core.networking.spools.stream_files import (
 )
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.samples import (
     Chunk,
@@ -61,7 +58,7 @@ from tmrl_core.samples import (
 )
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
-from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
-from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
-from tmrl_core.networking.peers.inbox import Inbox
-from tmrl_core.networking.peers.members import Member, Members
-from tmrl_core.networking.peers.postponed import Postponed
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
+from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, PostponedError, Received, StreamReceiver
 from tmrl_core.networking.protocol.framing import (
@@ -67,11 +63,15 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
     plain,
 )
+from tmrl_core.networking.trainer.forgotten_streams import ForgottenStreams
+from tmrl_core.networking.trainer.inbox import Inbox
+from tmrl_core.networking.trainer.members import Member, Members
+from tmrl_core.networking.trainer.postponed import Postponed
 from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:  # loaded only where authentication is on
     from tmrl_core.networking.end_to_end.identity import Peer
-    from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
+    from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
 
 MOST_MESSAGE_BYTES = 1 << 30
 """Maximum size of a message of samples from any Server. The first frame allocates memory for the whole message."""

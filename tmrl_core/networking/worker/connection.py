@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import msgspec
 
 from tmrl_core.errors import ForgedError, NetworkError, RemoteProtocolError, UnknownGroupKeyError
-from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
+from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, Sealer, StreamSecret, StreamSender
 from tmrl_core.networking.protocol.framing import (
@@ -56,7 +56,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 
 if TYPE_CHECKING:  # loaded only where authentication is on
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
 _POLICY_KEEP_BYTES = 64 << 20
 """Limit of the memory that a worker keeps for its next policy. Policies of up to half this size reuse one buffer."""
