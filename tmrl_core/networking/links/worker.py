@@ -76,10 +76,6 @@ _REFUSALS_SAID = 20
 """Number of different reasons of refused samples that are logged."""
 
 
-def _anything() -> bool:
-    return True
-
-
 class WorkerCounts(NamedTuple):
     """Counters of a worker's link, in samples unless the name says otherwise."""
 
@@ -499,16 +495,17 @@ class WorkerLink(Link):
         return self._wait(lambda: self._policy is not None or self.finished, timeout_s) and self._policy is not None
 
     def wait_change(self, timeout_s: float) -> bool:
-        """Wait until anything changes: policy, directive, progress, counters, or `close`.
+        """Wait until anything has changed since the last call: policy, directive, progress, counters, or `close`.
 
-        False: nothing has changed.
+        So nothing is missed between a look at these values and the wait. One thread waits. False: nothing has changed.
         """
-        with self._changed:
-            self._waiting.append(_anything)
-            try:
-                return self._changed.wait(timeout_s)
-            finally:
-                self._waiting.remove(_anything)
+        changed = self._news.wait(timeout_s)
+        self._news.clear()
+        return changed
+
+    def wake(self) -> None:
+        """End the present or the next call of `wait_change`. It takes no lock, so a signal handler may call it."""
+        self._call(self._news.set)
 
     @property
     def versions_published(self) -> int:
