@@ -12,18 +12,10 @@ from tests.fuzzing.wire import BODIES, CONTROLS, ID, header
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    HEADER,
-    LAST,
-    PING_FRAME,
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, PING_FRAME, Kind, cut
+from tmrl_core.networking.protocol.messages import (
     POLICY_HEAD,
     SAMPLES_HEAD,
-    Kind,
-    control_frame,
-    cut,
-)
-from tmrl_core.networking.protocol.messages import (
     Ack,
     Bye,
     CloseStream,
@@ -51,6 +43,7 @@ from tmrl_core.networking.protocol.messages import (
     Waits,
     Want,
     Welcome,
+    control_frame,
     encode_body,
 )
 from tmrl_core.networking.relay import Relay, RelaySettings

@@ -44,19 +44,11 @@ from tmrl_core.networking.end_to_end.stream_keys import (
 )
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, StreamSender
-from tmrl_core.networking.protocol.framing import (
-    HEADER_BYTES,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
-    Frame,
-    FrameReader,
-    Kind,
-    MessageHead,
-    control_frame,
-    cut,
-)
+from tmrl_core.networking.protocol.framing import HEADER_BYTES, Frame, FrameReader, Kind, cut
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     Ack,
     Announce,
     Blob,
@@ -64,6 +56,7 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Directive,
     Incarnation,
+    MessageHead,
     OpenStream,
     PolicyUpdate,
     Progress,
@@ -73,6 +66,7 @@ from tmrl_core.networking.protocol.messages import (
     StreamOpened,
     Version,
     Welcome,
+    control_frame,
     decode_control,
     encode_body,
 )

@@ -9,7 +9,6 @@ import pytest
 from tmrl_core.errors import LocalProtocolError
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, StreamReceiver, StreamSender
-from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import (
     MAX_NAME_CHARACTERS,
     MAX_WAITS_CHARACTERS,
@@ -25,6 +24,7 @@ from tmrl_core.networking.protocol.messages import (
     Waits,
     Welcome,
     check_update_head,
+    control_frame,
 )
 from tmrl_core.networking.relay import Relay
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState

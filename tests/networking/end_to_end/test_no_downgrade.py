@@ -12,9 +12,10 @@ from tests.networking.test_unread_answers import give
 from tests.networking.trainer.test_own_incarnation import said
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import Body
-from tmrl_core.networking.protocol.framing import POLICY_HEAD, Kind, cut
+from tmrl_core.networking.protocol.framing import Kind, cut
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    POLICY_HEAD,
     PROTOCOL_VERSION,
     SUPPORTED_VERSIONS,
     Announce,

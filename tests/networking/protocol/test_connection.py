@@ -19,16 +19,15 @@ from tmrl_core.networking.protocol.framing import (
     LAST,
     MAX_FRAME_BYTES,
     PING_FRAME,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
     Frame,
     FrameReader,
     Kind,
-    control_frame,
     cut,
     message_bytes,
 )
 from tmrl_core.networking.protocol.messages import (
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     Ack,
     Announce,
     Bye,
@@ -64,6 +63,7 @@ from tmrl_core.networking.protocol.messages import (
     Waits,
     Want,
     Welcome,
+    control_frame,
     decode_control,
     encode_body,
 )

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.framing import POLICY_HEAD, FrameReader, Kind, cut
+from tmrl_core.networking.protocol.framing import FrameReader, Kind, cut
+from tmrl_core.networking.protocol.messages import POLICY_HEAD
 from tmrl_core.networking.worker.connection import PolicyReceiver
 
 

@@ -8,7 +8,7 @@ import pytest
 from tmrl_core.networking.observer import ObserverConnection, ObserverState
 from tmrl_core.networking.protocol.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.framing import HEADER, FrameReader, Kind, control_frame
+from tmrl_core.networking.protocol.framing import HEADER, FrameReader, Kind
 from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
     Control,
@@ -20,6 +20,7 @@ from tmrl_core.networking.protocol.messages import (
     Refused,
     Role,
     Welcome,
+    control_frame,
     decode_control,
     negotiate,
 )

@@ -10,8 +10,9 @@ from tests.networking.end_to_end.ends import Ends
 from tests.networking.relay.test_one_principal import End
 from tests.networking.relay.test_relay import KB, Network, Trainer, Worker
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, FrameReader, Kind, control_frame, cut
+from tmrl_core.networking.protocol.framing import FrameReader, Kind, cut
 from tmrl_core.networking.protocol.messages import (
+    SAMPLES_HEAD,
     CloseStream,
     Control,
     Directive,
@@ -21,6 +22,7 @@ from tmrl_core.networking.protocol.messages import (
     Refused,
     Resume,
     Stored,
+    control_frame,
     decode_control,
 )
 from tmrl_core.networking.relay import MemorySpool, Relay, Spool

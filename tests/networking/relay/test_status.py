@@ -12,7 +12,7 @@ from tmrl_core.errors import RefusedError, RemoteProtocolError
 from tmrl_core.networking.observer import ObserverConnection, ObserverState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
-from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, Kind, control_frame
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, Kind
 from tmrl_core.networking.protocol.messages import (
     Ack,
     Blob,
@@ -29,6 +29,7 @@ from tmrl_core.networking.protocol.messages import (
     StatusRequest,
     Want,
     Welcome,
+    control_frame,
 )
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, encode_status, rates
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool

@@ -11,8 +11,8 @@ from tests.networking.simulation.seals import TrainerMachine, WorkerMachine
 from tmrl_core.errors import NetworkError, RefusedError
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamSender
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
-from tmrl_core.networking.protocol.messages import RETRYABLE, Blob, Directive, PolicyUpdate, Progress
+from tmrl_core.networking.protocol.framing import message_bytes
+from tmrl_core.networking.protocol.messages import RETRYABLE, SAMPLES_HEAD, Blob, Directive, PolicyUpdate, Progress
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.worker import WorkerConnection, WorkerState
 

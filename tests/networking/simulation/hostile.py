@@ -24,22 +24,12 @@ from tests.networking.simulation.seals import signer
 from tmrl_core.networking.end_to_end.stream_keys import SEAL_BYTES
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import Body
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    LAST,
+from tmrl_core.networking.protocol.framing import FIRST, LAST, PING_FRAME, Frame, Kind, Wire, cut, message_bytes
+from tmrl_core.networking.protocol.messages import (
     MAX_NUMBER,
-    PING_FRAME,
+    MAX_SIGNATURE_BYTES,
     POLICY_HEAD,
     SAMPLES_HEAD,
-    Frame,
-    Kind,
-    MessageHead,
-    Wire,
-    cut,
-    message_bytes,
-)
-from tmrl_core.networking.protocol.messages import (
-    MAX_SIGNATURE_BYTES,
     Ack,
     Announce,
     CloseStream,
@@ -52,6 +42,7 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     Lateness,
+    MessageHead,
     OpenStream,
     Place,
     Report,

@@ -11,8 +11,8 @@ from tests.networking.trainer.test_greedy_server import give_frame
 from tests.networking.trainer.test_own_incarnation import said
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import Received
-from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, SAMPLES_HEAD
-from tmrl_core.networking.protocol.messages import Credit, StreamClosed, StreamOpened, Welcome
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Credit, StreamClosed, StreamOpened, Welcome
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.trainer.inbox import ALONE, PENDING_BYTES, TAKEN_BYTES, TAKEN_MESSAGES, Inbox
 from tmrl_core.networking.trainer.postponed import ANSWER_S, Postponed

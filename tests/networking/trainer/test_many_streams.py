@@ -13,8 +13,8 @@ from tests.networking.trainer.test_greedy_server import give_frame
 from tests.networking.trainer.test_own_incarnation import said
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset
-from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD, Kind, cut
-from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, Resume, StreamOpened, Welcome
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind, cut
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Blob, PolicyUpdate, Resume, StreamOpened, Welcome
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.trainer import connection as trainer_module
 from tmrl_core.networking.trainer.connection import MAX_PROVEN, MAX_PROVEN_OF_ONE

@@ -9,9 +9,10 @@ from tests.networking.test_unread_answers import give
 from tests.networking.trainer.test_greedy_server import give_frame
 from tests.networking.trainer.test_own_incarnation import said
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD
+from tmrl_core.networking.protocol.framing import FIRST, LAST
 from tmrl_core.networking.protocol.messages import (
     AUTHENTICATED,
+    SAMPLES_HEAD,
     Ack,
     Halt,
     Resume,

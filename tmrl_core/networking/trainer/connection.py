@@ -16,20 +16,7 @@ from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, PostponedError, Received, StreamReceiver
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    LAST,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
-    Frame,
-    Kind,
-    Wire,
-    control_frame,
-    cut,
-    message_bytes,
-    samples_head,
-    spare,
-)
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, cut, message_bytes, spare
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     AUTHENTICATED,
@@ -37,6 +24,8 @@ from tmrl_core.networking.protocol.messages import (
     MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
     MOST_RAISED,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     Ack,
     Announce,
     Control,
@@ -59,9 +48,11 @@ from tmrl_core.networking.protocol.messages import (
     StreamOpened,
     Waits,
     Welcome,
+    control_frame,
     decode_body,
     encode_body,
     plain,
+    samples_head,
 )
 from tmrl_core.networking.trainer.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.trainer.inbox import Inbox

@@ -40,8 +40,7 @@ from tmrl_core.networking.end_to_end.stream_keys import (
     body_statement,
 )
 from tmrl_core.networking.protocol.delivery import Body, StreamSecret
-from tmrl_core.networking.protocol.framing import MessageHead
-from tmrl_core.networking.protocol.messages import FIRST_START_S, Version
+from tmrl_core.networking.protocol.messages import FIRST_START_S, MessageHead, Version
 from tmrl_core.networking.worker.arriving_policy import ArrivingPolicy
 
 Mode = Literal["authenticate", "encrypt"]
