@@ -19,7 +19,8 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -68,18 +69,26 @@ class Entry:
 def _rooms() -> dict[Kind, dict[str, Entry]]:
     """Return the entries of all rooms of this package, by kind and name. A room that is broken is left out."""
     found: dict[Kind, dict[str, Entry]] = {kind: {} for kind in KINDS}
-    for depth in range(1, DEPTH + 1):
-        for file in sorted(ROOT.glob("*/" * depth + "room.py")):
-            package = ".".join((ROOT.name, *file.relative_to(ROOT).parts[:-1]))
-            try:
-                room = importlib.import_module(f"{package}.room")
-            except Exception as exc:
-                logger.warning("%s is left out, because it cannot be imported: %s", file, exc)
-                continue
-            for kind, entries in found.items():
-                for name, reference in getattr(room, kind.upper(), {}).items():
-                    entries[name] = Entry(kind, name, reference, package)
+    for package in _packages_with_rooms():
+        try:
+            room = importlib.import_module(f"{package}.room")
+        except Exception as exc:
+            logger.warning("%s is left out, because it cannot be imported: %s", package, exc)
+            continue
+        for kind, entries in found.items():
+            for name, reference in getattr(room, kind.upper(), {}).items():
+                entries[name] = Entry(kind, name, reference, package)
     return found
+
+
+def _packages_with_rooms() -> Iterator[str]:
+    for folder, inner, files in os.walk(ROOT):
+        parts = Path(folder).relative_to(ROOT.parent).parts
+        inner[:] = sorted(name for name in inner if name.isidentifier() and not name.startswith("__"))
+        if len(parts) > DEPTH:
+            inner.clear()
+        if "room.py" in files:
+            yield ".".join(parts)
 
 
 def entries(kind: Kind) -> Mapping[str, Entry]:
