@@ -32,6 +32,7 @@ LAYERS: list[tuple[str, ...]] = [
         "long_calls",
         "rate_limit",
         "rate_limited_log",
+        "rooms",
         "signal_handlers",
         "terminal_log",
         "token_bucket",

@@ -21,7 +21,6 @@ import math
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.loading import expanded
-from tmrl_core.config.server_port import with_port_of_run
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.shutdown import DROPPED_SAMPLES, ShutdownSignal
@@ -114,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _temporary_folder_problem() -> str:
     """Return a message if no folder takes temporary files, as on a read-only root file system; else an empty one."""
+    import tempfile
+
     try:
         tempfile.gettempdir()
     except FileNotFoundError as exc:
@@ -311,6 +311,8 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
             "take --local --single-process, or network.transport: tls"
         )
     if options.role in CLIENTS:
+        from tmrl_core.config.server_port import with_port_of_run
+
         config = with_port_of_run(config)
     if config.multiagent is not None:
         check_multiagent(options)
