@@ -510,6 +510,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.cli.screens import Screen, WorkerDisplay
 
     roles.ensure_credentials(config)
+    # An empty file of remarks tells a supervisor that the environment is in use, so that other roles can start.
+    told = Path(options.remarks).touch if options.remarks else lambda: None
     made: RolloutWorker | MultiAgentWorker
     collect: Callable[[], None]
     if config.multiagent is not None:
@@ -517,8 +519,13 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
 
         made = many.make_worker(config)
         collect = made.run
+        told()
     else:
         made = roles.make_worker(config)
+        if config.worker.collection == "asynchronous":
+            made.loop.environment.when_stepped = told
+        else:
+            told()  # it waits for the trainer before it steps
         collect = functools.partial(roles.run_worker, made, config, expert=options.role == "expert")
     try:
         shutdown.calls(made.stop)
