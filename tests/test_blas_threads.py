@@ -78,13 +78,13 @@ def test_an_unknown_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_block_is_wanted_where_it_limits_something(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = OneThread()
-    assert limit.wanted
+    wanted = [limit.wanted]
     with limit:
-        assert not limit.wanted
+        wanted.append(limit.wanted)
         with limit:
             pass
-        assert not limit.wanted
-    assert limit.wanted
+        wanted.append(limit.wanted)
+    assert [*wanted, limit.wanted] == [True, False, False, True]
     monkeypatch.setenv(THREAD_VARIABLES[1], str(MANY))
     limit = OneThread()
     with limit:
