@@ -25,7 +25,7 @@ from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
 from tmrl_core.actor.rollout.loop import Hook
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
-from tmrl_core.actor.rollout.polling import PollingInterval
+from tmrl_core.actor.rollout.polling import FIRST_STEPS, next_slice
 from tmrl_core.actor.rollout.schedule import Schedule
 from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
 from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
@@ -74,15 +74,10 @@ class PolledEnvironment(EventEnvironment):
         self.truncated = False
         self.hook_error: BaseException | None = None
         self._allow: Hook = lambda: 1
-        self._polling = PollingInterval()
+        self.steps_until_poll = FIRST_STEPS
         self._slice = self._left = 0
         self._began = 0.0
         self._broken = self._stopping = False
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Number of decisions before the hook is called again."""
-        return self._polling.length
 
     def begin(self, allow: Hook, length: int) -> None:
         """Begin an episode, whose first slice has `length` decisions. `allow` returns the length of each further one.
@@ -165,7 +160,8 @@ class PolledEnvironment(EventEnvironment):
             take_back()
 
     def _poll(self) -> None:
-        self._polling.note(self._slice, time.perf_counter() - self._began)
+        elapsed_s = time.perf_counter() - self._began
+        self.steps_until_poll = next_slice(self.steps_until_poll, self._slice, elapsed_s)
         try:
             length = self._allow()
         except _EpisodeLeft:

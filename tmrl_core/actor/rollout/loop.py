@@ -22,7 +22,7 @@ from numpy import ndarray
 
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, report_failure
 from tmrl_core.actor.rollout.lateness import Lateness, lateness_text
-from tmrl_core.actor.rollout.polling import PollingInterval
+from tmrl_core.actor.rollout.polling import FIRST_STEPS, next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
@@ -33,7 +33,6 @@ from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFai
 from tmrl_core.long_calls import remarks
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.protocol.messages import Evaluation, Version
-from tmrl_core.samples import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +76,8 @@ class EnvironmentLoop:
 
     Attributes:
         uplink: uplink to the trainer, assigned once after the constructor.
+        buffer: samples that were not passed to the link.
+        steps_until_poll: number of steps to take before the link is polled again.
         evaluation_videos: folder for videos of the first episode of each evaluation, if the environment is `Filmed`.
         whole: True: samples are sent at the ends of episodes, so a long one is reported.
         seeded: True: another run with the same seed must play the same episodes.
@@ -107,6 +108,8 @@ class EnvironmentLoop:
         self.environment = environment
         self.runner = runner
         self.recorder = recorder
+        self.buffer = recorder.buffer
+        self.steps_until_poll = FIRST_STEPS
         self.obs_preprocessor = obs_preprocessor
         self.max_failures = max_failures
         self.stepper: Stepper | None = None
@@ -121,7 +124,6 @@ class EnvironmentLoop:
         self.lateness = Lateness() if environment.time_step is not None else None
         self.env_step = environment.step if self.lateness is None else self._timed_step
         self._failures_in_a_row = 0
-        self._polling = PollingInterval()
         self._stopping = False
         self._obs: Any = None
         self._seed_of = seed_of
@@ -146,16 +148,6 @@ class EnvironmentLoop:
         """True: an episode is open."""
         return self.recorder.recording
 
-    @property
-    def buffer(self) -> Buffer:
-        """Return the samples that were not passed to the link."""
-        return self.recorder.buffer
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Return the number of steps to take before the link is polled again."""
-        return self._polling.length
-
     def stop(self) -> None:
         """End `play` permanently after the present step. Safe from any thread and signal handlers."""
         self._stopping = True
@@ -164,7 +156,8 @@ class EnvironmentLoop:
 
     def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, as `Worker.reset` documents."""
-        self.recorder.end()
+        if self.recorder.episode is not None and self.recorder.episode.open:
+            self.recorder.end()
         seed = self.next_seed
         obs, info = self.environment.reset(seed)
         if self.lateness is not None and self.environment.time_step is not None:
@@ -222,8 +215,9 @@ class EnvironmentLoop:
 
     def follow_place(self) -> None:
         """Seed the next episode anew if a worker of the same name has this one's seed. Called before each reset."""
+        link = self.uplink.link
         # The seeds of an evaluation are the trainer's.
-        if self._seed_of is not None and not self._evaluating:
+        if self._seed_of is not None and link is not None and link.place > 1 and not self._evaluating:
             own = self.uplink.own_seed(self._seed_of)
             if own is not None:
                 self.seed_next_episode(own)
@@ -307,6 +301,7 @@ class EnvironmentLoop:
         if episode is None or episode is before:
             raise RuntimeError(f"{type(self.stepper).__name__}.reset did not call the reset that it overrides")
         episode.limit, episode.test, episode.evaluation = limit, test, evaluation
+        advance = self._advance_by_itself if self.stepper is None else self._advance_by_stepper
         while episode.open:
             longest = allow()
             if episode is not self.recorder.episode or not episode.open:
@@ -317,11 +312,14 @@ class EnvironmentLoop:
             began = time.perf_counter()
             if self.whole and (began - episode.began >= LONG_EPISODE_S or self._shows_unsent):
                 self._tell_unsent(episode, began - episode.began)
-            self._polling.note(self._advance(episode, longest), time.perf_counter() - began)
+            played = advance(episode, longest)
+            self.steps_until_poll = next_slice(self.steps_until_poll, played, time.perf_counter() - began)
+            if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
+                self._failures_in_a_row = 0
         return True
 
     def _unless_ending(self) -> int:
-        return 0 if self.uplink.ending() else self._polling.length
+        return 0 if self.uplink.ending() else self.steps_until_poll
 
     def _await_better_policy(self, failure: PolicyFailedError) -> None:
         in_a_row, most = self.policy_failures_in_a_row, self.max_failures
@@ -367,15 +365,8 @@ class EnvironmentLoop:
                 "" if self.lateness is None else f"; {lateness_text(self.lateness.figures)}",
             )
 
-    def _advance(self, episode: Episode, longest: int) -> int:
-        """Run up to `longest` steps of the open episode. Return their number."""
-        advance = self._advance_by_stepper if self.stepper is not None else self._advance_by_itself
-        played = advance(episode, longest)
-        if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
-            self._failures_in_a_row = 0
-        return played
-
     def _advance_by_itself(self, episode: Episode, longest: int) -> int:
+        """Run up to `longest` steps of the open episode. Return their number."""
         # The same as `step`, with local variables only, because a worker spends most of its time here.
         runner, env_step, record = self.runner, self.env_step, self.recorder.step
         preprocess, test, collect, obs = self.obs_preprocessor, episode.test, episode.collect, self._obs
@@ -448,10 +439,11 @@ class EnvironmentLoop:
         """
         uplink = self.uplink
         while uplink.link is not None and not uplink.ending():
-            if self.evaluate_if_due():
+            directive = uplink.link.directive
+            if directive.evaluation is not None and self.evaluate_if_due():
                 continue
-            unfit = uplink.unfit
-            if not uplink.link.directive.pause and not unfit:
+            unfit = bool(uplink.refusal) and uplink.unfit
+            if not directive.pause and not unfit:
                 return
             uplink.send()
             if unfit and not self._rest_logged:
