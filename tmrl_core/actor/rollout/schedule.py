@@ -30,12 +30,14 @@ class Episodes(Protocol):
     Attributes:
         uplink: uplink to the trainer.
         buffer: samples that were not passed to the link.
-        steps_until_poll: number of steps to take before the link is polled again.
     """
 
     uplink: Uplink
     buffer: Buffer
-    steps_until_poll: int
+
+    @property
+    def steps_until_poll(self) -> int:
+        """Return the number of steps to take before the link is polled again."""
 
     @property
     def name(self) -> str:
