@@ -11,8 +11,9 @@ import contextlib
 import itertools
 import logging
 import math
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,10 +22,11 @@ import numpy as np
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.checked_environment import report_failure
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
+from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
 from tmrl_core.actor.rollout.loop import Hook
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
-from tmrl_core.actor.rollout.polling import PollingInterval
+from tmrl_core.actor.rollout.polling import FIRST_STEPS, next_slice
+from tmrl_core.actor.rollout.schedule import Schedule
 from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
 from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
 from tmrl_core.long_calls import watched
@@ -72,14 +74,10 @@ class PolledEnvironment(EventEnvironment):
         self.truncated = False
         self.hook_error: BaseException | None = None
         self._allow: Hook = lambda: 1
-        self._polling = PollingInterval()
+        self.steps_until_poll = FIRST_STEPS
         self._slice = self._left = 0
+        self._began = 0.0
         self._broken = self._stopping = False
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Number of decisions before the hook is called again."""
-        return self._polling.length
 
     def begin(self, allow: Hook, length: int) -> None:
         """Begin an episode, whose first slice has `length` decisions. `allow` returns the length of each further one.
@@ -162,7 +160,8 @@ class PolledEnvironment(EventEnvironment):
             take_back()
 
     def _poll(self) -> None:
-        self._polling.end(self._slice)
+        elapsed_s = time.perf_counter() - self._began
+        self.steps_until_poll = next_slice(self.steps_until_poll, self._slice, elapsed_s)
         try:
             length = self._allow()
         except _EpisodeLeft:
@@ -176,7 +175,7 @@ class PolledEnvironment(EventEnvironment):
 
     def _begin_slice(self, length: int) -> None:
         self._slice = self._left = length
-        self._polling.begin()
+        self._began = time.perf_counter()
 
 
 class Stage:
@@ -197,7 +196,7 @@ class Stage:
 
 
 class MultiAgentCollector:
-    """Collect whole episodes of many agents for a `LockstepSchedule`; source and target of an `Uplink`.
+    """Collect whole episodes of many agents for a `Schedule`; source and target of an `Uplink`.
 
     Args:
         make_stage: makes the stage of training episodes, given False, and that of tests, given True, at the first test.
@@ -267,11 +266,6 @@ class MultiAgentCollector:
         return self._recording
 
     @property
-    def unsent(self) -> Sequence[Chunk]:
-        """Return the samples that were not passed to the link."""
-        return self.buffer.chunks
-
-    @property
     def steps_until_poll(self) -> int:
         """Return the number of decisions before the link is polled again."""
         return self.stage.env.steps_until_poll
@@ -282,7 +276,7 @@ class MultiAgentCollector:
         self._next_seed = seed
 
     def train(self, allow: Hook) -> bool:
-        """Collect an episode; see `LockstepCollector`."""
+        """Collect an episode; see `Episodes`."""
         own = self.uplink.own_seed(self._seed_of) if self._seed_of is not None else None
         if own is not None:
             self.seed_next_episode(own)
@@ -596,7 +590,7 @@ class MultiAgentWorker:
             TmrlError: the link has failed permanently.
         """
         with self._one_run.running(self.name):
-            LockstepSchedule(self.collector).run()
+            Schedule(self.collector, LockstepRule(self.collector)).run()
 
     def run_episode(self, seed: int | None = None) -> bool:
         """Play one episode without exploration in the test environment. Its record is stored in the Buffer.
