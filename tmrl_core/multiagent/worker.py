@@ -11,8 +11,9 @@ import contextlib
 import itertools
 import logging
 import math
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,12 @@ import numpy as np
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.checked_environment import report_failure
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
+from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
 from tmrl_core.actor.rollout.loop import Hook
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
 from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
+from tmrl_core.actor.rollout.schedule import Schedule
 from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
 from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
 from tmrl_core.long_calls import watched
@@ -139,7 +141,7 @@ class Stage:
 
 
 class MultiAgentCollector:
-    """Collect whole episodes of many agents for a `LockstepSchedule`; the target of its `uplink`.
+    """Collect whole episodes of many agents for a `Schedule`; the target of its `uplink`.
 
     Args:
         make_stage: makes the stage of training episodes, given False, and that of tests, given True, at the first test.
@@ -184,6 +186,7 @@ class MultiAgentCollector:
         self._polling = PollingInterval()
         self._slice = self._left = 0
         """Decisions of the present slice of an episode: all, and those that are left."""
+        self._began_s = 0.0
         self._loaded: PolicyBundle | None = None
         """Policies and exploration parameters in use; None: those that the manager was made with."""
 
@@ -205,9 +208,9 @@ class MultiAgentCollector:
         return self.recorder.recording
 
     @property
-    def unsent(self) -> Sequence[Chunk]:
+    def buffer(self) -> Buffer:
         """Return the samples that were not passed to the link."""
-        return self.recorder.buffer.chunks
+        return self.recorder.buffer
 
     @property
     def steps_until_poll(self) -> int:
@@ -220,7 +223,7 @@ class MultiAgentCollector:
         self._next_seed = seed
 
     def train(self, allow: Hook) -> bool:
-        """Collect an episode; see `LockstepCollector`."""
+        """Collect an episode; see `Episodes`."""
         own = self.uplink.own_seed(self._seed_of) if self._seed_of is not None else None
         if own is not None:
             self.seed_next_episode(own)
@@ -309,7 +312,7 @@ class MultiAgentCollector:
             _EpisodeLeft: the episode ends here.
         """
         if self._left <= 0:
-            self._polling.end(self._slice)
+            self._polling.note(self._slice, time.perf_counter() - self._began_s)
             self._begin_slice(allow())
         if self._stopping or not self._slice:
             raise _EpisodeLeft
@@ -318,7 +321,7 @@ class MultiAgentCollector:
 
     def _begin_slice(self, length: int) -> None:
         self._slice = self._left = length
-        self._polling.begin()
+        self._began_s = time.perf_counter()
 
     def _chunks(self, episode: Episode, performance: Any, experiences: Experiences) -> list[Chunk]:
         return chunks_of(
@@ -466,7 +469,7 @@ class MultiAgentWorker:
     @property
     def buffer(self) -> Buffer:
         """Return episodes and records that have not been sent yet."""
-        return self.collector.recorder.buffer
+        return self.collector.buffer
 
     def run(self) -> None:
         """Collect the assignments of the trainer until it finishes, or after `stop` or `close`.
@@ -477,7 +480,7 @@ class MultiAgentWorker:
             TmrlError: the link has failed permanently.
         """
         with self._one_run.running(self.name):
-            LockstepSchedule(self.collector).run()
+            Schedule(self.collector, LockstepRule(self.collector)).run()
 
     def run_episode(self, seed: int | None = None) -> bool:
         """Play one episode without exploration in the test environment. Its record is stored in the Buffer.

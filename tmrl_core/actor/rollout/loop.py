@@ -1,5 +1,7 @@
 """Environment loop: environment, policy and recorder, step by step and episode by episode.
 
+It runs episodes for training, tests and the trainer's evaluations, and follows the directives of its uplink.
+
 An exception of the environment, or caused by an invalid result of it, leads to a fresh reset; errors of the policy, of
 a compressor or of the codec propagate. An action that is not finite is never executed: the episode ends there, with its
 samples so far (`PolicyFailedError`).
@@ -12,22 +14,37 @@ import math
 import time
 from collections.abc import Callable
 from math import isfinite
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy import ndarray
 
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, report_failure
-from tmrl_core.actor.rollout.lateness import Lateness
+from tmrl_core.actor.rollout.lateness import Lateness, lateness_text
 from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
+from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.blas_threads import one_blas_thread
+from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
+from tmrl_core.long_calls import remarks
+from tmrl_core.metrics.text import return_text
+from tmrl_core.networking.protocol.messages import Evaluation, Version
+from tmrl_core.samples import Buffer
 
 logger = logging.getLogger(__name__)
 
 FORGIVEN_AFTER_STEPS = 1000
 """Number of successful steps in one episode after which earlier failures no longer count as consecutive."""
+
+LOG_EVERY_S = 2.0
+"""Minimum seconds between two log lines about episodes, because a simulator may end a hundred per second."""
+
+LONG_EPISODE_S = 30.0
+"""Seconds after which a worker says that no sample of an episode has been sent."""
 
 Hook = Callable[[], int]
 """Called before each slice of an episode; returns the maximum number of its steps. 0: end the episode here."""
@@ -54,8 +71,15 @@ class EnvironmentLoop:
         recorder: records the steps.
         obs_preprocessor: applied to each observation before the policy and the recorder get it.
         max_failures: maximum number of consecutive failures of the environment.
+        seed: seed of the first reset, and of resets after evaluations; None: from the operating system.
+        seed_of: returns the seed by the worker's number among those of the same name, see `Uplink.own_seed`; None:
+            `seed` stays, whoever has it too.
 
     Attributes:
+        uplink: uplink to the trainer, assigned once after the constructor.
+        evaluation_videos: folder for videos of the first episode of each evaluation, if the environment is `Filmed`.
+        whole: True: samples are sent at the ends of episodes, so a long one is reported.
+        seeded: True: another run with the same seed must play the same episodes.
         stepper: object that makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its
             methods.
         failures: number of failures of the environment.
@@ -67,6 +91,8 @@ class EnvironmentLoop:
         env_step: step of the environment, which records its lateness.
     """
 
+    uplink: Uplink
+
     def __init__(
         self,
         environment: CheckedEnvironment,
@@ -75,6 +101,8 @@ class EnvironmentLoop:
         *,
         obs_preprocessor: Callable[[Any], Any] | None = None,
         max_failures: int = 3,
+        seed: int | None = None,
+        seed_of: Callable[[int], int | None] | None = None,
     ) -> None:
         self.environment = environment
         self.runner = runner
@@ -85,7 +113,10 @@ class EnvironmentLoop:
         self.failures = 0
         self.policy_failures = 0
         self.policy_failures_in_a_row = 0
-        self.next_seed: int | None = None
+        self.next_seed = seed
+        self.seeded = seed is not None
+        self.whole = True
+        self.evaluation_videos: Path | None = None
         self.longest_episode_s = 0.0
         self.lateness = Lateness() if environment.time_step is not None else None
         self.env_step = environment.step if self.lateness is None else self._timed_step
@@ -93,10 +124,36 @@ class EnvironmentLoop:
         self._polling = PollingInterval()
         self._stopping = False
         self._obs: Any = None
+        self._seed_of = seed_of
+        self._seeds = np.random.default_rng(seed)
+        self._evaluating = False
+        self._rest_logged = False
+        self._unsent_logged = self._shows_unsent = False
+        self._logged_at = -math.inf
+
+    @property
+    def name(self) -> str:
+        """Return the worker's label."""
+        return self.recorder.name
+
+    @property
+    def version(self) -> Version:
+        """Return the version of the acting policy."""
+        return self.recorder.version
+
+    @property
+    def recording(self) -> bool:
+        """True: an episode is open."""
+        return self.recorder.recording
+
+    @property
+    def buffer(self) -> Buffer:
+        """Return the samples that were not passed to the link."""
+        return self.recorder.buffer
 
     @property
     def steps_until_poll(self) -> int:
-        """Number of steps to take before the link is polled again."""
+        """Return the number of steps to take before the link is polled again."""
         return self._polling.length
 
     def stop(self) -> None:
@@ -156,35 +213,66 @@ class EnvironmentLoop:
         self.lateness.note(time.perf_counter())
         return result
 
+    def seed_next_episode(self, seed: int) -> None:
+        """Reset the next episode with this seed, and seed the exploration with it."""
+        self._seed_of = None  # this seed is the worker's own
+        self.next_seed = seed
+        self._seeds = np.random.default_rng(seed)
+        self.runner.seed(seed)
+
+    def follow_place(self) -> None:
+        """Seed the next episode anew if a worker of the same name has this one's seed. Called before each reset."""
+        # The seeds of an evaluation are the trainer's.
+        if self._seed_of is not None and not self._evaluating:
+            own = self.uplink.own_seed(self._seed_of)
+            if own is not None:
+                self.seed_next_episode(own)
+
     # --- whole episodes -----------------------------------------------------------------------------------------------
+
+    def train(self, allow: Hook | None = None, max_samples: float | None = None) -> bool:
+        """Collect an episode; see `play`."""
+        return self.play(True, False, allow, max_samples)
+
+    def test(self, max_samples: float | None = None, explore: bool = False) -> bool:
+        """Run an episode without collecting it; see `play`."""
+        return self.play(False, not explore, None, max_samples)
 
     def play(
         self,
-        *,
         collect: bool,
         test: bool,
-        limit: float,
-        allow: Hook,
+        allow: Hook | None = None,
+        max_samples: float | None = None,
         seed: int | None = None,
         evaluation: int | None = None,
     ) -> bool:
         """Run one episode to its end. After a failure of the environment, run another one.
 
+        After an action that is not finite, wait for another policy.
+
         Args:
             collect: store its samples.
             test: the actor does not explore.
-            limit: number of steps after the reset at which the episode is truncated.
-            allow: called before the reset and before each slice.
+            allow: called before the reset and before each slice; None: the episode may continue until the run ends.
+            max_samples: number of steps after the reset at which it is truncated; None: the recorder's limit.
             seed: seed of the reset; None: `next_seed`.
             evaluation: id of the evaluation that the episode belongs to.
 
         Returns:
-            True: the episode ended in order. False: `allow` ended it or began another one.
+            True: the episode ended in order. False: `allow` or a bad action ended it, or `allow` began another one.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
-            PolicyFailedError: an action was not finite; the episode has been ended.
+            PolicyFailedError: an action was not finite, and there is no Server.
+            ValueError: `max_samples` is below 1.
         """
+        limit = self.recorder.max_samples_per_episode if max_samples is None else max_samples
+        if not limit >= 1:
+            raise ValueError(f"an episode has at least 1 step, got max_samples={limit}")
+        if allow is None:
+            allow = self._unless_ending
+        self.follow_place()
         while True:
             started = time.perf_counter()
             try:
@@ -192,26 +280,17 @@ class EnvironmentLoop:
                     return False
                 if seed is not None:
                     self.next_seed = seed
-                before = self.recorder.episode
-                (self.stepper or self).reset(collect)
-                episode = self.recorder.episode
-                if episode is None or episode is before:
-                    raise RuntimeError(f"{type(self.stepper).__name__}.reset did not call the reset that it overrides")
-                episode.limit, episode.test, episode.evaluation = limit, test, evaluation
-                while episode.open:
-                    longest = allow()
-                    if episode is not self.recorder.episode or not episode.open:
+                with one_blas_thread:
+                    if not self._play(collect, test, limit, allow, evaluation):
                         return False
-                    if not longest:
-                        self.recorder.end()
-                        return False
-                    self._polling.begin()
-                    self._polling.end(self._advance(episode, longest))
-            except PolicyFailedError:
+            except PolicyFailedError as failure:
                 self.recorder.end()
                 self.policy_failures += 1
                 self.policy_failures_in_a_row += 1
-                raise
+                if self.uplink.link is None:
+                    raise
+                self._await_better_policy(failure)
+                return False
             except Exception as exc:
                 if exc is not self.environment.fault and not isinstance(exc, ObservationError):
                     raise
@@ -220,6 +299,73 @@ class EnvironmentLoop:
                 continue
             self.longest_episode_s = max(self.longest_episode_s, time.perf_counter() - started)
             return True
+
+    def _play(self, collect: bool, test: bool, limit: float, allow: Hook, evaluation: int | None) -> bool:
+        before = self.recorder.episode
+        (self.stepper or self).reset(collect)
+        episode = self.recorder.episode
+        if episode is None or episode is before:
+            raise RuntimeError(f"{type(self.stepper).__name__}.reset did not call the reset that it overrides")
+        episode.limit, episode.test, episode.evaluation = limit, test, evaluation
+        while episode.open:
+            longest = allow()
+            if episode is not self.recorder.episode or not episode.open:
+                return False
+            if not longest:
+                self.recorder.end()
+                return False
+            began = time.perf_counter()
+            if self.whole and (began - episode.began >= LONG_EPISODE_S or self._shows_unsent):
+                self._tell_unsent(episode, began - episode.began)
+            self._polling.note(self._advance(episode, longest), time.perf_counter() - began)
+        return True
+
+    def _unless_ending(self) -> int:
+        return 0 if self.uplink.ending() else self._polling.length
+
+    def _await_better_policy(self, failure: PolicyFailedError) -> None:
+        in_a_row, most = self.policy_failures_in_a_row, self.max_failures
+        if in_a_row == 1:
+            logger.error("%s. The episode ends here.", failure)
+        elif in_a_row == most + 1:
+            logger.error("the policy failed %d times in a row: worker %s waits for another", in_a_row, self.name)
+        if in_a_row > most:
+            self.uplink.await_policy()
+
+    def give_up_episode(self) -> None:
+        """End the open episode immediately, and drop its unsent samples."""
+        self.recorder.drop_unsent()
+        self.recorder.end()
+
+    def _tell_unsent(self, episode: Episode, lasts_s: float) -> None:
+        """Say of a long open episode that its samples are sent at its end: once in the log, and on displays."""
+        self._shows_unsent = lasts_s >= LONG_EPISODE_S and episode.collect and not episode.sent
+        key = f"unsent samples of {self.name}"
+        if not self._shows_unsent or self.uplink.link is None:
+            remarks.pop(key, None)
+            return
+        remarks[key] = text = (
+            f"an episode has gone on for {episode.steps} steps and {lasts_s:.0f} s, and its samples are sent when it "
+            "ends. Set worker.send_every to send them before, or worker.max_samples_per_episode to end it."
+        )
+        if not self._unsent_logged:
+            self._unsent_logged = True
+            logger.warning("worker %s: %s", self.name, text)
+
+    def log_episode(self, verbose: bool) -> None:
+        """Log the latest training episode, if `verbose` and not just after another one."""
+        if verbose and time.monotonic() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            recorder = self.recorder
+            logger.info(
+                "worker %s: episode %d, %d steps, return %s, policy %d.%d%s",
+                recorder.name,
+                recorder.episodes,
+                recorder.buffer.stat_train_steps,
+                return_text(recorder.buffer.stat_train_return),
+                *recorder.version,
+                "" if self.lateness is None else f"; {lateness_text(self.lateness.figures)}",
+            )
 
     def _advance(self, episode: Episode, longest: int) -> int:
         """Run up to `longest` steps of the open episode. Return their number."""
@@ -291,3 +437,63 @@ class EnvironmentLoop:
             cause=raised,
             show=not found_here or raised is not fault,
         )
+
+    # --- directives ---------------------------------------------------------------------------------------------------
+
+    def obey(self) -> None:
+        """Run a requested evaluation, and wait during a pause. Called between episodes.
+
+        A worker also waits while no policy of the trainer fits it and its samples are refused. Samples of its untrained
+        policy would only use bandwidth.
+        """
+        uplink = self.uplink
+        while uplink.link is not None and not uplink.ending():
+            if self.evaluate_if_due():
+                continue
+            unfit = uplink.unfit
+            if not uplink.link.directive.pause and not unfit:
+                return
+            uplink.send()
+            if unfit and not self._rest_logged:
+                self._rest_logged = True
+                logger.warning("worker %s waits until a policy fits: its samples are refused", self.name)
+            uplink.wait()
+            if unfit:
+                uplink.take_policy(verbose=True)
+
+    def evaluate_if_due(self) -> bool:
+        """Run the evaluation that the trainer requests, if it is new and its policy has arrived.
+
+        It ends an open episode, because the trainer may wait only for the evaluation.
+        """
+        evaluation = self.uplink.due_evaluation()
+        if evaluation is None:
+            return False
+        self.recorder.end()
+        self._evaluating = True
+        try:
+            self._evaluate(evaluation)
+        finally:
+            self._evaluating = False
+        return True
+
+    def _evaluate(self, evaluation: Evaluation) -> None:
+        logger.info("worker %s runs %d episodes of evaluation %d", self.name, len(evaluation.seeds), evaluation.id)
+        for index, seed in enumerate(evaluation.seeds):
+            env = self.environment.env
+            if self.evaluation_videos is not None and isinstance(env, Filmed):
+                if index == 0:
+                    env.start(self.evaluation_videos / f"evaluation-{evaluation.id}.mp4")
+                else:
+                    env.stop()
+            ended = self.play(collect=False, test=True, seed=seed, evaluation=evaluation.id)
+            self.uplink.send()
+            if not ended:
+                self.uplink.postpone_evaluation()
+                break
+        env = self.environment.env
+        if isinstance(env, Filmed):
+            env.stop()
+        # The last seed determines the environment's generator, so that training would see the same episodes after each
+        # evaluation.
+        self.next_seed = int(self._seeds.integers(2**31))

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -102,6 +102,8 @@ class Uplink:
         files: store of the policy.
         policies_refused: number of versions that could not be read, are not finite or do not fit.
         latest_version: version of the latest policy that has arrived, including refused ones.
+        sent_at: `time.perf_counter` at the latest `send`.
+        steps_sent: number of environment steps passed to the link; a reset is none.
     """
 
     def __init__(
@@ -118,6 +120,8 @@ class Uplink:
         self.link = link
         self.policies_refused = 0
         self.latest_version: Version = (0, 0)
+        self.sent_at = -math.inf
+        self.steps_sent = 0
         self._source = source
         self._target = target
         self.files = files if files is not None else PolicyFiles(None)
@@ -167,6 +171,11 @@ class Uplink:
         link.check()
         return False
 
+    def wait(self) -> None:
+        """Wait until a policy, directive or progress arrives or the run ends, at most `WAIT_S` seconds."""
+        if self.link is not None:
+            self.link.wait_change(WAIT_S)
+
     def close(self) -> CloseReport | None:
         """Send the remaining samples, wait for acknowledgements and close the link.
 
@@ -214,6 +223,7 @@ class Uplink:
 
     def send(self) -> None:
         """Send the recorded samples, as `Worker.send_and_clear_buffer` documents."""
+        self.sent_at = time.perf_counter()
         if self.link is None:
             if self._recording is not None:
                 self._recording.put(*self._source.take())
@@ -237,6 +247,7 @@ class Uplink:
                     raise
                 else:
                     break
+            self.steps_sent += steps_in(chunks)
             self._record(chunks, records)
 
     def _record(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
@@ -330,7 +341,7 @@ class Uplink:
             if published > 0 or not blocking or self.ending():
                 self._versions_counted += published
                 return published
-            link.wait_change(WAIT_S)
+            self.wait()
 
     def ignore_policy(self) -> int:
         """Discard waiting policies, as experts do; return the number of versions published since the last call."""
@@ -374,7 +385,7 @@ class Uplink:
         link = self.link
         while link is not None and link.versions_published == self._versions_taken and not self.ending():
             self.send()
-            link.wait_change(WAIT_S)
+            self.wait()
 
     def _load(self, update: PolicyUpdate) -> None:
         self._target.load_policies(update.policies, update.exploration)
@@ -443,3 +454,8 @@ def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tup
     if not chunks:
         return [([], records)] if records else []
     return [([chunk], records if chunk is chunks[-1] else []) for chunk in chunks]
+
+
+def steps_in(chunks: Sequence[Chunk]) -> int:
+    """Return the number of environment steps in these chunks; a reset, step 0 of its episode, does not count."""
+    return sum(segment.rows - (segment.first_step == 0) for chunk in chunks for segment in chunk.segments)
