@@ -22,14 +22,13 @@ import numpy as np
 
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.checked_environment import report_failure
+from tmrl_core.actor.rollout.collector import Collector, Hook
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
-from tmrl_core.actor.rollout.loop import Hook
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
-from tmrl_core.actor.rollout.polling import PollingInterval
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.schedule import Schedule
-from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
+from tmrl_core.actor.rollout.uplink import close_unreferenced
 from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
 from tmrl_core.long_calls import watched
 from tmrl_core.multiagent.actor import Actor
@@ -140,7 +139,7 @@ class Stage:
         self.actor = Actor(self.env, manager, max_decisions=max_decisions)
 
 
-class MultiAgentCollector:
+class MultiAgentCollector(Collector):
     """Collect whole episodes of many agents for a `Schedule`; the target of its `uplink`.
 
     Args:
@@ -153,12 +152,8 @@ class MultiAgentCollector:
             same name, see `Uplink.own_seed`. None: they are not seeded, unless the trainer does.
 
     Attributes:
-        uplink: uplink to the trainer, assigned once after the constructor.
-        recorder: episodes that were not sent yet, and figures of the latest ones.
-        failures: number of failures of the environment.
+        stage: that of training episodes.
     """
-
-    uplink: Uplink
 
     def __init__(
         self,
@@ -170,63 +165,24 @@ class MultiAgentCollector:
         max_head_bytes: int = 1 << 20,
         seed_of: Callable[[int], int | None] = lambda place: None,
     ) -> None:
+        super().__init__(
+            StepRecorder(Buffer(None), name=name), max_failures=max_failures, seed=seed_of(1), seed_of=seed_of
+        )
         self.stage = make_stage(False)
-        self.recorder = StepRecorder(Buffer(None), name=name)
-        self.failures = 0
         self._make_stage = make_stage
         self._test_stage: Stage | None = None
-        self._max_failures = max_failures
         self._max_episode_bytes = max_episode_bytes
         self._max_head_bytes = max_head_bytes
-        self._seed_of: Callable[[int], int | None] | None = seed_of
-        self._seed = self._next_seed = seed_of(1)
-        self._stopping = False
-        self._failures_in_a_row = 0
-        self._policy_failures_in_a_row = 0
-        self._polling = PollingInterval()
+        self._first_seed = self.next_seed
         self._slice = self._left = 0
         """Decisions of the present slice of an episode: all, and those that are left."""
         self._began_s = 0.0
         self._loaded: PolicyBundle | None = None
         """Policies and exploration parameters in use; None: those that the manager was made with."""
 
-    # --- for the schedule ---------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """Return the worker's label."""
-        return self.recorder.name
-
-    @property
-    def version(self) -> Version:
-        """Return the version of the acting policies."""
-        return self.recorder.version
-
-    @property
-    def recording(self) -> bool:
-        """True: an episode is open."""
-        return self.recorder.recording
-
-    @property
-    def buffer(self) -> Buffer:
-        """Return the samples that were not passed to the link."""
-        return self.recorder.buffer
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Return the number of decisions before the link is polled again."""
-        return self._polling.length
-
-    def seed_next_episode(self, seed: int) -> None:
-        """Begin the next episode with this seed of the environment and the policies."""
-        self._seed_of = None  # this seed is the worker's own
-        self._next_seed = seed
-
     def train(self, allow: Hook) -> bool:
-        """Collect an episode; see `Episodes`."""
-        own = self.uplink.own_seed(self._seed_of) if self._seed_of is not None else None
-        if own is not None:
-            self.seed_next_episode(own)
+        """Collect an episode; see `Collector`."""
+        self.follow_place()
         return self._play(self.stage, allow)
 
     def give_up_episode(self) -> None:
@@ -234,23 +190,11 @@ class MultiAgentCollector:
         if self.recording:
             raise _EpisodeLeft
 
-    def evaluate_if_due(self) -> bool:
-        """Run the evaluation that the trainer requests, if it is new and its policies have arrived."""
-        evaluation = self.uplink.due_evaluation()
-        if evaluation is None:
-            return False
-        logger.info("worker %s runs %d episodes of evaluation %d", self.name, len(evaluation.seeds), evaluation.id)
-        for seed in evaluation.seeds:
-            ended = self.test(seed, evaluation)
-            self.uplink.send()
-            if not ended:
-                self.uplink.postpone_evaluation()
-                break
-        return True
+    def evaluate(self, evaluation: Evaluation, index: int) -> bool:
+        """See `Collector`."""
+        return self.test(evaluation.seeds[index], evaluation.id)
 
-    # --- episodes -----------------------------------------------------------------------------------------------------
-
-    def test(self, seed: int | None = None, evaluation: Evaluation | None = None) -> bool:
+    def test(self, seed: int | None = None, evaluation: int | None = None) -> bool:
         """Play an episode in the test environment without exploration, and record its score.
 
         Returns:
@@ -258,15 +202,12 @@ class MultiAgentCollector:
         """
         if self._test_stage is None:
             self._test_stage = self._make_stage(True)
-            seed = self._seed if seed is None else seed
+            seed = self._first_seed if seed is None else seed
         if self._loaded is not None:
             _load(self._test_stage.manager, self._loaded)
         return self._play(self._test_stage, self._unless_ending, seed, evaluation)
 
-    def _unless_ending(self) -> int:
-        return 0 if self.uplink.ending() else self.steps_until_poll
-
-    def _play(self, stage: Stage, allow: Hook, seed: int | None = None, evaluation: Evaluation | None = None) -> bool:
+    def _play(self, stage: Stage, allow: Hook, seed: int | None = None, evaluation: int | None = None) -> bool:
         """Play one episode to its end. After a failure of the environment, play another one."""
         train = stage is self.stage
         recorder = self.recorder
@@ -274,8 +215,8 @@ class MultiAgentCollector:
             length = allow()
             if not length:
                 return False
-            episode = recorder.begin(None, {}, collect=False, seed=self._next_seed if train else seed)
-            episode.test, episode.evaluation = not train, evaluation.id if evaluation is not None else None
+            episode = recorder.begin(None, {}, collect=False, seed=self.next_seed if train else seed)
+            episode.test, episode.evaluation = not train, evaluation
             stage.env.begun = False
             self._begin_slice(length)
             try:
@@ -299,8 +240,8 @@ class MultiAgentCollector:
                 return False
             finally:
                 if train and stage.env.begun:
-                    self._next_seed = None
-            self._failures_in_a_row = self._policy_failures_in_a_row = 0
+                    self.next_seed = None
+            self._note_success()
             recorder.add(chunks)
             recorder.finish(episode, "truncated" if stage.env.truncated else "terminated", metrics_of(performance))
             return True
@@ -351,30 +292,11 @@ class MultiAgentCollector:
             str(fault),
             "fix the environment or the manager",
             in_a_row=self._failures_in_a_row,
-            most=self._max_failures,
+            most=self.max_failures,
             dropped="the episode is dropped",
             cause=cause if isinstance(cause, Exception) else fault,
             show=isinstance(cause, Exception),
         )
-
-    def _await_better_policy(self, failure: PolicyFailedError) -> None:
-        """Wait for another version if actions were not finite too often in a row.
-
-        Raises:
-            PolicyFailedError: there is no Server, so that none will arrive.
-        """
-        if self.uplink.link is None:
-            raise failure
-        self._policy_failures_in_a_row += 1
-        if self._policy_failures_in_a_row == 1:
-            logger.error("%s. The episode ends here.", failure)
-        if self._policy_failures_in_a_row > self._max_failures:
-            logger.error("the policies failed too often in a row: worker %s waits for others", self.name)
-            self.uplink.await_policy()
-
-    def stop(self) -> None:
-        """End all episodes at the next decision, permanently. Safe from any thread and signal handlers."""
-        self._stopping = True
 
     def close(self) -> None:
         """Close the environments."""
