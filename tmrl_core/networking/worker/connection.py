@@ -456,9 +456,11 @@ class WorkerConnection(Connection):
             self.put("have", Have(*version))
             self._published(version, body)
 
-    def _before_send(self) -> None:
-        if self.state != "open" or self._ended:
-            return
+    def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
+        """Return the buffers to send now, credit that is wanted, and last values, included."""
+        if self.state != "open" or self.closing or self._ended:
+            return super().to_send(now)
+        self._now = now
         state = self.worker
         if state.seal is not None and (ignored := (state.seal.forged, state.seal.outdated)) != self._told_ignored:
             self._told_ignored = ignored
@@ -476,6 +478,7 @@ class WorkerConnection(Connection):
             unused = sender.unused()
             if unused is not None:
                 self.send(unused)
+        return super().to_send(now)
 
     def _next_frame(self) -> Wire | None:
         if self._ended:
