@@ -43,7 +43,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("networking.protocol",),
     ("networking.security", "networking.spools"),
     ("networking.end_to_end",),
-    ("networking.relay", "networking.peers", "networking.transports"),
+    ("networking.relay", "networking.worker", "networking.trainer", "networking.observer", "networking.transports"),
     ("networking.transports.tlspyo",),
     ("networking.links",),
     ("networking",),  # lazy names only
@@ -67,8 +67,10 @@ LAYERS: list[tuple[str, ...]] = [
     ("cli", "compat"),
     ("__main__",),
 ]
-PROTOCOL = ("networking.protocol", "networking.relay", "networking.peers")
+PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))
 PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
+SEALS = ("networking.worker.seal", "networking.worker.arriving_policy", "networking.trainer.seal")
+"""Loaded only where end-to-end authentication is on; they may import `cryptography` too."""
 DOES_IO = {"asyncio", "selectors", "select", "socket", "ssl", "multiprocessing", "subprocess"}
 TORCH_PACKAGES = (  # loaded where they are needed
     "actor.policies.torch",
@@ -166,7 +168,8 @@ def test_protocol_modules_do_no_io() -> None:
     for module in modules:
         tops = {name.split(".")[0] for name in imported(module)}
         assert not tops & DOES_IO, module
-        assert tops <= PROTOCOL_PACKAGES | set(sys.stdlib_module_names), module
+        allowed = PROTOCOL_PACKAGES | ({"cryptography"} if module in SEALS else set())
+        assert tops <= allowed | set(sys.stdlib_module_names), module
 
 
 def test_only_training_imports_torch() -> None:

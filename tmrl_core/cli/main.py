@@ -486,7 +486,9 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.cli.screens import Screen, WorkerDisplay
 
     roles.ensure_credentials(config)
-    made, collect = roles.worker_of_run(config, expert=options.role == "expert")
+    # An empty file of remarks tells a supervisor that the environment is in use, so that other roles can start.
+    told: Callable[[], object] = Path(options.remarks).touch if options.remarks else lambda: None
+    made, collect = roles.worker_of_run(config, expert=options.role == "expert", in_use=told)
     try:
         shutdown.calls(made.stop)
         where = f"{config.server.host} port {config.server.tcp_port}"

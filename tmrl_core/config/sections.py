@@ -96,7 +96,7 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
             "reset it once and close it, so that what is wrong with it is found at once. true: any environment. false: "
             "none. null: environments that the default `cls` makes by their Gymnasium id, without rtgym's, and without "
             "the reset if they have a rate (`time_step_duration`); another one may be a machine that must not be "
-            "started twice."
+            "started twice. Without a trial, the other roles start after the first step of one worker."
         ),
     ] = None
     probe_timeout_s: Annotated[

@@ -18,7 +18,7 @@ from tmrl_core.config.references import named_failures, resolve_with
 from tmrl_core.errors import ConfigError
 from tmrl_core.long_calls import watched
 from tmrl_core.multiagent.agent import AgentParameters
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettings
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.exploration import Explorer

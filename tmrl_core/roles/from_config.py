@@ -282,17 +282,32 @@ def saved_policy(config: Config) -> Path:
 
 
 def worker_of_run(
-    config: Config, *, name: str | None = None, expert: bool = False
+    config: Config,
+    *,
+    name: str | None = None,
+    expert: bool = False,
+    in_use: Callable[[], object] = lambda: None,
 ) -> tuple[RunWorker, Callable[[], None]]:
     """Return a worker of a run of any kind, and the function that collects with it.
+
+    Args:
+        config: the configuration.
+        name: label in logs and metrics; None: `worker.name`.
+        expert: True: its policy never changes.
+        in_use: called when the environment has been made, or stepped if the worker steps without waiting for a policy.
 
     Raises:
         ConfigError, CredentialsError: the settings or the credentials are invalid.
     """
     if (kind := kind_of_run(config)) is not None:
         made = parts_of(kind).make_worker(config, name=name)
+        in_use()
         return made, made.run
     worker = make_worker(config, name=name)
+    if config.worker.collection == "asynchronous":
+        worker.loop.environment.when_stepped = in_use
+    else:
+        in_use()  # it waits for the trainer before it steps
     return worker, functools.partial(run_worker, worker, config, expert=expert)
 
 

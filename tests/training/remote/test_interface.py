@@ -21,8 +21,6 @@ from tmrl_core.config import from_values
 from tmrl_core.metrics import MemorySink, ProgressDisplay, Recorder, names
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
-from tmrl_core.networking.peers import Member
-from tmrl_core.networking.peers.inbox import TAKEN_BYTES
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import (
     NEXT_ROUND,
@@ -34,6 +32,8 @@ from tmrl_core.networking.protocol.messages import (
     Progress,
     decode_body,
 )
+from tmrl_core.networking.trainer import Member
+from tmrl_core.networking.trainer.inbox import TAKEN_BYTES
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.samples.codec import decoded_bytes, encode_message
 from tmrl_core.training.loops.episode_metrics import MAX_NAMES_EACH

@@ -46,6 +46,7 @@ class CheckedEnvironment:
         fault: the latest exception that the environment raised, or that an invalid result caused; a fresh reset may
             repair it.
         real_time: the environment of rtgym inside of all wrappers; None: it is another one.
+        when_stepped: called after the first valid step.
     """
 
     def __init__(self, make: Callable[[], Any], *, strict_spaces: bool = False, safe_action: Any = None) -> None:
@@ -63,6 +64,7 @@ class CheckedEnvironment:
         self._moving = False
         self._first_step = False
         self._has_reset = self._has_stepped = False
+        self.when_stepped: Callable[[], object] = lambda: None
         self._closed = False
         try:
             self._safe_action = None if safe_action is None else _action(self.env.action_space, safe_action)
@@ -173,7 +175,9 @@ class CheckedEnvironment:
     def _checked(self, result: tuple[Any, Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
         obs, reward, terminated, truncated, info = result
         checked = *self._check.step(obs, reward), terminated, truncated, info
-        self._has_stepped = True
+        if not self._has_stepped:
+            self._has_stepped = True
+            self.when_stepped()
         return checked
 
     def _judge(self, exc: Exception, proven: bool) -> None:

@@ -21,10 +21,6 @@ from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.overflow import CHECK_S, Overflow
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_worker
-from tmrl_core.networking.peers import (
-    WorkerConnection,
-    WorkerState,
-)
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import (
     Body,
@@ -50,6 +46,7 @@ from tmrl_core.networking.spools.stream_files import (
 )
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.samples import (
     Chunk,
@@ -61,7 +58,7 @@ from tmrl_core.samples import (
 )
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +74,6 @@ _MOST_LEFT = 256
 """Maximum number of earlier processes whose samples are delivered at a time; a link carries 1,024 streams."""
 _REFUSALS_SAID = 20
 """Number of different reasons of refused samples that are logged."""
-
-
-def _anything() -> bool:
-    return True
 
 
 class WorkerCounts(NamedTuple):
@@ -502,16 +495,17 @@ class WorkerLink(Link):
         return self._wait(lambda: self._policy is not None or self.finished, timeout_s) and self._policy is not None
 
     def wait_change(self, timeout_s: float) -> bool:
-        """Wait until anything changes: policy, directive, progress, counters, or `close`.
+        """Wait until anything has changed since the last call: policy, directive, progress, counters, or `close`.
 
-        False: nothing has changed.
+        So nothing is missed between a look at these values and the wait. One thread waits. False: nothing has changed.
         """
-        with self._changed:
-            self._waiting.append(_anything)
-            try:
-                return self._changed.wait(timeout_s)
-            finally:
-                self._waiting.remove(_anything)
+        changed = self._news.wait(timeout_s)
+        self._news.clear()
+        return changed
+
+    def wake(self) -> None:
+        """End the present or the next call of `wait_change`. It takes no lock, so a signal handler may call it."""
+        self._call(self._news.set)
 
     @property
     def versions_published(self) -> int:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Hashable
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
-from tmrl_core.networking.protocol.framing import PING_FRAME, Frame, FrameReader, Kind, Wire, control_frame
-from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Refused, decode_control, plain
+from tmrl_core.networking.protocol.framing import PING_FRAME, Frame, FrameReader, Kind, Wire
+from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Refused, control_frame, decode_control, plain
 
 SEND_BYTES = 131_072
 """Maximum size of one result of `to_send`. An urgent frame waits for at most this much data in a socket's buffers."""

@@ -32,21 +32,18 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tmrl_core.errors import ForgedError, LocalProtocolError, RemoteProtocolError, StorageError, UnknownRunKeyError
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    HEADER_BYTES,
-    LAST,
+from tmrl_core.networking.protocol.framing import FIRST, HEADER_BYTES, LAST, Frame, Kind, Wire, cut, message_bytes
+from tmrl_core.networking.protocol.messages import (
     MAX_NUMBER,
+    MAX_REASON_CHARACTERS,
     SAMPLES_HEAD,
-    Frame,
-    Kind,
+    Ack,
     MessageHead,
-    Wire,
-    cut,
-    message_bytes,
+    Refusal,
+    Unused,
+    Want,
     samples_head,
 )
-from tmrl_core.networking.protocol.messages import MAX_REASON_CHARACTERS, Ack, Refusal, Unused, Want
 
 _ACK_BYTES = 32_768
 """Maximum bytes of refusals in one acknowledgement, so that the whole message fits a frame."""

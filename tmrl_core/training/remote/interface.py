@@ -26,8 +26,6 @@ from tmrl_core.metrics.records import Value, episode_values
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.links.remark_log import RemarkLog
-from tmrl_core.networking.peers import Member
-from tmrl_core.networking.peers.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.networking.protocol.delivery import Received
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
@@ -45,6 +43,8 @@ from tmrl_core.networking.protocol.messages import (
     turn_text,
     waits_for_round,
 )
+from tmrl_core.networking.trainer import Member
+from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
 from tmrl_core.token_bucket import TokenBucket
@@ -575,10 +575,8 @@ class RemoteInterface(TrainingInterface):
     def record_round(self, row: Metrics) -> None:
         """Write a round's row to the records, with the means over the latest training episodes."""
         self._stale_samples = int(row.get("samples_stale", 0))
-        values = names.with_metric_names("round", row)
-        if self._latest:
-            values = {**_means(self._latest), **values}
         if self.recorder is not None:
+            values = {**_means(self._latest), **row} if self._latest else row
             # The last report may be older by some updates.
             self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 

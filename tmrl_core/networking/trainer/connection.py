@@ -12,28 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
-from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
-from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
-from tmrl_core.networking.peers.inbox import Inbox
-from tmrl_core.networking.peers.members import Member, Members
-from tmrl_core.networking.peers.postponed import Postponed
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
+from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, PostponedError, Received, StreamReceiver
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    LAST,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
-    Frame,
-    Kind,
-    Wire,
-    control_frame,
-    cut,
-    message_bytes,
-    samples_head,
-    spare,
-)
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, cut, message_bytes, spare
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     AUTHENTICATED,
@@ -41,6 +24,8 @@ from tmrl_core.networking.protocol.messages import (
     MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
     MOST_RAISED,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     Ack,
     Announce,
     Control,
@@ -63,15 +48,21 @@ from tmrl_core.networking.protocol.messages import (
     StreamOpened,
     Waits,
     Welcome,
+    control_frame,
     decode_body,
     encode_body,
     plain,
+    samples_head,
 )
+from tmrl_core.networking.trainer.forgotten_streams import ForgottenStreams
+from tmrl_core.networking.trainer.inbox import Inbox
+from tmrl_core.networking.trainer.members import Member, Members
+from tmrl_core.networking.trainer.postponed import Postponed
 from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:  # loaded only where authentication is on
     from tmrl_core.networking.end_to_end.identity import Peer
-    from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
+    from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
 
 MOST_MESSAGE_BYTES = 1 << 30
 """Maximum size of a message of samples from any Server. The first frame allocates memory for the whole message."""

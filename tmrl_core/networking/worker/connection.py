@@ -10,24 +10,15 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import msgspec
 
 from tmrl_core.errors import ForgedError, NetworkError, RemoteProtocolError, UnknownGroupKeyError
-from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
+from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, Sealer, StreamSecret, StreamSender
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    LAST,
-    MAX_NUMBER,
-    POLICY_HEAD,
-    Frame,
-    Kind,
-    MessageHead,
-    Wire,
-    spare,
-)
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, spare
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     MAX_SIGNATURE_BYTES,
+    POLICY_HEAD,
     PROOF_ENDS,
     Ack,
     Announce,
@@ -41,6 +32,7 @@ from tmrl_core.networking.protocol.messages import (
     HandOver,
     Have,
     Lateness,
+    MessageHead,
     OpenStream,
     Place,
     Progress,
@@ -53,10 +45,11 @@ from tmrl_core.networking.protocol.messages import (
     Welcome,
     decode_body,
     plain,
+    policy_head,
 )
 
 if TYPE_CHECKING:  # loaded only where authentication is on
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
 _POLICY_KEEP_BYTES = 64 << 20
 """Limit of the memory that a worker keeps for its next policy. Policies of up to half this size reuse one buffer."""
@@ -99,14 +92,7 @@ class PolicyReceiver:
         """
         payload = frame.payload
         if frame.flags & FIRST:
-            if len(payload) < POLICY_HEAD.size:
-                raise RemoteProtocolError("the first frame of a policy update is too short for its header")
-            incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
-            if max(incarnation, counter) >= MAX_NUMBER:
-                raise RemoteProtocolError(f"version {incarnation}.{counter} of the policy is out of range")
-            if length > self.max_bytes:
-                raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are allowed")
-            self._version = (incarnation, counter)
+            self._version, length = policy_head(payload, self.max_bytes)
             self._body = self._bodies.take(length)
             self._filled = 0
             payload = payload[POLICY_HEAD.size :]

@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from tmrl_core.errors import ForgedError, UnknownGroupKeyError
-from tmrl_core.networking.end_to_end.arriving_policy import ArrivingPolicy
 from tmrl_core.networking.end_to_end.group_key import GroupKey, decrypted, encryption
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier, digest, is_signed
 from tmrl_core.networking.end_to_end.run_key import key_id_of
@@ -41,8 +40,8 @@ from tmrl_core.networking.end_to_end.stream_keys import (
     body_statement,
 )
 from tmrl_core.networking.protocol.delivery import Body, StreamSecret
-from tmrl_core.networking.protocol.framing import MessageHead
-from tmrl_core.networking.protocol.messages import FIRST_START_S, Version
+from tmrl_core.networking.protocol.messages import FIRST_START_S, MessageHead, Version
+from tmrl_core.networking.worker.arriving_policy import ArrivingPolicy
 
 Mode = Literal["authenticate", "encrypt"]
 
