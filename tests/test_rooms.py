@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import source
 from tmrl_core import rooms
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.links import LinkSettings
@@ -104,3 +108,31 @@ def test_objects_of_rooms_exist() -> None:
     for entry in found:
         assert entry.reference.startswith("tmrl_core."), entry
         assert entry.load() is not None
+
+
+ROOMS = {"gateway": "gateway: {port: 0}", "multiagent": "multiagent: {agents: {}, policies: {}}"}
+"""A configuration with the section of each room that can be taken away, by its folder."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_tree_without_a_room_works(room: str, tmp_path: Path) -> None:
+    leave_out = shutil.ignore_patterns("__pycache__", room)
+    shutil.copytree(source.PACKAGE, tmp_path / "tmrl_core", ignore=leave_out)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-B", "-m", "tmrl_core", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+    ended = run("--help")
+    assert ended.returncode == 0, ended.stderr
+    ended = run("--config-schema")
+    assert ended.returncode == 0, ended.stderr
+    assert room not in json.loads(ended.stdout)["$defs"]["Config"]["properties"]
+    (tmp_path / "tmrl_core.yaml").write_text("run: {name: whole}\n")
+    ended = run("--benchmark", "--steps", "20")  # checks the configuration, and acts
+    assert ended.returncode == 0, ended.stderr
+    (tmp_path / "tmrl_core.yaml").write_text(ROOMS[room])
+    ended = run("--server")
+    assert ended.returncode == 2
+    assert f"ConfigError: tmrl_core.yaml: {room}: unknown section" in ended.stderr
+    assert f"No package tmrl_core.{room} is here" in ended.stderr

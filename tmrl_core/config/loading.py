@@ -20,6 +20,7 @@ from msgspec import inspect
 from tmrl_core.config.checks import check_values
 from tmrl_core.config.documents import format_yaml, parse_yaml, read_document
 from tmrl_core.config.error_messages import explain, field_type, inner_types, type_info
+from tmrl_core.config.room_sections import config_type
 from tmrl_core.config.sections import Config, EnvironmentSection
 from tmrl_core.config.unknown_keys import refuse_unknown_keys
 from tmrl_core.errors import ConfigError
@@ -228,10 +229,10 @@ def convert(values: Mapping[str, Any], source: str) -> Config:
     with _CONVERTING:
         # The description of all keys, which a value such as 1e6 or an error needs, takes 20 ms of a role's start.
         with contextlib.suppress(msgspec.ValidationError):
-            return msgspec.convert(values, Config)
+            return msgspec.convert(values, config_type())
         refuse_unknown_keys(values, source)
         try:
-            return msgspec.convert(whole_numbers(values, type_info(Config)), Config)
+            return msgspec.convert(whole_numbers(values, type_info(config_type())), config_type())
         except msgspec.ValidationError as exc:
             raise ConfigError(explain(exc, values, source)) from exc
 
