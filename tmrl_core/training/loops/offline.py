@@ -530,13 +530,14 @@ class TrainingOffline(TrainingLoop):
         kept_in: dict[int, tuple[Chunk, Delivery]] = {}  # by the id of the chunk, which stays valid with the chunk
         received = 0
         for delivery in deliveries:
-            kept, stale = delivery.buffer, 0
+            kept = delivery.chunks
             if not delivery.expert:
-                kept, stale = without_stale(kept, counter, self.max_policy_lag, self.statistics.note_lag)
-            self.samples_stale += stale
-            received += len(delivery.buffer)
-            kept_in |= {id(chunk): (chunk, delivery) for chunk in kept.chunks}
-            arrived += kept
+                kept = without_stale(kept, counter, self.max_policy_lag, self.statistics.note_lag)
+            received += delivery.rows
+            for chunk in kept:
+                kept_in[id(chunk)] = chunk, delivery
+            arrived.extend(kept, delivery.records)
+        self.samples_stale += received - len(arrived)
         if len(arrived) or arrived.episodes:
             for refused, reason in self._memory.append(arrived) or ():
                 received -= refused.rows
