@@ -509,7 +509,7 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
 
     roles.ensure_credentials(config)
     # An empty file of remarks tells a supervisor that the environment is in use, so that other roles can start.
-    told = Path(options.remarks).touch if options.remarks else lambda: None
+    told: Callable[[], object] = Path(options.remarks).touch if options.remarks else bool
     made: RolloutWorker | MultiAgentWorker
     collect: Callable[[], None]
     if config.multiagent is not None:
