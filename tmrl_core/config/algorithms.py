@@ -140,15 +140,15 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 POLICIES = (
-    Policy("CategoricalMLPActor", _CHOICES, "on_policy"),
-    Policy("DeterministicMLPActor", _BOX, "off_policy"),
-    Policy("GaussianMLPActor", _BOX, "on_policy"),
-    Policy("QValueMLPActor", _DISCRETE, "off_policy"),
+    Policy("CategoricalMLPActor", _CHOICES, "categorical"),
+    Policy("DeterministicMLPActor", _BOX, "deterministic"),
+    Policy("GaussianMLPActor", _BOX, "gaussian"),
+    Policy("QValueMLPActor", _DISCRETE, "q_value"),
     Policy("SquashedGaussianMLPActor", _BOX, "squashed_gaussian"),
-    Policy("CategoricalRNNActor", _CHOICES, "recurrent"),
-    Policy("GaussianRNNActor", _BOX, "recurrent"),
-    Policy("QValueRNNActor", _DISCRETE, "recurrent"),
-    Policy("SquashedGaussianRNNActor", _BOX, "recurrent"),
+    Policy("CategoricalRNNActor", _CHOICES, "categorical"),
+    Policy("GaussianRNNActor", _BOX, "gaussian"),
+    Policy("QValueRNNActor", _DISCRETE, "q_value"),
+    Policy("SquashedGaussianRNNActor", _BOX, "squashed_gaussian"),
 )
 
 ACTORS = {policy.name: policy.action_spaces for policy in POLICIES}

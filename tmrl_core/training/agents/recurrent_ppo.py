@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.module import STATE_COLUMN
 from tmrl_core.actor.policies.spaces import choice_counts
-from tmrl_core.actor.policies.torch.mlp import hidden_layers
-from tmrl_core.actor.policies.torch.on_policy import OnPolicyHead, orthogonal, orthogonal_linear
-from tmrl_core.actor.policies.torch.recurrent import CategoricalRNNActor, GaussianRNNActor, unroll_layer
+from tmrl_core.actor.policies.torch.categorical import CategoricalRNNActor
+from tmrl_core.actor.policies.torch.gaussian import GaussianRNNActor
+from tmrl_core.actor.policies.torch.mlp import hidden_layers, orthogonal, orthogonal_linear
+from tmrl_core.actor.policies.torch.on_policy import OnPolicyHead
+from tmrl_core.actor.policies.torch.recurrent import unroll_layer
 from tmrl_core.config.agent_settings import PpoSettings, RecurrentPpoSettings
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.declared import Setting, takes

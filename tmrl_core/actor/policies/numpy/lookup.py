@@ -11,8 +11,8 @@ from typing import Any, cast
 from tmrl_core import actor as actors
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.activations import activation_name
-from tmrl_core.actor.policies.numpy.recurrent import NumpySquashedGaussianRNNActor
-from tmrl_core.actor.policies.numpy.squashed_gaussian import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
+from tmrl_core.actor.policies.numpy.mlp import SUPPORTED_ACTIVATIONS
+from tmrl_core.actor.policies.numpy.squashed_gaussian import SquashedGaussian
 from tmrl_core.config import resolve_with
 from tmrl_core.config.algorithms import POLICIES, actor_of
 from tmrl_core.config.references import check_kwargs
@@ -95,7 +95,7 @@ def choose_actor(
             f"one of the policies {', '.join(_BACKENDS)} of tmrl_core.actor with relu or tanh"
         )
     same, keywords = _backend_of(actor, kwargs)
-    if same in (NumpySquashedGaussianMLPActor, NumpySquashedGaussianRNNActor) and "random" not in keywords:
+    if same is not None and issubclass(same, SquashedGaussian) and "random" not in keywords:
         # Begin with random actions, as its NumPy backend does. The trainer's own actor must not: it receives no
         # weights.
         kwargs = {**(kwargs or {}), "random": None}
