@@ -80,9 +80,9 @@ class NumpyGaussianMLPActor(Gaussian, NumpyMLPPolicy):
             log_std=log_std,
         )  # fmt: skip
 
-    def _take_over(self, weights: Mapping[str, np.ndarray]) -> None:
-        super()._take_over(weights)
-        log_std = weights["log_std"].astype(np.float64)
+    def _take_over(self) -> None:
+        super()._take_over()
+        log_std = self.arrays["log_std"].astype(np.float64)
         self._std = np.exp(log_std)
         self._constant = float(log_std.sum() + 0.5 * log_std.size * math.log(2.0 * math.pi))
 

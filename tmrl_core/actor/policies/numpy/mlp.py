@@ -38,13 +38,12 @@ from tmrl_core.actor.policies.weights import (
     decode_arrays,
     describe,
     encode_arrays,
-    exploration_in,
+    load_file,
     with_exploration,
 )
 from tmrl_core.blas_threads import MIN_VALUES, one_blas_thread
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
-from tmrl_core.storage import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,64 +115,41 @@ class NumpyPolicy(Policy):
         if normalize_observations:
             self.arrays |= {"obs_mean": np.zeros(values, np.float32), "obs_std": np.ones(values, np.float32)}
         features = self._add_layer(widths[-1])
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        for index, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-            self._shapes[f"net.{2 * index}.weight"] = (fan_out, fan_in)
-            self._shapes[f"net.{2 * index}.bias"] = (fan_out,)
-        self._columns: dict[str, slice] = {}
-        outputs = 0
-        for head, size in self.heads.items():
-            self._shapes[f"{head}.weight"] = (size, features)
-            self._shapes[f"{head}.bias"] = (size,)
-            self._columns[head] = slice(outputs, outputs + size)
-            outputs += size
-        weights = self._initial_weights()
-        self._shapes |= {name: array.shape for name, array in self.arrays.items()}
+        stops = itertools.accumulate(self.heads.values())
+        columns = zip(self.heads.items(), stops, strict=True)
+        self._columns = {name: slice(stop - size, stop) for (name, size), stop in columns}
         # Matrices [in + 1, out].
-        self._matrices = [np.empty((fan_in + 1, fan_out), np.float32) for fan_in, fan_out in itertools.pairwise(widths)]
-        self._matrices.append(np.empty((features + 1, outputs), np.float32))
-        self._take_over({**weights, **self.arrays})
+        sizes = [*itertools.pairwise(widths), (features, sum(self.heads.values()))]
+        self._matrices = [np.empty((fan_in + 1, fan_out), np.float32) for fan_in, fan_out in sizes]
+        layers = {f"net.{2 * index}": matrix for index, matrix in enumerate(self._matrices[:-1])}
+        layers |= {name: self._matrices[-1][:, at] for name, at in self._columns.items()}
+        self._weights: dict[str, np.ndarray] = {}
+        for name, matrix in layers.items():
+            # Uniform within 1/sqrt(inputs), as torch.nn.Linear begins, to explore with until a policy arrives.
+            bound = 1.0 / math.sqrt(len(matrix) - 1)
+            for kind, view in (("weight", matrix[:-1].T), ("bias", matrix[-1])):
+                view[...] = self._rng.uniform(-bound, bound, view.shape)
+                self._weights[f"{name}.{kind}"] = view
+        self._weights |= self.arrays
+        self._take_over()
         self._make_buffers(1)
 
     def _add_layer(self, width: int) -> int:
         """Add the parameters of a layer between hidden layers of this width and heads; return the heads' inputs."""
         return width
 
-    def _initial_weights(self) -> dict[str, np.ndarray]:
-        """Uniform within 1/sqrt(inputs), as torch.nn.Linear begins, to explore with until a policy arrives."""
-        weights: dict[str, np.ndarray] = {}
-        for name, shape in self._shapes.items():
-            fan_in = self._shapes[name.replace(".bias", ".weight")][1]
-            bound = 1.0 / math.sqrt(fan_in)
-            weights[name] = self._rng.uniform(-bound, bound, shape).astype(np.float32)
-        return weights
-
-    def _take_over(self, weights: Mapping[str, np.ndarray]) -> None:
-        for index, matrix in enumerate(self._matrices[:-1]):
-            matrix[:-1] = weights[f"net.{2 * index}.weight"].T
-            matrix[-1] = weights[f"net.{2 * index}.bias"]
-        for head, columns in self._columns.items():
-            self._matrices[-1][:-1, columns] = weights[f"{head}.weight"].T
-            self._matrices[-1][-1, columns] = weights[f"{head}.bias"]
-        for name in self.arrays:
-            self.arrays[name] = weights[name].astype(np.float32)
+    def _take_over(self) -> None:
+        """Use new weights."""
         for encoder in self._encoders:
             encoder.take_over(self.arrays)
 
     def architecture(self) -> dict[str, Any]:
         """Return names and shapes of the weights, the activation, and the layout of bytes."""
-        return describe(self._shapes, self._metadata)
+        return describe({name: array.shape for name, array in self._weights.items()}, self._metadata)
 
     def to_bytes(self) -> bytes:
         """The weights as the content of a safetensors file, which the torch policy reads."""
-        weights = dict(self.arrays)
-        for index, matrix in enumerate(self._matrices[:-1]):
-            weights[f"net.{2 * index}.weight"] = matrix[:-1].T
-            weights[f"net.{2 * index}.bias"] = matrix[-1]
-        for head, columns in self._columns.items():
-            weights[f"{head}.weight"] = self._matrices[-1][:-1, columns].T
-            weights[f"{head}.bias"] = self._matrices[-1][-1, columns]
-        return encode_arrays(weights, self._metadata)
+        return encode_arrays(self._weights, self._metadata)
 
     def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
         """Load the weights in place, and return self. After an error nothing has changed.
@@ -182,11 +158,13 @@ class NumpyPolicy(Policy):
             WeightsError: names the part that does not fit.
         """
         arrays, metadata = decode_arrays(data)
-        owner = self.owner
-        check_shapes(owner, self._shapes, {name: array.shape for name, array in arrays.items()}, ADVICE)
-        check_finite(owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
-        check_metadata(owner, self._metadata, metadata)
-        self._take_over(arrays)
+        shapes, found = ({name: array.shape for name, array in each.items()} for each in (self._weights, arrays))
+        check_shapes(self.owner, shapes, found, ADVICE)
+        check_finite(self.owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
+        check_metadata(self.owner, self._metadata, metadata)
+        for name, array in self._weights.items():
+            array[...] = arrays[name]
+        self._take_over()
         return self
 
     def save(self, path: str | Path) -> None:
@@ -199,12 +177,7 @@ class NumpyPolicy(Policy):
         Raises:
             WeightsError: names the part that does not fit.
         """
-        data = read_whole(path)
-        exploration = exploration_in(data)
-        actor = self.from_bytes(data, device)
-        if exploration:
-            actor.set_exploration(exploration)
-        return actor
+        return load_file(path, lambda data: self.from_bytes(data, device))
 
     def _encode(self, obs: Any, vector: np.ndarray) -> None:
         """Write values and features of images of one observation, the inputs of the hidden layers."""
@@ -297,24 +270,17 @@ class NumpyMLPPolicy(NumpyPolicy):
 
         It writes into the same array each time. It uses local variables only, which are faster than attributes.
         """
-        dot, ndarray = np.dot, np.ndarray
+        dot, ndarray, maximum, tanh = np.dot, np.ndarray, np.maximum, np.tanh
         layout, vector, heads = self._layout, self._inputs[0][:-1], self._heads
         encode = self._encode
-        first_matrix, first_input = self._matrices[0], self._inputs[0]
-        first_output = self._inputs[1][:-1] if len(self._matrices) > 1 else heads
         layers = [
-            (self._inputs[index], self._matrices[index], self._inputs[index + 1][:-1])
-            for index in range(1, len(self._matrices) - 1)
+            (layer_input, matrix, after[:-1], np.zeros_like(after[:-1]))
+            for layer_input, matrix, after in zip(self._inputs, self._matrices, self._inputs[1:], strict=False)
         ]
         last_input, last_matrix = self._inputs[-1], self._matrices[-1]
-        hidden = len(self._matrices) > 1
         relu = self._activation == "relu"
-        maximum, tanh_ufunc = np.maximum, np.tanh
-        first_zeros = np.zeros_like(first_output)
-        rows = [(*layer, np.zeros_like(layer[2])) for layer in layers]
-        direct = len(layout) == 1 and layout[0].is_whole_vector
         direct_shape = layout[0].shape
-        flat = direct and len(direct_shape) == 1
+        flat = len(layout) == 1 and layout[0].is_whole_vector and len(direct_shape) == 1
         prepare = self._prepare if self._normalizes else None
         limit = one_blas_thread
         large = bool(self._encoders) or max(matrix.size for matrix in self._matrices) >= MIN_VALUES
@@ -329,19 +295,14 @@ class NumpyMLPPolicy(NumpyPolicy):
                 encode(obs, vector)
             if prepare is not None:
                 prepare(vector)
-            dot(first_input, first_matrix, out=first_output)
-            if not hidden:
-                return heads
             if relu:
-                maximum(first_output, first_zeros, out=first_output)
-                for layer_input, matrix, output, zero in rows:
+                for layer_input, matrix, output, zeros in layers:
                     dot(layer_input, matrix, out=output)
-                    maximum(output, zero, out=output)
+                    maximum(output, zeros, out=output)
             else:
-                tanh_ufunc(first_output, out=first_output)
-                for layer_input, matrix, output, _ in rows:
+                for layer_input, matrix, output, _ in layers:
                     dot(layer_input, matrix, out=output)
-                    tanh_ufunc(output, out=output)
+                    tanh(output, out=output)
             dot(last_input, last_matrix, out=heads)
             return heads
 

@@ -93,19 +93,13 @@ class NumpyQValueMLPActor(EpsilonGreedy, NumpyMLPPolicy):
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """The action for one observation; `test`: the best one."""
-        if self._masked:
-            return self._act_masked(obs, test)
+        allowed = allowed_indices(obs, self._actions.count) if self._masked else None
         if not test and self._rng.random() < self.epsilon:
-            return self._actions.of(int(self._rng.integers(self._actions.count)))
-        self._forward(obs)
-        return self._actions.of(int(self._ranked.argmax()))
-
-    def _act_masked(self, obs: Any, test: bool) -> Any:
-        allowed = allowed_indices(obs, self._actions.count)
-        if not test and self._rng.random() < self.epsilon:
-            return self._actions.of(int(allowed[self._rng.integers(len(allowed))]))
-        self._forward(obs)
-        return self._actions.of(int(allowed[self._ranked[allowed].argmax()]))
+            index = int(self._rng.integers(self._actions.count if allowed is None else len(allowed)))
+        else:
+            self._forward(obs)
+            index = int((self._ranked if allowed is None else self._ranked[allowed]).argmax())
+        return self._actions.of(index if allowed is None else int(allowed[index]))
 
 
 class NumpyQValueRNNActor(EpsilonGreedy, NumpyRecurrentPolicy):

@@ -44,8 +44,8 @@ class NumpyRecurrentPolicy(RecurrentPolicy, NumpyPolicy):
             self.arrays[f"rnn.{name}_l0"] = rng.uniform(-bound, bound, shape).astype(np.float32)
         return self.cell_size
 
-    def _take_over(self, weights: Mapping[str, np.ndarray]) -> None:
-        super()._take_over(weights)
+    def _take_over(self) -> None:
+        super()._take_over()
         units, kept = self.cell_size, self.arrays
         # The gates with a sigmoid come first, as in torch's GRU.
         order = np.arange(_GATES[self.cell] * units)

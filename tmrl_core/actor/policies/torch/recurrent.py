@@ -72,16 +72,16 @@ class TorchRecurrentPolicy(RecurrentPolicy, TorchPolicy):
         Raises:
             ValueError: the state has other names or shapes.
         """
+        flat_BTD, x_BTH = self._encoded(obs_BT, state_B)
+        features_BTH, after_B = unroll_layer(self.rnn, x_BTH, state_B)
+        return self.limited(self.outputs_of(features_BTH), flat_BTD), after_B
+
+    def _encoded(self, obs_BT: Any, state_B: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return flattened observations [B, T, D] and features [B, T, H], the inputs of the recurrent layer."""
         batch = self.check_state(state_B)
         flat_ND = flatten_batch(self.layout, obs_BT)
-        return self.unroll_flat(flat_ND.reshape(batch, -1, flat_ND.shape[-1]), state_B)
-
-    def unroll_flat(
-        self, flat_BTD: Tensor, state_B: Mapping[str, Tensor | np.ndarray]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """As `unroll`, of flattened observations."""
-        features_BTH, after_B = unroll_layer(self.rnn, self.encode(flat_BTD), state_B)
-        return self.limited(self.outputs_of(features_BTH), flat_BTD), after_B
+        flat_BTD = flat_ND.reshape(batch, -1, flat_ND.shape[-1])
+        return flat_BTD, self.encode(flat_BTD)
 
     def unroll_states(
         self, obs_BT: Any, state_B: Mapping[str, Tensor | np.ndarray]
@@ -91,10 +91,7 @@ class TorchRecurrentPolicy(RecurrentPolicy, TorchPolicy):
         Raises:
             ValueError: as `unroll`.
         """
-        batch = self.check_state(state_B)
-        flat_ND = flatten_batch(self.layout, obs_BT)
-        flat_BTD = flat_ND.reshape(batch, -1, flat_ND.shape[-1])
-        x_BTH = self.encode(flat_BTD)
+        flat_BTD, x_BTH = self._encoded(obs_BT, state_B)
         states_T = [{name: torch.as_tensor(value).to(x_BTH) for name, value in state_B.items()}]
         if self.cell == "gru":  # its outputs are its states
             seen_BTH, _ = unroll_layer(self.rnn, x_BTH, states_T[0])
