@@ -14,8 +14,8 @@ from gymnasium import spaces
 from tests.actor.rollout.composing import compose
 from tmrl_core import blas_threads
 from tmrl_core.actor import NumpySquashedGaussianMLPActor
-from tmrl_core.actor.policies.numpy.mlp import NumpyPolicy
-from tmrl_core.actor.policies.numpy.squashed_gaussian import NumpySquashedGaussianRNNActor
+from tmrl_core.actor.policies.numpy.mlp import NumpyActor
+from tmrl_core.actor.policies.numpy.recurrent import NumpySquashedGaussianRNNActor
 from tmrl_core.blas_threads import THREAD_VARIABLES, OneThread, one_blas_thread, thread_functions
 
 BLAS = thread_functions()
@@ -78,14 +78,13 @@ def test_an_unknown_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_block_is_wanted_where_it_limits_something(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = OneThread()
-    seen = [limit.wanted]
+    wanted = [limit.wanted]
     with limit:
-        seen.append(limit.wanted)
+        wanted.append(limit.wanted)
         with limit:
             pass
-        seen.append(limit.wanted)
-    seen.append(limit.wanted)
-    assert seen == [True, False, False, True]
+        wanted.append(limit.wanted)
+    assert [*wanted, limit.wanted] == [True, False, False, True]
     monkeypatch.setenv(THREAD_VARIABLES[1], str(MANY))
     limit = OneThread()
     with limit:
@@ -144,13 +143,13 @@ def test_a_policy_acts_with_one_thread(
     image = len(shape) == 3
     space = spaces.Box(0, 255, shape, np.uint8) if image else spaces.Box(-1.0, 1.0, shape, np.float64)
     seen: list[int] = []
-    encode = NumpyPolicy._encode
+    encode = NumpyActor._encode
 
     def noting(self: Any, obs: Any, vector: Any) -> None:
         seen.append(threads())
         encode(self, obs, vector)
 
-    monkeypatch.setattr(NumpyPolicy, "_encode", noting)
+    monkeypatch.setattr(NumpyActor, "_encode", noting)
     actor = policy(spaces.Dict(camera=space), Counting.action_space, hidden_sizes=hidden_sizes)
     obs = {"camera": np.zeros(shape, space.dtype)}
     if policy is NumpySquashedGaussianRNNActor:
