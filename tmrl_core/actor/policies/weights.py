@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from tmrl_core.actor.module import ActorModule
 from tmrl_core.errors import WeightsError
+from tmrl_core.storage import read_whole
+
+Actor = TypeVar("Actor", bound=ActorModule)
 
 SAFETENSORS_FORMAT = "safetensors"
 """Tag of weights in this format. Names, shapes and metadata of the arrays are checked on loading."""
@@ -65,6 +70,20 @@ def exploration_in(data: bytes) -> dict[str, float]:
         return {} if text is None else msgspec.json.decode(text, type=dict[str, float])
     except ValueError as exc:
         raise WeightsError(f"the exploration parameters beside the weights are {text!r:.100}: {exc}") from exc
+
+
+def load_file(path: str | Path, read: Callable[[bytes], Actor]) -> Actor:
+    """Return the actor that `read` makes of a file's weights, with the exploration parameters of the file.
+
+    Raises:
+        WeightsError: as `exploration_in` and `read`.
+    """
+    data = read_whole(path)
+    exploration = exploration_in(data)
+    actor = read(data)
+    if exploration:
+        actor.set_exploration(exploration)
+    return actor
 
 
 def _has_header(data: bytes) -> bool:

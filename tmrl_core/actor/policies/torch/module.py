@@ -21,13 +21,12 @@ from tmrl_core.actor.policies.weights import (
     check_metadata,
     check_shapes,
     describe,
-    exploration_in,
+    load_file,
     read_metadata,
     with_exploration,
     with_sorted_metadata,
 )
 from tmrl_core.errors import WeightsError
-from tmrl_core.storage import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -111,12 +110,8 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         Raises:
             WeightsError: names the part that does not fit.
         """
-        data = read_whole(path)
-        exploration = exploration_in(data)
-        actor = self._take_state(data, device) if self._own_files else self.from_bytes(data, device)
-        if exploration:
-            actor.set_exploration(exploration)
-        return actor
+        take = self._take_state if self._own_files else self.from_bytes
+        return load_file(path, lambda data: take(data, device))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As `torch.nn.Module.to`; remembers the device."""
