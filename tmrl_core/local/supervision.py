@@ -619,7 +619,7 @@ class Threads(Group):
         self._trainer = roles.make_trainer(config)
         self._run("trainer", lambda: roles.run_trainer(self._trainer, config))
         for index in range(self._count):
-            worker, collect = make_worker(config, f"worker-{index + 1}")
+            worker, collect = roles.worker_of_run(config, name=f"worker-{index + 1}")
             self._workers.append(worker)
             self._run(worker.name, functools.partial(run_and_close, worker, collect))
 
@@ -677,17 +677,6 @@ class Threads(Group):
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
             view.refresh()
             thread.join(POLL_S)
-
-
-def make_worker(config: Config, name: str) -> tuple[Any, Callable[[], None]]:
-    """Return a worker, and the function that collects with it."""
-    if config.multiagent is not None:
-        from tmrl_core.multiagent import from_config as many
-
-        many_agents = many.make_worker(config, name=name)
-        return many_agents, many_agents.run
-    worker = roles.make_worker(config, name=name)
-    return worker, functools.partial(roles.run_worker, worker, config)
 
 
 def run_and_close(worker: Any, collect: Callable[[], None]) -> None:
