@@ -486,8 +486,13 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.cli.screens import Screen, WorkerDisplay
 
     roles.ensure_credentials(config)
-    # An empty file of remarks tells a supervisor that the environment is in use, so that other roles can start.
-    told: Callable[[], object] = Path(options.remarks).touch if options.remarks else lambda: None
+
+    def told() -> None:
+        """Tell a supervisor by an empty file of remarks that the environment is in use, so other roles can start."""
+        if options.remarks:
+            with contextlib.suppress(OSError):
+                Path(options.remarks).touch()
+
     made, collect = roles.worker_of_run(config, expert=options.role == "expert", in_use=told)
     try:
         shutdown.calls(made.stop)
