@@ -435,7 +435,7 @@ class TrainingOffline(TrainingLoop):
         )
         if self.offline is not None:
             return due
-        return max(1, min(due, self.limiter.updates_left(self.total_samples, done)))
+        return max(1, int(min(due, self.limiter.updates_left(self.total_samples, done))))
 
     def _update(self, batch: Batch, batches: Iterator[Batch], due: int, indices: Indices | None) -> int:
         """Make an update, or several in one call of the agent, but at most `due`. Return their number.
