@@ -51,8 +51,8 @@ from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
-from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.memory import MAX_STREAMS
+from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.remote.equal_ends import EqualEnds
 from tmrl_core.training.value_types import Metrics, Policy, State
 
@@ -287,7 +287,8 @@ class RemoteInterface(TrainingInterface):
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
             for chunk in delivery.chunks:
-                check_finite_samples(chunk)
+                check_samples(chunk)
+                chunk.finite = True
         except (CodecError, SampleRefusedError) as exc:
             delivery.refuse(str(exc))
         else:
