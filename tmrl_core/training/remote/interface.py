@@ -345,6 +345,14 @@ class RemoteInterface(TrainingInterface):
             StarvedError: workers and trainer wait for each other.
             NetworkError: the Server refuses this trainer permanently.
         """
+        return self._wait(timeout_s, lambda: False)
+
+    def wait_for_turn(self, timeout_s: float) -> None:
+        """Wait until the worker reports that it waits with the latest version, or as `wait`."""
+        stream, text = self._turner, turn_text(self._turn)
+        self._wait(timeout_s, lambda: stream is not None and self.link.waits_of(stream).startswith(text))
+
+    def _wait(self, timeout_s: float, condition: Callable[[], bool]) -> bool:
         deadline = self._clock() + timeout_s
         while not self.stopping:
             self.link.check()
@@ -353,7 +361,7 @@ class RemoteInterface(TrainingInterface):
             left = deadline - self._clock()
             if left <= 0:
                 return False
-            if self.link.wait(min(left, SLICE_S)):
+            if self.link.wait(min(left, SLICE_S), condition):
                 return True
         return False
 
