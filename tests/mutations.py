@@ -582,10 +582,10 @@ MUTATIONS = (
     Mutation(
         "samples-with-nan-taken",
         MEMBERS,
-        "tmrl_core/training/memories/finite_samples.py",
+        "tmrl_core/training/memories/sample_check.py",
         "        if np.abs(column).max() <= _FLOAT32_MAX:",
         "        if not np.abs(column).max() > _FLOAT32_MAX:",
-        ("tests/training/memories/test_finite_samples.py::test_rows_that_are_not_finite_never_reach_the_store",),
+        ("tests/training/memories/test_sample_check.py::test_rows_that_are_not_finite_never_reach_the_store",),
     ),
     Mutation(
         "worker-with-another-environment-taken",
