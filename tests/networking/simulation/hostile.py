@@ -341,7 +341,7 @@ class Thief:
         held = sum(map(_memory_of, streams))
         if held > OF_A_THIEF_BYTES:
             raise Violation(f"the streams of a thief hold {held} bytes of {OF_A_THIEF_BYTES}")
-        old = {link.old_policy.version: link.old_policy for link in links if link.old_policy is not None}
+        old = {policy.version: policy for link, policy in relay.old_policies().items() if link in links}
         sizes = sorted(policy.size for policy in old.values())
         if len(sizes) > 1 and sum(sizes) > settings.budget_bytes // 4 + sizes[-1]:
             raise Violation(f"a thief keeps {sum(sizes)} bytes of old policies; a quarter of {settings.budget_bytes}")

@@ -87,8 +87,6 @@ class Flow:
         """Standing credit of all streams."""
         self._waiting = False
         """True: a principal was refused credit at the last check."""
-        self.unfinished = False
-        """True: `grant` left requests for its next call, which should come soon."""
         self._short_bytes = 0
         """Bytes that the first waiting stream was short of at the last check. Until that many are released, no check is
         needed."""
@@ -328,7 +326,7 @@ class Flow:
         if self._settings.budget_bytes - self.reserved_bytes < self._short_bytes:
             return
         self._short_bytes = 0
-        self.unfinished = False
+        self._relay.unfinished = False
         passed_over = []
         asking = self._asking
         steps: dict[Share, int] = {}
@@ -341,7 +339,7 @@ class Flow:
                 self._forget_share(share)
                 continue
             if steps[share] > _STEPS:
-                self.unfinished = True
+                self._relay.unfinished = True
                 passed_over.append(heappop(asking))
                 continue
             turn, since, stream = share.wants[0]
@@ -359,7 +357,7 @@ class Flow:
                     continue
                 if need > free:
                     # Later ones wait too, so that a large request is not overtaken forever.
-                    self._short_bytes = 0 if self.unfinished else need
+                    self._short_bytes = 0 if self._relay.unfinished else need
                     break
                 heappop(share.wants)
                 stream.asking = 0
