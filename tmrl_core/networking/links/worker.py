@@ -125,6 +125,9 @@ class WorkerLink(Link):
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
     """
 
+    _connection: WorkerConnection | None
+    _hurries = True
+
     def __init__(
         self,
         settings: LinkSettings,
@@ -185,7 +188,7 @@ class WorkerLink(Link):
         self.expert = False
         """True: this worker is an expert, whose policy is not the trainer's."""
         self._handed: deque[_Handed] = deque()
-        self._handed_bytes = 0
+        self._handed_bytes = self._handed_samples = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
         self._joined = 0
         """Number of passed items that are in `_pieces`."""
@@ -256,11 +259,8 @@ class WorkerLink(Link):
         """
         self.check()
         last = len(chunks) - 1
-        items = [_Handed(chunk, tuple(records) if i == last else (), chunk.nbytes) for i, chunk in enumerate(chunks)]
-        if not items and records:
-            items = [_Handed(None, tuple(records), 0)]
-        for item in items:
-            size = item.size
+        for i, chunk in enumerate(chunks or ((None,) if records else ())):
+            size = chunk.nbytes if chunk is not None else 0
             # When the queue is full, wait for more space than this item needs, because a wake-up for each item is
             # expensive.
             if not (
@@ -270,8 +270,9 @@ class WorkerLink(Link):
             ):
                 raise LinkClosedError("samples were not queued: the link was closed, or no space became free in time")
             with self._changed:
-                self._handed.append(item)
+                self._handed.append(_Handed(chunk, tuple(records) if i >= last else (), size))
                 self._handed_bytes += size
+                self._handed_samples += chunk.rows if chunk is not None else 0
             self._wake_thread()  # after every call, because the next call may wait for these samples
 
     def _has_room(self, size: int) -> bool:
@@ -281,9 +282,6 @@ class WorkerLink(Link):
     def _has_work(self) -> bool:
         # Without dropping, encoding far ahead has no benefit and doubles the memory.
         return bool(self._handed) and (self._drop_oldest or self._sender.unsent_bytes < _AHEAD_BYTES)
-
-    def _is_urgent(self) -> bool:
-        return self._has_work()
 
     def _serve(self) -> bool:
         encoded = 0
@@ -383,7 +381,9 @@ class WorkerLink(Link):
         self._pieces = None
         with self._changed:
             for _ in range(self._joined):
-                self._handed_bytes -= self._handed.popleft().size
+                chunk, _, size = self._handed.popleft()
+                self._handed_bytes -= size
+                self._handed_samples -= chunk.rows if chunk is not None else 0
         self._on_change()
 
     def _encoded(
@@ -525,16 +525,13 @@ class WorkerLink(Link):
         """Send the trainer this worker's wait reason; empty: it collects again."""
         if text != self._worker.waits:
             self._worker.waits = text
-            self._call(self._say_waits)
+            if (connection := self._connection) is not None:  # otherwise the next one tells it
+                self._call(connection.say_waits)
 
     @property
     def waits(self) -> str:
         """Return this worker's wait reason; empty while it collects."""
         return self._worker.waits
-
-    def _say_waits(self) -> None:
-        if isinstance(self._connection, WorkerConnection):
-            self._connection.say_waits()
 
     @property
     def directive(self) -> Directive:
@@ -555,7 +552,7 @@ class WorkerLink(Link):
     def counts(self) -> WorkerCounts:
         """Return the counters of this worker's stream."""
         sender, seal = self._sender, self._worker.seal
-        handed = sum(item.chunk.rows for item in list(self._handed) if item.chunk is not None)
+        handed = self._handed_samples
         return WorkerCounts(
             sender.samples_offered + handed,
             sender.samples_acked,
@@ -574,11 +571,12 @@ class WorkerLink(Link):
         """Drain and close: wait up to `drain_timeout_s` for acknowledgements, then close the link."""
         if drain and not self.closed and self._thread is not None:
             self._worker.ending = True
-            self._call(self._hand_over)
+            if (connection := self._connection) is not None:
+                self._call(connection.hand_over)
             with contextlib.suppress(TmrlError):
                 self._wait(self._drained, self.drain_timeout_s)
-            if self._drained():
-                self._call(self._end_streams)
+            if self._drained() and (connection := self._connection) is not None:
+                self._call(connection.end_streams)
         self._stop_thread()
         kept = self._keep_rest()
         counts = self.counts
@@ -596,9 +594,12 @@ class WorkerLink(Link):
         self._call(self._close_later, time.monotonic() + self.drain_timeout_s)
 
     def _close_later(self, deadline: float) -> None:
-        self._hand_over()
+        connection = self._connection
+        if connection is not None:
+            connection.hand_over()
         if self._drained():
-            self._end_streams()
+            if connection is not None:
+                connection.end_streams()
         elif time.monotonic() < deadline and self._loop is not None:
             self._loop.call_later(_DRAIN_CHECK_S, self._close_later, deadline)
             return
@@ -636,14 +637,6 @@ class WorkerLink(Link):
 
     def _drained(self) -> bool:
         return not self._handed and self._sender.settled
-
-    def _hand_over(self) -> None:
-        if isinstance(self._connection, WorkerConnection):
-            self._connection.hand_over()
-
-    def _end_streams(self) -> None:
-        if isinstance(self._connection, WorkerConnection) and self.connected:
-            self._connection.end_streams()
 
     def _make_connection(self) -> Connection:
         settings = self.settings

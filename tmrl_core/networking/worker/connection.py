@@ -513,6 +513,8 @@ class WorkerConnection(Connection):
 
     def end_streams(self) -> None:
         """Tell the Server that the streams have ended in order; it is the last message about them."""
+        if self.state != "open" or self.closing:
+            return
         self._ended = True
         for channel in range(len(self.worker.senders)):
             for name in ("want", "waits"):
