@@ -11,9 +11,15 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.protocol.connection import Connection
+from tmrl_core.networking.protocol.connection import Authenticate, Connection
+from tmrl_core.networking.protocol.messages import Role
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.security.admission import AdmissionSettings
+    from tmrl_core.networking.transports.selection import LinkSettings
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +59,45 @@ class Transport(ABC):
 
         Raises:
             NetworkError: no process listens there, the name is unknown, or the other side fails authentication.
+        """
+
+
+class TransportKind(ABC):
+    """A name of `network.transport`: makes the transports of clients and Servers.
+
+    Rooms and other packages register the class as an entry of `transports`, see `tmrl_core.rooms`.
+    """
+
+    in_process = False
+    """True: it connects threads of one process, without hosts and credentials."""
+
+    @abstractmethod
+    def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
+        """Return the transport of a client, and the token that it sends.
+
+        Raises:
+            CredentialsError: there are no credentials.
+        """
+
+    @abstractmethod
+    def server(
+        self,
+        settings: LinkSettings,
+        on_refused: Callable[[str, str], None],
+        admission: AdmissionSettings | None,
+        *,
+        tls: bool,
+    ) -> tuple[Transport, Authenticate]:
+        """Return the transport of a Server, and the function that authenticates its peers.
+
+        Args:
+            settings: section `network`, with the address.
+            on_refused: to be called with the address and the reason for each peer that is rejected before its greeting.
+            admission: limits for unauthenticated connections; None: the defaults.
+            tls: False: links are not encrypted.
+
+        Raises:
+            CredentialsError: there are no credentials.
         """
 
 
