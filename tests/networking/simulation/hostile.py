@@ -201,6 +201,7 @@ class StolenLink(Connection):
         self.channels: dict[int, Channel] = {}
         self.next_channel = 0
         self.wires: deque[Wire] = deque()
+        self.source = lambda: self.wires.popleft() if self.wires else None
 
     def _on_connected(self) -> None:
         self.send(self.hello)
@@ -247,9 +248,6 @@ class StolenLink(Connection):
             self.arriving = POLICY_HEAD.unpack_from(frame.payload)[:2]
         if frame.flags & LAST and self.confirms:
             self.send(Have(*self.arriving))
-
-    def _next_frame(self) -> Wire | None:
-        return self.wires.popleft() if self.wires else None
 
     def ping(self) -> None:
         """Send a heartbeat."""

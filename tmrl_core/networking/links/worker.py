@@ -195,7 +195,14 @@ class WorkerLink(Link):
         self._singly = 0
         """Number of next items that are encoded separately, because one of them cannot be encoded."""
         self._policy: tuple[Version, bytes | memoryview] | None = None
-        self._versions_published = 0
+        self.versions_published = 0
+        """Number of versions published up to the newest policy that arrived, skipped versions included."""
+        self.directive = Directive()
+        """The trainer's current directive for this worker."""
+        self.progress = Progress()
+        """The trainer's counters."""
+        self.place = 0
+        """Number of this worker among those of the same label, which stays the same; 0: it is the first, so far."""
         self._has_dropped = 0
         """Number of dropped messages that `_warn_of_drops` has seen."""
         self._warned_of_drops = False
@@ -415,11 +422,13 @@ class WorkerLink(Link):
         return True
 
     def _notify(self) -> None:
-        if self._worker.policy is not None:
+        worker = self._worker
+        self.directive, self.progress, self.place = worker.directive, worker.progress, worker.place
+        if worker.policy is not None:
             with self._changed:
-                self._policy, self._worker.policy = self._worker.policy, None
-                self._versions_published = self._worker.versions_published
-        refusal = self._worker.directive.refusal
+                self._policy, worker.policy = worker.policy, None
+                self.versions_published = worker.versions_published
+        refusal = worker.directive.refusal
         if refusal and self._is_new(refusal):
             logger.warning("the trainer uses no samples of this worker: %s (logged once)", plain(refusal))
         if self._warned_of_drops and self._sender.held_messages == 0:
@@ -511,16 +520,6 @@ class WorkerLink(Link):
         """End the present or the next call of `wait_change`. It takes no lock, so a signal handler may call it."""
         self._call(self._news.set)
 
-    @property
-    def versions_published(self) -> int:
-        """Number of versions published up to the newest policy that arrived, skipped versions included."""
-        return self._versions_published
-
-    @property
-    def place(self) -> int:
-        """Number of this worker among those of the same label, which stays the same; 0: it is the first, so far."""
-        return self._worker.place
-
     def say_waits(self, text: str) -> None:
         """Send the trainer this worker's wait reason; empty: it collects again."""
         if text != self._worker.waits:
@@ -534,19 +533,9 @@ class WorkerLink(Link):
         return self._worker.waits
 
     @property
-    def directive(self) -> Directive:
-        """Return the trainer's current directive for this worker."""
-        return self._worker.directive
-
-    @property
-    def progress(self) -> Progress:
-        """Return the trainer's counters."""
-        return self._worker.progress
-
-    @property
     def finished(self) -> bool:
         """Return True if the trainer has announced the end of the run."""
-        return self._worker.directive.finish
+        return self.directive.finish
 
     @property
     def counts(self) -> WorkerCounts:

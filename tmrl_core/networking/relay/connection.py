@@ -116,8 +116,6 @@ class RelayConnection(Connection):
         """Kind of the frames of data that the peer may send; None: it sends none."""
         self.sink: Callable[[RelayConnection, Frame], object]
         """Takes these frames. For samples, it returns True if they are of the present epoch."""
-        self.source: Callable[[], bytes | bytearray | memoryview | None] = lambda: None
-        """Returns the next frame of data for the peer; None: nothing now."""
         self._reader.max_payload_bytes = GREETING_PAYLOAD_BYTES
         self._held: tuple[float, str, str] | None = None
         self.principal = ""
@@ -286,12 +284,8 @@ class RelayConnection(Connection):
         """Return True if its principal has used more processor time than its share."""
         return self.hub.overspent(self)
 
-    def _control_frame(self, frame: Frame) -> None:
-        try:
-            super()._control_frame(frame)
-        except RemoteProtocolError:
-            if self.state != "greeting" or not self.hub.other_version(self, frame.payload):
-                raise
+    def _on_unreadable(self, payload: memoryview) -> bool:
+        return self.state == "greeting" and self.hub.other_version(self, payload)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind != self.takes:
@@ -301,9 +295,6 @@ class RelayConnection(Connection):
             size = len(frame.buffer)
             large = size >= SMALL_BYTES or not frame.flags & FIRST  # the last frame of a large message may be small
             self._sample_frames += 1.0 if large else size / SMALL_BYTES
-
-    def _next_frame(self) -> bytes | bytearray | memoryview | None:
-        return self.source()
 
     def next_policy_frame(self) -> memoryview | None:
         """Return the next frame of a policy for a worker; None: nothing now."""

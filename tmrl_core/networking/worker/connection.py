@@ -255,6 +255,7 @@ class WorkerConnection(Connection):
         greeting_s: float = 10.0,
     ) -> None:
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+        self.source = self._next_frame
         self.worker = state
         self.window_bytes = 0
         self.spool_bytes = 0
