@@ -13,6 +13,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -196,13 +197,16 @@ class Uplink:
             return None
         left = 0
         deadline = time.monotonic() + self._drain_timeout_s
-        for chunks, records in _with_records(*self._source.take()):
-            if self._recording is not None:
-                self._recording.put(chunks, records)
+        chunks, records = self._source.take()
+        if self._recording is not None:
+            self._recording.put(chunks, records)
+        while chunks or records:
+            piece, chunks = chunks[:1], chunks[1:]
             try:
-                self.link.send(chunks, records, timeout_s=max(0.0, deadline - time.monotonic()))
+                self.link.send(piece, [] if chunks else records, timeout_s=max(0.0, deadline - time.monotonic()))
             except TmrlError:
-                left += sum(chunk.rows for chunk in chunks)
+                left += sum(chunk.rows for chunk in piece)
+            records = records if chunks else []
         acknowledged, handed_over, lost = self.link.close()
         report = CloseReport(acknowledged, handed_over, lost + left)
         refused, dropped = self.link.counts.samples_refused, self.link.counts.samples_dropped
@@ -230,27 +234,24 @@ class Uplink:
                 self._recording.put(*self._source.take())
             self._source.discard()
             return
-        pieces = _with_records(*self._source.take())
-        for index, (chunks, records) in enumerate(pieces):
-            while True:
-                try:
-                    self.link.send(chunks, records, timeout_s=WAIT_S)
-                except TmrlError as exc:
-                    closed = isinstance(exc, LinkClosedError)
-                    if closed and not self.link.closed and not self._stopping:
-                        continue  # the queue is full
-                    self._source.put_back(
-                        [chunk for later, _ in pieces[index:] for chunk in later],
-                        [record for _, later in pieces[index:] for record in later],
-                    )
-                    if closed and self._stopping:
-                        return
-                    raise
-                else:
-                    break
-            self.steps_sent += steps_in(chunks)
+        chunks, records = self._source.take()
+        while chunks or records:
+            piece, rest = chunks[:1], chunks[1:]
+            ended = [] if rest else records
+            try:
+                self.link.send(piece, ended, timeout_s=WAIT_S)
+            except TmrlError as exc:
+                closed = isinstance(exc, LinkClosedError)
+                if closed and not self.link.closed and not self._stopping:
+                    continue  # the queue is full
+                self._source.put_back(chunks, records)
+                if closed and self._stopping:
+                    return
+                raise
+            self.steps_sent += steps_in(piece)
             if self._recording is not None:
-                self._recording.put(chunks, records)
+                self._recording.put(piece, ended)
+            chunks, records = rest, records if rest else []
 
     def steps_that_count(self) -> int:
         """Return the number of samples collected, without those that were dropped or refused."""
@@ -382,12 +383,12 @@ class Uplink:
 
     def _load(self, update: PolicyUpdate) -> None:
         self._target.load_policies(update.policies, update.exploration)
-        if not self.files.keeps:
-            return
         try:
-            content = self._target.file_content(update.policies, update.exploration)
             # At least this one: a version that came after the count belongs to the next.
-            copy = self.files.keep(content, max(1, self._versions_taken - self._versions_kept))
+            copy = self.files.keep(
+                partial(self._target.file_content, update.policies, update.exploration),
+                max(1, self._versions_taken - self._versions_kept),
+            )
         except OSError as exc:
             if not self._keep_failed:
                 logger.warning("the policy could not be kept in %s: %s", self.files.path, exc)
@@ -442,13 +443,10 @@ def _close_parts(close_environment: Callable[[], object], uplink: Uplink) -> Non
     link.close_soon()
 
 
-def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tuple[list[Chunk], list[EpisodeRecord]]]:
-    """Return one item to send for each chunk. The records belong to the last."""
-    if len(chunks) <= 1:
-        return [(chunks, records)] if chunks or records else []
-    return [([chunk], records if chunk is chunks[-1] else []) for chunk in chunks]
-
-
 def steps_in(chunks: Sequence[Chunk]) -> int:
     """Return the number of environment steps in these chunks; a reset, step 0 of its episode, does not count."""
-    return sum(segment.rows - (segment.first_step == 0) for chunk in chunks for segment in chunk.segments)
+    steps = 0
+    for chunk in chunks:
+        for segment in chunk.segments:
+            steps += segment.rows - (segment.first_step == 0)
+    return steps
