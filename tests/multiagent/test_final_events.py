@@ -9,7 +9,7 @@ import pytest
 
 from tmrl_core.errors import EpisodeError
 from tmrl_core.multiagent.agent import Agent, AgentParameters
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.manager import AgentManager
 from tmrl_core.multiagent.shapers import StateShaper
 from tmrl_core.multiagent.store import SimpleStore

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.a2c import A2C
 from tmrl_core.multiagent.algorithms.algorithm import Algorithm
 from tmrl_core.multiagent.algorithms.batches import transitions_of

@@ -13,7 +13,7 @@ from tmrl_core.lazy_names import lazy_names
 if TYPE_CHECKING:
     from tmrl_core.multiagent.actor import Actor
     from tmrl_core.multiagent.agent import Agent, AgentParameters
-    from tmrl_core.multiagent.algorithm import AgentAlgorithm
+    from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
     from tmrl_core.multiagent.algorithms.a2c import A2C, A2CParameters
     from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
     from tmrl_core.multiagent.algorithms.algorithm import Algorithm
@@ -82,7 +82,7 @@ _, __getattr__, __dir__ = lazy_names(
     {
         "actor": "Actor",
         "agent": "Agent AgentParameters",
-        "algorithm": "AgentAlgorithm",
+        "agent_algorithm": "AgentAlgorithm",
         "algorithms.a2c": "A2C A2CParameters",
         "algorithms.acting_policy": "ActingPolicy",
         "algorithms.algorithm": "Algorithm",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tmrl_core.config.algorithms import SEQUENCE_LENGTH
 from tmrl_core.errors import ConfigError, SampleRefusedError
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.multiagent.trajectory import IMPORTANCE, Columns
 from tmrl_core.training.updates.skipped_updates import SKIPPED

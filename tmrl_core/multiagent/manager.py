@@ -20,7 +20,7 @@ from tmrl_core.errors import (
     WrongModeError,
 )
 from tmrl_core.multiagent.agent import Agent, mean_metrics
-from tmrl_core.multiagent.algorithm import NO_EXTRAS, AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import NO_EXTRAS, AgentAlgorithm
 from tmrl_core.multiagent.assembly import Assembly
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper

@@ -18,7 +18,7 @@ from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.testing.random_samples import OBSERVATIONS
 
 if TYPE_CHECKING:
-    from tmrl_core.multiagent.algorithm import AgentAlgorithm
+    from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 
 ROWS = 12
 

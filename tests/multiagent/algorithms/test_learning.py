@@ -13,7 +13,7 @@ from torch import nn
 
 from tmrl_core.multiagent.actor import Actor
 from tmrl_core.multiagent.agent import AgentParameters
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.a2c import A2C
 from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
 from tmrl_core.multiagent.algorithms.dqn import DQN

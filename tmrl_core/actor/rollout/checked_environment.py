@@ -46,6 +46,7 @@ class CheckedEnvironment:
         fault: the latest exception that the environment raised, or that an invalid result caused; a fresh reset may
             repair it.
         real_time: the environment of rtgym inside of all wrappers; None: it is another one.
+        when_stepped: called after the first valid step.
         default_action: action that the environment executed at its latest reset, as rtgym's do; None: it executed none.
     """
 
@@ -65,6 +66,7 @@ class CheckedEnvironment:
         self._moving = False
         self._first_step = False
         self._has_reset = self._has_stepped = False
+        self.when_stepped: Callable[[], object] = lambda: None
         self._closed = False
         try:
             self._safe_action = None if safe_action is None else _action(self.env.action_space, safe_action)
@@ -162,7 +164,9 @@ class CheckedEnvironment:
             ):
                 return result if type(reward) is float else (obs, float(reward), terminated, truncated, info)
             obs, reward = check.step(obs, reward)
-            self._has_stepped = True
+            if not self._has_stepped:
+                self._has_stepped = True
+                self.when_stepped()
             return obs, reward, terminated, truncated, info
         except Exception as exc:
             self._judge(exc, self._has_stepped)

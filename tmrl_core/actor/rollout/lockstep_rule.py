@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 
-from tmrl_core.actor.rollout.schedule import Episodes, Rule
+from tmrl_core.actor.rollout.collector import Collector
+from tmrl_core.actor.rollout.schedule import Rule
 from tmrl_core.actor.rollout.uplink import steps_in
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.messages import NEXT_ROUND, Collect, Progress, decode_body
@@ -31,7 +32,7 @@ class LockstepRule(Rule):
 
     hold_s = SEND_S
 
-    def __init__(self, collector: Episodes, verbose: bool = False) -> None:
+    def __init__(self, collector: Collector, verbose: bool = False) -> None:
         self._collector = collector
         self._uplink = collector.uplink
         self._level = logging.INFO if verbose else logging.DEBUG

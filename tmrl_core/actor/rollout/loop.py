@@ -21,18 +21,18 @@ import numpy as np
 from numpy import ndarray
 
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, report_failure
+from tmrl_core.actor.rollout.collector import Collector, Hook
 from tmrl_core.actor.rollout.lateness import Lateness, lateness_text
-from tmrl_core.actor.rollout.polling import FIRST_STEPS, next_slice
+from tmrl_core.actor.rollout.polling import next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
-from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.blas_threads import one_blas_thread
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
 from tmrl_core.long_calls import remarks
 from tmrl_core.metrics.text import return_text
-from tmrl_core.networking.protocol.messages import Evaluation, Version
+from tmrl_core.networking.protocol.messages import Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,6 @@ LOG_EVERY_S = 2.0
 
 LONG_EPISODE_S = 30.0
 """Seconds after which a worker says that no sample of an episode has been sent."""
-
-Hook = Callable[[], int]
-"""Called before each slice of an episode; returns the maximum number of its steps. 0: end the episode here."""
 
 
 class Stepper(Protocol):
@@ -61,7 +58,7 @@ class Stepper(Protocol):
         """Act on an observation and step the environment."""
 
 
-class EnvironmentLoop:
+class EnvironmentLoop(Collector):
     """Run a policy in an environment, and record the steps.
 
     Args:
@@ -75,24 +72,15 @@ class EnvironmentLoop:
             `seed` stays, whoever has it too.
 
     Attributes:
-        uplink: uplink to the trainer, assigned once after the constructor.
-        buffer: samples that were not passed to the link.
-        steps_until_poll: number of steps to take before the link is polled again.
         evaluation_videos: folder for videos of the first episode of each evaluation, if the environment is `Filmed`.
         whole: True: samples are sent at the ends of episodes, so a long one is reported.
         seeded: True: another run with the same seed must play the same episodes.
         stepper: object that makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its
             methods.
-        failures: number of failures of the environment.
-        policy_failures: number of actions that were not finite; none of them was executed.
-        policy_failures_in_a_row: that number since the last episode that ended in order.
-        next_seed: seed of the next reset; None: the environment's generator continues.
         longest_episode_s: duration of the longest episode, in seconds.
         lateness: lateness of the steps; None: the environment has no rate.
         env_step: step of the environment, which records its lateness.
     """
-
-    uplink: Uplink
 
     def __init__(
         self,
@@ -105,52 +93,22 @@ class EnvironmentLoop:
         seed: int | None = None,
         seed_of: Callable[[int], int | None] | None = None,
     ) -> None:
+        super().__init__(recorder, max_failures=max_failures, seed=seed, seed_of=seed_of)
         self.environment = environment
         self.runner = runner
-        self.recorder = recorder
-        self.buffer = recorder.buffer
-        self.steps_until_poll = FIRST_STEPS
         self.obs_preprocessor = obs_preprocessor
-        self.max_failures = max_failures
         self.stepper: Stepper | None = None
-        self.failures = 0
-        self.policy_failures = 0
-        self.policy_failures_in_a_row = 0
-        self.next_seed = seed
         self.seeded = seed is not None
         self.whole = True
         self.evaluation_videos: Path | None = None
         self.longest_episode_s = 0.0
         self.lateness = Lateness() if environment.time_step is not None else None
         self.env_step = environment.step if self.lateness is None else self._timed_step
-        self._failures_in_a_row = 0
-        self._stopping = False
         self._obs: Any = None
-        self._seed_of = seed_of
         self._seeds = np.random.default_rng(seed)
-        self._evaluating = False
         self._rest_logged = False
         self._unsent_logged = self._shows_unsent = False
         self._logged_at = -math.inf
-
-    @property
-    def name(self) -> str:
-        """Return the worker's label."""
-        return self.recorder.name
-
-    @property
-    def version(self) -> Version:
-        """Return the version of the acting policy."""
-        return self.recorder.version
-
-    @property
-    def recording(self) -> bool:
-        """True: an episode is open."""
-        return self.recorder.recording
-
-    def stop(self) -> None:
-        """End `play` permanently after the present step. Safe from any thread and signal handlers."""
-        self._stopping = True
 
     # --- single steps -------------------------------------------------------------------------------------------------
 
@@ -197,7 +155,7 @@ class EnvironmentLoop:
             action, new_obs, reward, terminated, truncated, info, extras, collect_samples, test
         )
         if terminated or truncated:
-            self._failures_in_a_row = self.policy_failures_in_a_row = 0
+            self._note_success()
         return new_obs, reward, terminated, truncated, info
 
     def _timed_step(self, action: Any, keep: bool = False) -> tuple[Any, Any, Any, Any, Any]:
@@ -208,19 +166,9 @@ class EnvironmentLoop:
 
     def seed_next_episode(self, seed: int) -> None:
         """Reset the next episode with this seed, and seed the exploration with it."""
-        self._seed_of = None  # this seed is the worker's own
-        self.next_seed = seed
+        super().seed_next_episode(seed)
         self._seeds = np.random.default_rng(seed)
         self.runner.seed(seed)
-
-    def follow_place(self) -> None:
-        """Seed the next episode anew if a worker of the same name has this one's seed. Called before each reset."""
-        link = self.uplink.link
-        # The seeds of an evaluation are the trainer's.
-        if self._seed_of is not None and link is not None and link.place > 1 and not self._evaluating:
-            own = self.uplink.own_seed(self._seed_of)
-            if own is not None:
-                self.seed_next_episode(own)
 
     # --- whole episodes -----------------------------------------------------------------------------------------------
 
@@ -279,10 +227,6 @@ class EnvironmentLoop:
                         return False
             except PolicyFailedError as failure:
                 self.recorder.end()
-                self.policy_failures += 1
-                self.policy_failures_in_a_row += 1
-                if self.uplink.link is None:
-                    raise
                 self._await_better_policy(failure)
                 return False
             except Exception as exc:
@@ -317,18 +261,6 @@ class EnvironmentLoop:
             if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
                 self._failures_in_a_row = 0
         return True
-
-    def _unless_ending(self) -> int:
-        return 0 if self.uplink.ending() else self.steps_until_poll
-
-    def _await_better_policy(self, failure: PolicyFailedError) -> None:
-        in_a_row, most = self.policy_failures_in_a_row, self.max_failures
-        if in_a_row == 1:
-            logger.error("%s. The episode ends here.", failure)
-        elif in_a_row == most + 1:
-            logger.error("the policy failed %d times in a row: worker %s waits for another", in_a_row, self.name)
-        if in_a_row > most:
-            self.uplink.await_policy()
 
     def give_up_episode(self) -> None:
         """End the open episode immediately, and drop its unsent samples."""
@@ -394,7 +326,7 @@ class EnvironmentLoop:
         finally:
             self._obs = obs
         if not episode.open:
-            self._failures_in_a_row = self.policy_failures_in_a_row = 0
+            self._note_success()
         return played
 
     def _advance_by_stepper(self, episode: Episode, longest: int) -> int:
@@ -454,38 +386,27 @@ class EnvironmentLoop:
                 uplink.take_policy(verbose=True)
 
     def evaluate_if_due(self) -> bool:
-        """Run the evaluation that the trainer requests, if it is new and its policy has arrived.
-
-        It ends an open episode, because the trainer may wait only for the evaluation.
-        """
-        evaluation = self.uplink.due_evaluation()
-        if evaluation is None:
+        """See `Collector`."""
+        if not super().evaluate_if_due():
             return False
-        self.recorder.end()
-        self._evaluating = True
-        try:
-            self._evaluate(evaluation)
-        finally:
-            self._evaluating = False
-        return True
-
-    def _evaluate(self, evaluation: Evaluation) -> None:
-        logger.info("worker %s runs %d episodes of evaluation %d", self.name, len(evaluation.seeds), evaluation.id)
-        for index, seed in enumerate(evaluation.seeds):
-            env = self.environment.env
-            if self.evaluation_videos is not None and isinstance(env, Filmed):
-                if index == 0:
-                    env.start(self.evaluation_videos / f"evaluation-{evaluation.id}.mp4")
-                else:
-                    env.stop()
-            ended = self.play(collect=False, test=True, seed=seed, evaluation=evaluation.id)
-            self.uplink.send()
-            if not ended:
-                self.uplink.postpone_evaluation()
-                break
         env = self.environment.env
         if isinstance(env, Filmed):
             env.stop()
         # The last seed determines the environment's generator, so that training would see the same episodes after each
         # evaluation.
         self.next_seed = int(self._seeds.integers(2**31))
+        return True
+
+    def evaluate(self, evaluation: Evaluation, index: int) -> bool:
+        """See `Collector`. The first episode of an evaluation is filmed."""
+        env = self.environment.env
+        if isinstance(env, Filmed) and self.evaluation_videos is not None:
+            if index == 0:
+                env.start(self.evaluation_videos / f"evaluation-{evaluation.id}.mp4")
+            else:
+                env.stop()
+        return self.play(collect=False, test=True, seed=evaluation.seeds[index], evaluation=evaluation.id)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.environment.close()

@@ -10,7 +10,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -219,7 +219,7 @@ class StepRecorder:
         if not test:
             episode.test = False
         if terminated or truncated:
-            self._end_episode(episode, "terminated" if terminated else "truncated")
+            self.finish(episode, "terminated" if terminated else "truncated")
         return truncated
 
     def end(self, record: bool = True) -> None:
@@ -232,7 +232,7 @@ class StepRecorder:
         if episode is None or not episode.open:
             return
         if record and episode.collect:
-            self._end_episode(episode, "aborted")
+            self.finish(episode, "aborted")
         episode.open = False
 
     def set_version(self, version: Version) -> None:
@@ -298,8 +298,27 @@ class StepRecorder:
         step = 0 if previous is None else 1 + (self.episode.steps if self.episode is not None else 0)
         return {**info, "crc_sample": original, "crc_sample_ts": (self.compared, step)}
 
-    def _end_episode(self, episode: Episode, end: Literal["terminated", "truncated", "aborted"]) -> None:
+    def add(self, chunks: list[Chunk]) -> None:
+        """Add samples that were made elsewhere."""
+        self.buffer.extend(chunks)
+        self.steps_collected += sum(chunk.rows for chunk in chunks)
+
+    def finish(
+        self,
+        episode: Episode,
+        end: Literal["terminated", "truncated", "aborted"],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """End an episode, and leave its record.
+
+        Args:
+            episode: the open one.
+            end: its end.
+            metrics: its metrics; None: those of its infos.
+        """
         episode.open = False
+        if metrics is None:
+            metrics = {} if end == "aborted" else self._info_metrics.take(episode.info)
         self.buffer.end_episode(
             EpisodeRecord(
                 agent="",
@@ -312,6 +331,6 @@ class StepRecorder:
                 seed=episode.seed,
                 evaluation=episode.evaluation,
                 worker=self.name,
-                metrics={} if end == "aborted" else self._info_metrics.take(episode.info),
+                metrics=dict(metrics),
             )
         )

@@ -12,61 +12,13 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from typing import Protocol
 
-from tmrl_core.actor.rollout.loop import Hook
+from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.starvation import StarvationWatch
-from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.protocol.messages import Progress, Version
-from tmrl_core.samples import Buffer
+from tmrl_core.networking.protocol.messages import Progress
 
 logger = logging.getLogger(__name__)
-
-
-class Episodes(Protocol):
-    """Collector of episodes for a schedule. `EnvironmentLoop` implements it.
-
-    Attributes:
-        uplink: uplink to the trainer.
-        buffer: samples that were not passed to the link.
-    """
-
-    uplink: Uplink
-    buffer: Buffer
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Return the number of steps to take before the link is polled again."""
-
-    @property
-    def name(self) -> str:
-        """Return the worker's label."""
-
-    @property
-    def version(self) -> Version:
-        """Return the version of the acting policy."""
-
-    @property
-    def recording(self) -> bool:
-        """True: an episode is open."""
-
-    def train(self, allow: Hook, /) -> bool:
-        """Collect an episode; True: it ended in order.
-
-        Args:
-            allow: called before the episode and before each slice of it; returns the maximum number of its steps. 0, or
-                a call of `give_up_episode` meanwhile: the episode ends here.
-        """
-
-    def give_up_episode(self) -> None:
-        """End the open episode immediately, and drop its unsent samples."""
-
-    def evaluate_if_due(self) -> bool:
-        """Run the evaluation that the trainer requests, if it is new and its policy has arrived; it ends an episode."""
-
-    def seed_next_episode(self, seed: int, /) -> None:
-        """Begin the next episode with this seed, and seed the exploration with it."""
 
 
 class Rule(ABC):
@@ -132,7 +84,9 @@ class Schedule:
         update_each_step: load new weights as soon as they have arrived; False: between episodes, and during waits.
     """
 
-    def __init__(self, collector: Episodes, rule: Rule, *, send_every: int = 0, update_each_step: bool = False) -> None:
+    def __init__(
+        self, collector: Collector, rule: Rule, *, send_every: int = 0, update_each_step: bool = False
+    ) -> None:
         self._collector = collector
         self._uplink = collector.uplink
         self._rule = rule

@@ -14,7 +14,7 @@ from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.config.algorithms import ACTORS, action_space_kind, algorithm_of
 from tmrl_core.envs.json_spaces import space_from_json
 from tmrl_core.errors import ConfigError
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
 

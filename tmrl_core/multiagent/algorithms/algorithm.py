@@ -20,7 +20,7 @@ from tmrl_core.actor.policies.torch.module import load_module, module_bytes
 from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
-from tmrl_core.multiagent.algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.batches import tensors_of
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob

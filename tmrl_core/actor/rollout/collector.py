@@ -1,0 +1,170 @@
+"""Collector of episodes for a schedule: the parts that environments of one agent and of many share.
+
+It keeps the seed of the next episode, follows the trainer's evaluations, and counts failures. `EnvironmentLoop` plays
+episodes of one agent, `MultiAgentCollector` those of many.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from tmrl_core.actor.rollout.polling import FIRST_STEPS
+from tmrl_core.actor.rollout.recorder import StepRecorder
+from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.errors import PolicyFailedError
+from tmrl_core.networking.protocol.messages import Evaluation, Version
+
+logger = logging.getLogger(__name__)
+
+Hook = Callable[[], int]
+"""Called before each slice of an episode; returns the maximum number of its steps. 0: end the episode here."""
+
+
+class Collector(ABC):
+    """Play episodes, and follow the directives of an uplink.
+
+    Args:
+        recorder: records the episodes.
+        max_failures: maximum number of consecutive failures of the environment.
+        seed: seed of the first episode; None: from the operating system.
+        seed_of: returns the seed by the worker's number among those of the same name, see `Uplink.own_seed`; None:
+            `seed` stays, whoever has it too.
+
+    Attributes:
+        uplink: uplink to the trainer, assigned once after the constructor.
+        buffer: samples that were not passed to the link.
+        steps_until_poll: number of steps to take before the link is polled again.
+        failures: number of failures of the environment.
+        policy_failures: number of actions that were not finite; none of them was executed.
+        policy_failures_in_a_row: that number since the last episode that ended in order.
+        next_seed: seed of the next episode; None: the environment's generator continues.
+    """
+
+    uplink: Uplink
+
+    def __init__(
+        self,
+        recorder: StepRecorder,
+        *,
+        max_failures: int = 3,
+        seed: int | None = None,
+        seed_of: Callable[[int], int | None] | None = None,
+    ) -> None:
+        self.recorder = recorder
+        self.buffer = recorder.buffer
+        self.max_failures = max_failures
+        self.failures = 0
+        self.policy_failures = 0
+        self.policy_failures_in_a_row = 0
+        self.next_seed = seed
+        self._failures_in_a_row = 0
+        self.steps_until_poll = FIRST_STEPS
+        self._stopping = False
+        self._seed_of = seed_of
+        self._evaluating = False
+
+    @property
+    def name(self) -> str:
+        """Return the worker's label."""
+        return self.recorder.name
+
+    @property
+    def version(self) -> Version:
+        """Return the version of the acting policy."""
+        return self.recorder.version
+
+    @property
+    def recording(self) -> bool:
+        """True: an episode is open."""
+        return self.recorder.recording
+
+    # --- episodes -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def train(self, allow: Hook, /) -> bool:
+        """Collect an episode; True: it ended in order.
+
+        Args:
+            allow: called before the episode and before each slice of it; returns the maximum number of its steps. 0, or
+                a call of `give_up_episode` meanwhile: the episode ends here.
+        """
+
+    @abstractmethod
+    def give_up_episode(self) -> None:
+        """End the open episode immediately, and drop its unsent samples."""
+
+    @abstractmethod
+    def evaluate(self, evaluation: Evaluation, index: int) -> bool:
+        """Play an episode of an evaluation; True: it ended in order."""
+
+    def seed_next_episode(self, seed: int) -> None:
+        """Begin the next episode with this seed, and seed the exploration with it."""
+        self._seed_of = None  # this seed is the worker's own
+        self.next_seed = seed
+
+    def follow_place(self) -> None:
+        """Seed the next episode anew if a worker of the same name has this one's seed. Called before each episode."""
+        link = self.uplink.link
+        # The seeds of an evaluation are the trainer's.
+        if self._seed_of is not None and link is not None and link.place > 1 and not self._evaluating:
+            own = self.uplink.own_seed(self._seed_of)
+            if own is not None:
+                self.seed_next_episode(own)
+
+    def evaluate_if_due(self) -> bool:
+        """Run the evaluation that the trainer requests, if it is new and its policy has arrived.
+
+        It ends an open episode, because the trainer may wait only for the evaluation.
+        """
+        evaluation = self.uplink.due_evaluation()
+        if evaluation is None:
+            return False
+        self.recorder.end()
+        logger.info("worker %s runs %d episodes of evaluation %d", self.name, len(evaluation.seeds), evaluation.id)
+        self._evaluating = True
+        try:
+            for index in range(len(evaluation.seeds)):
+                ended = self.evaluate(evaluation, index)
+                self.uplink.send()
+                if not ended:
+                    self.uplink.postpone_evaluation()
+                    break
+        finally:
+            self._evaluating = False
+        return True
+
+    # --- failures and the end -----------------------------------------------------------------------------------------
+
+    def _unless_ending(self) -> int:
+        return 0 if self.uplink.ending() else self.steps_until_poll
+
+    def _note_success(self) -> None:
+        self._failures_in_a_row = self.policy_failures_in_a_row = 0
+
+    def _await_better_policy(self, failure: PolicyFailedError) -> None:
+        """Count an action that was not finite. After too many in a row, wait for another policy.
+
+        Raises:
+            PolicyFailedError: there is no Server, so that none will arrive.
+        """
+        self.policy_failures += 1
+        self.policy_failures_in_a_row += 1
+        if self.uplink.link is None:
+            raise failure
+        in_a_row, most = self.policy_failures_in_a_row, self.max_failures
+        if in_a_row == 1:
+            logger.error("%s. The episode ends here.", failure)
+        if in_a_row == most + 1:
+            logger.error("the policy failed %d times in a row: worker %s waits for another", in_a_row, self.name)
+        if in_a_row > most:
+            self.uplink.await_policy()
+
+    def stop(self) -> None:
+        """End all episodes after the present step, permanently. Safe from any thread and signal handlers."""
+        self._stopping = True
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the environment."""
