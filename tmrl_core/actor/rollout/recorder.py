@@ -273,10 +273,6 @@ class StepRecorder:
         """Keep what was taken and could not be sent."""
         self.buffer.extend(chunks, records)
 
-    def discard(self) -> None:
-        """Forget the samples; statistics and records stay."""
-        self.buffer.clear()
-
     def _append(
         self, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, extras: Any
     ) -> None:
