@@ -69,8 +69,8 @@ def server(network: Network, pipe: Pipe) -> None:
 
 def seal_of(bundle: str) -> Any:
     """The thief's signature, which it has with the bundle."""
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
     from tmrl_core.networking.links.sealing import Identity
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
     identity = Identity(Path(bundle), "worker")
     return WorkerSeal("run", identity.signer, identity.verifier, mode="authenticate")
@@ -99,7 +99,7 @@ class Link:
             threading.Thread(target=self._read, daemon=True).start()
 
     def tell(self, *messages: Any) -> None:
-        from tmrl_core.networking.protocol.framing import control_frame
+        from tmrl_core.networking.protocol.messages import control_frame
 
         self.sock.sendall(b"".join(map(control_frame, messages)))
 
@@ -192,8 +192,8 @@ def churn(link: Link, over: Callable[[], bool]) -> None:
 
 def tiny(link: Link, over: Callable[[], bool]) -> None:
     """Row 7: a megabyte of messages of 44 bytes, then the link ends, again and again."""
-    from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, cut
-    from tmrl_core.networking.protocol.messages import Want
+    from tmrl_core.networking.protocol.framing import Kind, cut
+    from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Want
 
     link.open(1)
     told = link.resumes[0]
@@ -238,8 +238,8 @@ def refused(link: Link, over: Callable[[], bool]) -> None:
 
 def begun(link: Link, over: Callable[[], bool]) -> None:
     """Row 11: messages of 8 MB but for their end; then their stream is closed, and another one begins."""
-    from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, cut, message_bytes
-    from tmrl_core.networking.protocol.messages import CloseStream, Want
+    from tmrl_core.networking.protocol.framing import Kind, cut, message_bytes
+    from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, CloseStream, Want
 
     size = 8 * MB
     channel = 0

@@ -121,8 +121,7 @@ def workers(bundles: list[str], port: int, first: int, rate: float, pipe: Pipe) 
 
 def strangers(keys: str, port: int, logins: int, pipe: Pipe) -> None:
     """While it is told to: connections that say nothing, and logins with a wrong token, `logins` of them sent."""
-    from tmrl_core.networking.protocol.framing import control_frame
-    from tmrl_core.networking.protocol.messages import Hello
+    from tmrl_core.networking.protocol.messages import Hello, control_frame
 
     context = ssl.create_default_context(cafile=os.path.join(keys, "ca.pem"))
     hello = control_frame(Hello((1,), "worker", "a wrong token", "run", "stranger", b"s" * 16))

@@ -23,10 +23,10 @@ from wire_bytes import versions
 
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
-from tmrl_core.networking.protocol.framing import MessageHead
+from tmrl_core.networking.protocol.messages import MessageHead
 from tmrl_core.networking.security.certificates import make_authority, make_client_certificate
+from tmrl_core.networking.trainer.seal import TrainerSeal
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 HEAD = MessageHead(1, 0, 100, 10)
 POLICY_BYTES = 10_000_000
@@ -36,9 +36,9 @@ def memory_kb():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 before, start = memory_kb(), time.process_time()
-import tmrl_core.networking.peers, tmrl_core.networking.links
+import tmrl_core.networking.worker, tmrl_core.networking.trainer, tmrl_core.networking.links
 base, begun = memory_kb(), time.process_time()
-import tmrl_core.networking.end_to_end.worker
+import tmrl_core.networking.worker.seal
 print(time.process_time() - begun, memory_kb() - base)
 """
 

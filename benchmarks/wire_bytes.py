@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 import zstandard
 
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
+from tmrl_core.networking.protocol.framing import message_bytes
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD
 from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, encode_message
 
 EPISODES, STEPS = 5, 200

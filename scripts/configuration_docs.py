@@ -25,7 +25,7 @@ from tmrl_core.config.algorithms import ALGORITHMS, POLICIES  # noqa: E402
 from tmrl_core.config.descriptions import described  # noqa: E402
 from tmrl_core.config.error_messages import allowed, inner_types, keys_of, section_of  # noqa: E402
 from tmrl_core.config.loading import ENVIRONMENT_KEYS, OTHER_VARIABLES  # noqa: E402
-from tmrl_core.config.sections import Config  # noqa: E402
+from tmrl_core.config.room_sections import config_type  # noqa: E402
 
 PAGE = ROOT / "docs" / "configuration.md"
 CHOOSING = ROOT / "docs" / "choosing.md"
@@ -102,7 +102,7 @@ machines, both sides detect this and stop with an error that contains the number
 """
 
 
-TOP_SECTIONS = set(keys_of(Config).values())
+TOP_SECTIONS = set(keys_of(config_type()).values())
 
 
 def rows(struct: type[msgspec.Struct], path: str) -> Iterator[str]:
@@ -170,7 +170,7 @@ def page() -> str:
     """Return the whole page."""
     variables = {name: f"`{section}.{key}`" for name, (section, key) in ENVIRONMENT_KEYS.items()} | OTHER_VARIABLES
     parts = [HEAD, *(f"| `{name}` | {what} |\n" for name, what in sorted(variables.items())), RULES]
-    info = inspect.type_info(Config)
+    info = inspect.type_info(config_type())
     assert isinstance(info, inspect.StructType)
     for item in info.fields:
         section = section_of(item.type)

@@ -16,7 +16,7 @@ from tmrl_core import blas_threads
 from tmrl_core.actor import NumpySquashedGaussianMLPActor
 from tmrl_core.actor.policies.numpy.mlp import NumpyActor
 from tmrl_core.actor.policies.numpy.recurrent import NumpySquashedGaussianRNNActor
-from tmrl_core.blas_threads import THREAD_VARIABLES, OneThread, limited, one_blas_thread, thread_functions
+from tmrl_core.blas_threads import THREAD_VARIABLES, OneThread, one_blas_thread, thread_functions
 
 BLAS = thread_functions()
 pytestmark = pytest.mark.skipif(BLAS is None, reason="another BLAS")
@@ -36,6 +36,7 @@ def _many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(one_blas_thread, "_looked", False)
+    monkeypatch.setattr(one_blas_thread, "wanted", True)
     BLAS[1](MANY)
     yield
     BLAS[1](before)
@@ -75,13 +76,20 @@ def test_an_unknown_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert threads() == MANY
 
 
-def test_a_limited_function_runs_with_one_thread_in_and_out_of_a_block() -> None:
-    seen = limited(lambda value: (value, threads()))
-    assert seen("alone") == ("alone", 1)
-    assert threads() == MANY
-    with one_blas_thread:
-        assert seen("within") == ("within", 1)
-    assert threads() == MANY
+def test_a_block_is_wanted_where_it_limits_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = OneThread()
+    wanted = [limit.wanted]
+    with limit:
+        wanted.append(limit.wanted)
+        with limit:
+            pass
+        wanted.append(limit.wanted)
+    assert [*wanted, limit.wanted] == [True, False, False, True]
+    monkeypatch.setenv(THREAD_VARIABLES[1], str(MANY))
+    limit = OneThread()
+    with limit:
+        pass
+    assert not limit.wanted, "the user has set the number"
 
 
 class Counting(gymnasium.Env[Any, Any]):

@@ -11,14 +11,14 @@ from tmrl_core.gateway import connections, messages, owner
 from tmrl_core.multiagent import round_episodes
 from tmrl_core.networking.links import remark_log
 from tmrl_core.networking.links import trainer as trainer_link
-from tmrl_core.networking.peers import inbox
-from tmrl_core.networking.peers import trainer as peers
 from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES
 from tmrl_core.networking.relay import connection as relay_connection
 from tmrl_core.networking.relay import message_queue, probes, processor_time, sent_weights, stream_budget
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.security import admission, api_keys, certificates, credentials
 from tmrl_core.networking.spools import memory as spools
+from tmrl_core.networking.trainer import connection as peers
+from tmrl_core.networking.trainer import inbox
 from tmrl_core.networking.transports import base, tls
 from tmrl_core.samples import codec
 from tmrl_core.training.agents import running_moments

@@ -12,11 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
-
-Returned = TypeVar("Returned")
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Environment variables in which a user has set a number of threads, which then stays."""
@@ -40,11 +36,13 @@ class OneThread:
     if one of `THREAD_VARIABLES` is set.
 
     Attributes:
-        depth: number of blocks that are entered.
+        wanted: False: a further block changes nothing, since another one is entered, or BLAS cannot or must not be
+            limited. A function that acts asks this first, because a block costs a microsecond.
     """
 
     def __init__(self) -> None:
-        self.depth = 0
+        self.wanted = True
+        self._depth = 0
         self._lock = threading.Lock()
         self._before = 1
         self._functions: tuple[Callable[[], int], Callable[[int], object]] | None = None
@@ -52,9 +50,10 @@ class OneThread:
 
     def __enter__(self) -> None:
         with self._lock:
-            self.depth += 1
-            if self.depth > 1:
+            self._depth += 1
+            if self._depth > 1:
                 return
+            self.wanted = False
             if not self._looked:
                 self._looked = True
                 if not any(name in os.environ for name in THREAD_VARIABLES):
@@ -67,28 +66,17 @@ class OneThread:
 
     def __exit__(self, *exc_info: object) -> None:
         with self._lock:
-            self.depth -= 1
-            if not self.depth and self._before > 1 and self._functions is not None:
+            self._depth -= 1
+            if self._depth or self._functions is None:
+                return
+            self.wanted = True
+            if self._before > 1:
                 self._functions[1](self._before)
                 self._before = 1
 
 
 one_blas_thread = OneThread()
 """`with one_blas_thread:` limits BLAS in a loop that steps a worker or a policy itself."""
-
-
-def limited(function: Callable[[Any], Returned]) -> Callable[[Any], Returned]:
-    """Return a function that runs with one thread of BLAS. Within another block, it costs one more call."""
-    limit = one_blas_thread
-
-    @wraps(function)
-    def with_one_thread(value: Any) -> Returned:
-        if limit.depth:
-            return function(value)
-        with limit:
-            return function(value)
-
-    return with_one_thread
 
 
 def thread_functions() -> tuple[Callable[[], int], Callable[[int], object]] | None:

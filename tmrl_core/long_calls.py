@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -106,7 +105,8 @@ def in_standard_library(file: str) -> bool:
     return file.startswith(("<", _LIBRARY)) and "site-packages" not in file and "dist-packages" not in file
 
 
-_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+# Not from sysconfig, whose import reads all variables with which Python was built, at the start of each role.
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 # --- text for displays ------------------------------------------------------------------------------------------------

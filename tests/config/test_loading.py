@@ -17,6 +17,7 @@ import pytest
 from msgspec import UNSET
 
 from tmrl_core import config as configuration
+from tmrl_core.cli.main import config_schema
 from tmrl_core.config import CFG, Config, current, data_folder, find_credentials_folder, given, load, resolved, use
 from tmrl_core.config.documents import read_document
 from tmrl_core.config.loading import convert, from_values, token_from_environment, with_changes
@@ -506,7 +507,7 @@ def test_the_resolved_configuration_loads_again(tmp_path: Path) -> None:
 
 @functools.cache
 def schema_check() -> jsonschema.Draft202012Validator:
-    schema = msgspec.json.schema(Config)
+    schema = config_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 

@@ -10,6 +10,7 @@ import pytest
 from tmrl_core.config.loading import from_values
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent import AgentParameters, MemorySettings
+from tmrl_core.multiagent.settings import MultiAgentSection
 
 
 def values(**sections: Any) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def test_a_plan_of_agents_policies_and_memories_is_read() -> None:
             test_environment={"cls": "ports:Ports", "kwargs": {"hard": True}},
         )
     )
-    many = config.multiagent
+    many = MultiAgentSection.of(config)
     assert many is not None
     assert list(many.agents) == ["north", "south"]
     assert many.policies["shared"].parameters.batch_size == 8
@@ -45,10 +46,11 @@ def test_a_plan_of_agents_policies_and_memories_is_read() -> None:
 
 
 def test_defaults_are_those_of_the_classes() -> None:
-    many = from_values(values(memories={"all": {}}, policies={"shared": {"algorithm": "a:b", "memory": "all"}}))
-    assert many.multiagent is not None
-    assert AgentParameters(**msgspec.to_builtins(many.multiagent.policies["shared"].parameters)) == AgentParameters()
-    assert many.multiagent.memories["all"].overwrite == MemorySettings(capacity=1).overwrite
+    config = from_values(values(memories={"all": {}}, policies={"shared": {"algorithm": "a:b", "memory": "all"}}))
+    many = MultiAgentSection.of(config)
+    assert many is not None
+    assert AgentParameters(**msgspec.to_builtins(many.policies["shared"].parameters)) == AgentParameters()
+    assert many.memories["all"].overwrite == MemorySettings(capacity=1).overwrite
 
 
 POLICY = {"algorithm": "ports:make"}

@@ -10,21 +10,12 @@ from tests.fuzzing.mutation import MOST_BYTES, Mutator
 from tests.fuzzing.target import Target
 from tests.fuzzing.wire import BODIES, CONTROLS, ID, header
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    HEADER,
-    LAST,
-    PING_FRAME,
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, PING_FRAME, Kind, cut
+from tmrl_core.networking.protocol.messages import (
     POLICY_HEAD,
     SAMPLES_HEAD,
-    Kind,
-    control_frame,
-    cut,
-)
-from tmrl_core.networking.protocol.messages import (
     Ack,
     Bye,
     CloseStream,
@@ -52,9 +43,12 @@ from tmrl_core.networking.protocol.messages import (
     Waits,
     Want,
     Welcome,
+    control_frame,
     encode_body,
 )
 from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 KB = 1024
 SETTINGS = RelaySettings(budget_bytes=512 * KB, max_message_bytes=128 * KB, max_policy_bytes=128 * KB)

@@ -12,10 +12,10 @@ from tmrl_core.errors import ForgedError, UnknownRunKeyError
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import RunCard, StreamRecord, decode_statement, encode_statement
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
-from tmrl_core.networking.protocol.framing import MessageHead
+from tmrl_core.networking.protocol.messages import MessageHead
 from tmrl_core.networking.security.certificates import make_authority, make_client_certificate
+from tmrl_core.networking.trainer.seal import TrainerSeal
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 HEAD = MessageHead(3, 1, 40, 10)
 BODY = bytes(range(200))

@@ -17,11 +17,11 @@ from tmrl_core.networking.protocol.framing import (
     MAX_FRAME_BYTES,
     MAX_PAYLOAD_BYTES,
     PING_FRAME,
-    SAMPLES_HEAD,
     FrameReader,
     Kind,
 )
 from tmrl_core.networking.protocol.messages import (
+    SAMPLES_HEAD,
     Blob,
     Directive,
     Evaluation,

@@ -24,12 +24,12 @@ import pytest
 from tests.command_line import Start, announced, starting
 from tmrl_core.cli.main import main
 from tmrl_core.config import Config
+from tmrl_core.config.room_sections import config_type
 from tmrl_core.config.sections import (
     ActorSection,
     AgentSection,
     EnvironmentSection,
     EvaluationSection,
-    GatewaySection,
     MemorySection,
     NetworkSection,
     RunSection,
@@ -40,6 +40,7 @@ from tmrl_core.config.sections import (
 from tmrl_core.errors import ConfigError, CredentialsError, NetworkError
 from tmrl_core.gateway.from_config import check_central, make_agents
 from tmrl_core.gateway.serve import Gateway, https_context, listening_sockets
+from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.metrics import read_records
 from tmrl_core.networking import Server, Trainer
 from tmrl_core.networking.security import credentials
@@ -49,7 +50,7 @@ SMALL: dict[str, Any] = {"hidden_sizes": [8, 8]}
 
 
 def make_config(folder: Path, **trainer: Any) -> Config:
-    return Config(
+    return config_type()(
         run=RunSection(name="tests", folder=str(folder), seed=3),
         network=NetworkSection(transport="local", credentials_dir=str(folder / "keys"), backoff_min_s=0.01),
         environment=EnvironmentSection(
@@ -60,7 +61,7 @@ def make_config(folder: Path, **trainer: Any) -> Config:
         actor=ActorSection(cls="tmrl_core.actor:QValueMLPActor", kwargs=dict(SMALL)),
         agent=AgentSection(cls="tmrl_core.training:DQNAgent"),
         trainer=TrainerSection(**{"start_training": 100_000, "device": "cpu", **trainer}),
-        gateway=GatewaySection(port=0, send_every=7),
+        gateway=GatewaySection(port=0, send_every=7),  # type: ignore[call-arg]
     )
 
 

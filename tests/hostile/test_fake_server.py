@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.ciphers.modes import GCM
 from tests.networking.end_to_end.ends import signer, verifier
 from tests.networking.protocol.conversations import hear, said
 from tmrl_core.networking.end_to_end import stream_keys
-from tmrl_core.networking.end_to_end import worker as worker_module
 from tmrl_core.networking.end_to_end.identity import PROOF_BYTES
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import (
@@ -43,25 +42,13 @@ from tmrl_core.networking.end_to_end.stream_keys import (
     StreamKeys,
     header,
 )
-from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
-from tmrl_core.networking.peers import trainer as trainer_module
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, StreamSender
-from tmrl_core.networking.protocol.framing import (
-    HEADER_BYTES,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
-    Frame,
-    FrameReader,
-    Kind,
-    MessageHead,
-    control_frame,
-    cut,
-)
+from tmrl_core.networking.protocol.framing import HEADER_BYTES, Frame, FrameReader, Kind, cut
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     Ack,
     Announce,
     Blob,
@@ -69,6 +56,7 @@ from tmrl_core.networking.protocol.messages import (
     Direct,
     Directive,
     Incarnation,
+    MessageHead,
     OpenStream,
     PolicyUpdate,
     Progress,
@@ -78,10 +66,17 @@ from tmrl_core.networking.protocol.messages import (
     StreamOpened,
     Version,
     Welcome,
+    control_frame,
     decode_control,
     encode_body,
 )
 from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer import connection as trainer_module
+from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
+from tmrl_core.networking.worker import seal as worker_module
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 ATTEMPTS, ATTEMPTS_FULL = 1_400, 10_000
 KEPT = 60
@@ -171,8 +166,8 @@ class Stream:
         self.worker = worker
         self.channel = channel
         self.world = worker.world
-        self.id, sealer = worker.state.new_stream()
-        self.sender = StreamSender(self.id, queue_bytes=1 << 20, drop_oldest=False, sealer=sealer)
+        self.id = worker.state.new_stream()
+        self.sender = StreamSender(self.id, queue_bytes=1 << 20, drop_oldest=False, sealer=worker.state.seal)
         worker.state.add_stream(self.sender, b"signature")
         self.record = worker.state.announcement(self.sender, b"signature")
         self.made: list[bytes] = []

@@ -13,8 +13,8 @@ from tests.networking.test_hostile import DEADLINE_S, Place
 from tests.waiting import until
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.links import LinkSettings, WorkerLink
-from tmrl_core.networking.protocol.framing import FIRST, HEADER_BYTES, LAST, POLICY_HEAD, SAMPLES_HEAD, Kind
-from tmrl_core.networking.protocol.messages import Hello, Role
+from tmrl_core.networking.protocol.framing import FIRST, HEADER_BYTES, LAST, Kind
+from tmrl_core.networking.protocol.messages import POLICY_HEAD, SAMPLES_HEAD, Hello, Role
 from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
 

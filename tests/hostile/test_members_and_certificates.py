@@ -11,15 +11,15 @@ import pytest
 from tests.hostile.fleet import Fleet
 from tests.networking.test_hostile import DEADLINE_S
 from tests.waiting import until
-from tmrl_core.networking.end_to_end.arriving_policy import ArrivingPolicy
 from tmrl_core.networking.links import WorkerLink
-from tmrl_core.networking.peers.trainer import PROVEN_POLICY_BYTES
 from tmrl_core.networking.protocol.framing import MAX_PAYLOAD_BYTES
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.authentication import ServerAccess
 from tmrl_core.networking.security.renewal import renew, revoke
 from tmrl_core.networking.security.revocations import REVOKED_FILE, SIGNED_FILE
+from tmrl_core.networking.trainer.connection import PROVEN_POLICY_BYTES
+from tmrl_core.networking.worker.arriving_policy import ArrivingPolicy
 
 WEIGHTS = {"policy": Blob("file", b"weights")}
 

@@ -17,7 +17,6 @@ from tests.hostile.fleet import steal
 from tests.hostile.thief import MB, Thief, fleet_goes_on, overspend, share_of
 from tests.networking.test_hostile import DEADLINE_S, Place, Stranger
 from tests.waiting import until
-from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import (
     Blob,
     CloseStream,
@@ -30,6 +29,7 @@ from tmrl_core.networking.protocol.messages import (
     Unused,
     Waits,
     Want,
+    control_frame,
 )
 from tmrl_core.networking.relay import processor_time
 from tmrl_core.networking.transports import tls

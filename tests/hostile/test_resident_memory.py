@@ -17,8 +17,8 @@ from tests.hostile.server_process import start_server
 from tests.hostile.thief import MB, Thief, fleet_goes_on
 from tests.networking.test_hostile import MESSAGE_BYTES, Place
 from tests.waiting import until
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, cut
-from tmrl_core.networking.protocol.messages import Blob, Role, Waits
+from tmrl_core.networking.protocol.framing import Kind, cut
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Blob, Role, Waits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process in /proc")
 

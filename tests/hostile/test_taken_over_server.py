@@ -18,9 +18,10 @@ from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking import Server
 from tmrl_core.networking.end_to_end.stream_keys import TAG_BYTES
 from tmrl_core.networking.links import TrainerLink, WorkerLink
-from tmrl_core.networking.protocol.framing import POLICY_HEAD, Kind, cut, message_bytes
+from tmrl_core.networking.protocol.framing import Kind, cut, message_bytes
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    POLICY_HEAD,
     Ack,
     Blob,
     Control,

@@ -10,8 +10,9 @@ import pytest
 from tests.hostile.fleet import steal
 from tests.hostile.thief import fleet_goes_on
 from tests.networking.test_hostile import Place, Stranger
-from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind
 from tmrl_core.networking.protocol.messages import (
+    POLICY_HEAD,
     Ack,
     Control,
     Credit,

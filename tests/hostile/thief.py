@@ -10,12 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from tests.networking.test_hostile import DEADLINE_S, Place, Stranger, head
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.links.sealing import Identity
-from tmrl_core.networking.protocol.framing import FIRST, LAST, PING_FRAME, Kind, MessageHead
-from tmrl_core.networking.protocol.messages import Announce, Control, Credit, OpenStream, Refused, Resume, Want
+from tmrl_core.networking.protocol.framing import FIRST, LAST, PING_FRAME, Kind
+from tmrl_core.networking.protocol.messages import (
+    Announce,
+    Control,
+    Credit,
+    MessageHead,
+    OpenStream,
+    Refused,
+    Resume,
+    Want,
+)
 from tmrl_core.networking.relay.stream_budget import OF_ONE_BYTES
 from tmrl_core.networking.relay.streams import Share
+from tmrl_core.networking.worker.seal import WorkerSeal
 from tmrl_core.samples import Buffer, Chunk
 
 MB = 1 << 20

@@ -12,14 +12,14 @@ import pytest
 
 from tmrl_core.config import from_values
 from tmrl_core.local.outcome import Outcome, files, python_here, what_next
-from tmrl_core.metrics import MetricRecord, names
+from tmrl_core.metrics import MetricRecord
+from tmrl_core.metrics import record as made
 from tmrl_core.metrics.text import duration_text
 
 
 def record(kind: str, step: int = 0, **values: float | str) -> MetricRecord:
     """A record of second 90."""
-    named = names.with_metric_names(kind, values)
-    return MetricRecord(time_s=0.0, elapsed_s=90.0, step=step, kind=kind, values=named)  # type: ignore[arg-type]
+    return made(kind, values, step=step, elapsed_s=90.0, time_s=0.0)  # type: ignore[arg-type]
 
 
 def test_an_evaluation_at_the_target_is_learned() -> None:

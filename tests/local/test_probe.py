@@ -28,13 +28,18 @@ class Env(gym.Env):
     def reset(self, *, seed=None, options=None):
         {reset}
         return np.zeros(3, np.float32), {{}}
+    def step(self, action):
+        {step}
     def close(self):
         {close}
 """
 
 
-def changes(folder: Path, constructor: str = "pass", reset: str = "pass", close: str = "pass") -> list[str]:
-    (folder / "lathe.py").write_text(SOURCE.format(constructor=constructor, reset=reset, close=close))
+def changes(
+    folder: Path, constructor: str = "pass", reset: str = "pass", step: str = "pass", close: str = "pass"
+) -> list[str]:
+    source = SOURCE.format(constructor=constructor, reset=reset, step=step, close=close)
+    (folder / "lathe.py").write_text(source)
     return ["environment.cls=lathe:Env", "environment.kwargs={}", "environment.probe=true"]
 
 
@@ -120,3 +125,32 @@ def test_a_breach_of_contract_ends_the_command_before_any_role_starts(tmp_path: 
     assert done.stderr.startswith("ConfigError: the environment's reset returned a int")
     assert len((done.stdout + done.stderr).splitlines()) <= 6
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ({"reset": "return 7"}, "the environment's reset returned a int"),
+        ({"step": "return self.reset()[0], [0.0, 1.0], False, False, {}"}, "the reward is [0.0, 1.0] of type list"),
+        ({"constructor": "self.num_envs = 4"}, "it is a vector environment, a batch of 4 environments"),
+    ],
+)
+def test_without_a_trial_a_breach_of_contract_is_found_before_other_roles_start(
+    code: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    made = changes(tmp_path, **{"constructor": "pass", **code})
+    done = subprocess.run(
+        [sys.executable, "-m", "tmrl_core", "--local", "--log-level", "error"]
+        + [word for change in [*made, "environment.probe=null", "server.port=0"] for word in ("--set", change)],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) <= 6
+    logs = tmp_path / "runs" / "default" / "logs"
+    assert sorted(log.name for log in logs.iterdir()) == ["server.log", "worker-1.log"]
+    assert (logs / "worker-1.log").read_text().count("lathe\n") == 1, "the machine was started once"

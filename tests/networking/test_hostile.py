@@ -24,20 +24,11 @@ from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.links.sealing import Mode as EndToEndMode
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    HEADER,
-    LAST,
-    MAX_PAYLOAD_BYTES,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
-    FrameReader,
-    Kind,
-    control_frame,
-    cut,
-)
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, MAX_PAYLOAD_BYTES, FrameReader, Kind, cut
 from tmrl_core.networking.protocol.messages import (
     MAX_COUNT,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     CloseStream,
     Control,
     Credit,
@@ -53,6 +44,7 @@ from tmrl_core.networking.protocol.messages import (
     Waits,
     Want,
     Welcome,
+    control_frame,
     decode_control,
     encode_control,
     turn_text,

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.config import environment_maker
@@ -21,9 +23,6 @@ class Stuck:
     entered = threading.Event()
 
     def __init__(self, where: str = "") -> None:
-        import numpy as np
-        from gymnasium import spaces
-
         self.where = where
         self.observation_space, self.action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
         self.obs = np.zeros(1, np.float32)
@@ -157,4 +156,19 @@ def test_a_call_ends_the_process_at_its_limit(stuck: str, capsys: pytest.Capture
     watch.look()
     assert ends == [ENDED]
     assert f"{stuck} has lasted 60 s" in capsys.readouterr().err
+    remarks.clear()
+
+
+@pytest.mark.parametrize("stuck", ["step"], indirect=True)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_died_long_before_a_call_is_not_its_cause(stuck: str) -> None:
+    now, ends = Time(), list[int]()
+    watch = CallWatch(10.0, clock=now, end=ends.append)
+    with watch:
+        thread = threading.Thread(target=lambda: 1 / 0, name="joystick")
+        thread.start()
+        thread.join()
+    for now.now in (10.0, 50.0):
+        watch.look()
+    assert ends == []
     remarks.clear()

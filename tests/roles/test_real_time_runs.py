@@ -1,9 +1,10 @@
-"""A worker at a fixed rate while the network pauses: the loop goes on, and no sample is lost."""
+"""A worker at a fixed rate: it goes on while the network pauses, and ends when the robot's thread has died."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,13 +18,15 @@ import pytest
 import rtgym
 from gymnasium import spaces
 
-from tests.command_line import Start, announced, starting
+from tests.command_line import ROOT, Start, announced, starting
 from tests.waiting import until
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.config import from_values
 from tmrl_core.envs import real_time_env
+from tmrl_core.envs.real_time import ONE_THREAD, THREAD_PER_STEP
 from tmrl_core.networking import RolloutWorker
 from tmrl_core.networking.links import LinkSettings, TrainerLink
+from tmrl_core.roles.call_watch import ENDED
 from tmrl_core.samples import decode_message
 
 pytestmark = [
@@ -129,3 +132,49 @@ def test_a_pause_of_the_network_costs_no_control_step_and_no_sample(start: Start
     finally:
         worker.close()
         trainer.close(0.1)
+
+
+class Unplugged(rtgym.RealTimeGymInterface):  # type: ignore[misc]
+    """Lose contact at the third observation, in rtgym's thread."""
+
+    calls = 0
+
+    def get_observation_space(self) -> Any:
+        return spaces.Tuple([spaces.Box(-1, 1, (1,), np.float32)])
+
+    def get_action_space(self) -> Any:
+        return spaces.Box(-1, 1, (1,), np.float32)
+
+    def get_default_action(self) -> Any:
+        return np.zeros(1, np.float32)
+
+    def send_control(self, control: Any) -> None:
+        pass
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return [np.zeros(1, np.float32)], {}
+
+    def get_obs_rew_terminated_info(self) -> Any:
+        self.calls += 1
+        if self.calls == 3:
+            raise OSError("no contact")
+        return [np.zeros(1, np.float32)], 0.0, False, {}
+
+
+@pytest.mark.parametrize("id_", [THREAD_PER_STEP, ONE_THREAD])
+def test_a_call_that_waits_for_a_dead_thread_ends_the_process(id_: str) -> None:
+    code = (
+        "import sys, gymnasium, rtgym; from tests.roles.test_real_time_runs import Unplugged;"
+        "from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment;"
+        "from tmrl_core.roles import call_watch; call_watch.LONG_S = 1.0;"
+        "rate = {'interface': Unplugged, 'time_step_duration': 0.02, 'start_obs_capture': 0.02};"
+        "make = lambda: gymnasium.make(sys.argv[1], config={**rtgym.DEFAULT_CONFIG_DICT, **rate});"
+        "environment = CheckedEnvironment(make); environment.reset()\n"
+        "with call_watch.CallWatch(10.0):\n"
+        "    while True: environment.step(environment.default_action)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, id_], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ENDED
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("EnvironmentFailedError: ")]
+    assert "the environment's step has lasted 1 s (" in said
+    assert "has ended by OSError: no contact, and the process ends without it" in said

@@ -21,6 +21,7 @@ import pytest
 from tests.waiting import until
 from tmrl_core.actor import SquashedGaussianMLPActor
 from tmrl_core.config import CFG, Config, load
+from tmrl_core.config.room_sections import config_type
 from tmrl_core.config.sections import (
     ActorSection,
     AgentSection,
@@ -62,7 +63,7 @@ def make_config(tmp_path: Path, *, collection: Any = "asynchronous", **settings:
         "device": "cpu",
         "evaluation": EvaluationSection(episodes=2, every_updates=20),
     }
-    return Config(
+    return config_type()(
         run=RunSection(name="tests", folder=str(tmp_path), seed=3),
         network=NetworkSection(transport="local", backoff_min_s=0.01, backoff_max_s=0.05),
         worker=WorkerSection(name="robot", drain_timeout_s=2.0, collection=collection),

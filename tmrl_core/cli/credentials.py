@@ -254,7 +254,9 @@ def revoke(options: argparse.Namespace, folder: Path) -> int:
 
 def key(config: Config, agent: str, folder: Path) -> int:
     """Create an API key."""
-    agents = list(config.gateway.agents) or ["default"]
+    from tmrl_core.gateway.settings import gateway_section
+
+    agents = list(gateway_section(config).agents) or ["default"]
     if agent not in agents:
         raise ConfigError(
             f"gateway.agents: there is no agent {agent!r}, but {', '.join(agents)}. Name one of these, or the "

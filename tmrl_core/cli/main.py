@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import difflib
 import faulthandler
-import functools
 import gc
 import importlib
 import json
@@ -21,23 +20,19 @@ import math
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tmrl_core import __version__
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.loading import expanded
-from tmrl_core.config.server_port import with_port_of_run
+from tmrl_core.config.room_sections import config_type, kind_of_run, room_sections
+from tmrl_core.config.sections import RoomSection
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.shutdown import DROPPED_SAMPLES, ShutdownSignal
 from tmrl_core.terminal_log import TerminalHandler
-
-if TYPE_CHECKING:
-    from tmrl_core.multiagent.worker import MultiAgentWorker
-    from tmrl_core.networking import RolloutWorker
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _temporary_folder_problem() -> str:
     """Return a message if no folder takes temporary files, as on a read-only root file system; else an empty one."""
+    import tempfile
+
     try:
         tempfile.gettempdir()
     except FileNotFoundError as exc:
@@ -311,9 +308,11 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
             "take --local --single-process, or network.transport: tls"
         )
     if options.role in CLIENTS:
+        from tmrl_core.config.server_port import with_port_of_run
+
         config = with_port_of_run(config)
-    if config.multiagent is not None:
-        check_multiagent(options)
+    for section in room_sections(config):
+        section.refuse_options(vars(options))
     use(config)
     with (
         ShutdownSignal(control=options.role if options.control else "", last=own_process) as shutdown,
@@ -371,32 +370,11 @@ def check_options(options: argparse.Namespace) -> None:
         raise ConfigError(f"--watch: found {options.watch:g}, allowed: 0.2 to 86400 seconds")
 
 
-def check_multiagent(options: argparse.Namespace) -> None:
-    """Reject options that do not go with many agents.
-
-    Raises:
-        ConfigError: the message names the option, and those to use instead.
-    """
-    given = {
-        "--expert": options.role == "expert",
-        "--benchmark": options.role == "benchmark",
-        "--gateway": options.role == "gateway" or options.gateway,
-        "--render": options.render,
-        "--video": options.video is not None,
-    }
-    for option, is_given in given.items():
-        if is_given:
-            raise ConfigError(
-                f"{option} does not go with the section multiagent of the configuration; many agents take --local, "
-                "--server, --worker, --trainer and --test"
-            )
-
-
 def config_schema() -> dict[str, object]:
     """Return the JSON Schema of the configuration."""
     import msgspec
 
-    schema = msgspec.json.schema(Config)
+    schema = msgspec.json.schema(config_type())
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tmrl_core configuration", **schema}
 
 
@@ -508,16 +486,9 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.cli.screens import Screen, WorkerDisplay
 
     roles.ensure_credentials(config)
-    made: RolloutWorker | MultiAgentWorker
-    collect: Callable[[], None]
-    if config.multiagent is not None:
-        from tmrl_core.multiagent import from_config as many
-
-        made = many.make_worker(config)
-        collect = made.run
-    else:
-        made = roles.make_worker(config)
-        collect = functools.partial(roles.run_worker, made, config, expert=options.role == "expert")
+    # An empty file of remarks tells a supervisor that the environment is in use, so that other roles can start.
+    told: Callable[[], object] = Path(options.remarks).touch if options.remarks else lambda: None
+    made, collect = roles.worker_of_run(config, expert=options.role == "expert", in_use=told)
     try:
         shutdown.calls(made.stop)
         where = f"{config.server.host} port {config.server.tcp_port}"
@@ -648,8 +619,8 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
 
     one_thread()
     episodes = options.episodes or 10
-    if config.multiagent is not None:
-        return test_many(config, episodes, shutdown)
+    if (kind := kind_of_run(config)) is not None:
+        return test_kind(kind, config, episodes, shutdown)
     returns: list[float] = []
     video = config.absolute(expanded(options.video)) if options.video else None
     if video is not None:
@@ -685,13 +656,12 @@ def test(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) 
     return 0
 
 
-def test_many(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
-    """`--test` of many agents: print the score of each episode and their mean."""
-    from tmrl_core.multiagent import from_config as many
+def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
+    """`--test` of a run of another kind: print the score of each episode and their mean."""
     from tmrl_core.roles import from_config as roles
 
     returns: list[float] = []
-    with many.make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
+    with roles.parts_of(kind).make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
         shutdown.calls(made.stop)
         for index in range(episodes):
             if not made.run_episode():

@@ -18,9 +18,9 @@ from tmrl_core.long_calls import trouble
 from tmrl_core.metrics.text import bytes_text, clock_text, milliseconds_text, number_text, return_text
 
 if TYPE_CHECKING:
-    from tmrl_core.multiagent.worker import MultiAgentWorker
-    from tmrl_core.networking import RolloutWorker, Server
+    from tmrl_core.networking import Server
     from tmrl_core.networking.links import WorkerCounts, WorkerLink
+    from tmrl_core.roles.from_config import RunWorker
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class WorkerDisplay:
 
     def __init__(
         self,
-        worker: RolloutWorker | MultiAgentWorker,
+        worker: RunWorker,
         where: str,
         run_name: str,
         clock: Callable[[], float] = time.monotonic,

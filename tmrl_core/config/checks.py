@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from tmrl_core.config.agent_patterns import is_pattern, policy_by_agent
 from tmrl_core.config.algorithms import burn_in_problem, memory_of, mismatches, shared_kwargs, unknown_keywords
-from tmrl_core.config.sections import Config, MultiAgentSection, is_loopback
+from tmrl_core.config.room_sections import kind_of_run, room_sections
+from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import least_error
 
@@ -123,9 +123,10 @@ def contradictions(config: Config) -> Iterator[str]:
         yield "worker.when_full: drop_oldest would drop requested samples in lockstep; use block or auto"
     yield from limiter_problems(config)
     yield from lockstep_problems(config)
-    yield from multiagent_problems(config)
+    for section in room_sections(config):
+        yield from section.problems(config)
     yield from recorded_problems(config)
-    if config.multiagent is None:
+    if kind_of_run(config) is None:
         yield from mismatches(config)
         yield from unknown_keywords(config)
         yield from burn_in_problem(config)
@@ -215,7 +216,7 @@ def lockstep_problems(config: Config) -> Iterator[str]:
                 "off-policy agents take tmrl_core.training:TorchTrainingOffline"
             )
         return
-    if trainer.loop in OTHER_LOOPS and config.multiagent is None:
+    if trainer.loop in OTHER_LOOPS and kind_of_run(config) is None:
         yield (
             f"trainer.loop: {trainer.loop} does not train in lockstep, and worker.collection is lockstep; take "
             "tmrl_core.training:TrainingLockstep (with an agent such as tmrl_core.training:PPOAgent), or another "
@@ -241,95 +242,3 @@ def lockstep_problems(config: Config) -> Iterator[str]:
     ):
         if value is not None:
             yield f"{key}: {value} is for a replay memory, and lockstep collection has none; leave it out"
-
-
-def multiagent_problems(config: Config) -> Iterator[str]:
-    """Yield one line for each key of many agents that names nothing, and for each key that does not go with them."""
-    many, worker, trainer = config.multiagent, config.worker, config.trainer
-    if many is None:
-        return
-    if not many.agents:
-        yield "multiagent.agents: found none; write the policy of each agent, such as {port_1: shared, port_2: shared}"
-    yield from _agent_problems(many)
-    for agent, policy in many.agents.items():
-        if policy not in many.policies:
-            yield (
-                f"multiagent.agents.{agent}: found the policy {policy!r}, allowed: {_listed(many.policies)}; add it to "
-                "multiagent.policies"
-            )
-    for name, section in many.policies.items():
-        if (section.algorithm is None) == (section.agent is None):
-            yield (
-                f"multiagent.policies.{name}: set one of algorithm ({section.algorithm}) and agent ({section.agent}), "
-                "and leave the other one out"
-            )
-        if name not in many.agents.values():
-            yield f"multiagent.policies.{name}: no agent uses it; name it in multiagent.agents, or leave it out"
-        if section.memory is not None and many.memories and section.memory not in many.memories:
-            yield (
-                f"multiagent.policies.{name}.memory: found {section.memory!r}, allowed: {_listed(many.memories)}; add "
-                "it to multiagent.memories"
-            )
-    named = {section.memory for section in many.policies.values()}
-    for name in many.memories:
-        if name not in named:
-            yield f"multiagent.memories.{name}: no policy uses it; name it in a policy's memory, or leave it out"
-    if worker.collection != "lockstep":
-        yield (
-            f"worker.collection: found {worker.collection}, and many agents (the section multiagent) are collected in "
-            "rounds; write lockstep"
-        )
-    elif trainer.lockstep.episodes_per_round is None or trainer.lockstep.steps_per_round is not None:
-        yield (
-            "trainer.lockstep: many agents (the section multiagent) are collected in whole episodes; write "
-            "steps_per_round: null and, for example, episodes_per_round: 2"
-        )
-    if trainer.loop in LOCKSTEP_LOOPS:
-        yield f"trainer.loop: {trainer.loop} trains one agent, and multiagent has a loop of its own; leave it out"
-    if config.environment.drop or (many.test_environment is not None and many.test_environment.drop):
-        yield "environment.drop: has no effect with the section multiagent; leave it out"
-    found, default = msgspec.to_builtins(config), msgspec.to_builtins(Config())
-    for key in ("agent", "actor", "memory"):
-        if found[key] != default[key]:
-            yield f"{key}: has no effect with the section multiagent; write the settings there, and leave {key} out"
-    for key in (
-        "max_samples_per_episode",
-        "test_episode_interval",
-        "send_every",
-        "update_weights",
-        "sample_compressor",
-        "obs_preprocessor",
-        "crc_debug",
-        "info_metrics",
-        "record",
-        "evaluation_videos",
-        "strict_spaces",
-        "safe_action",
-    ):
-        value = found["worker"][key]
-        if value != default["worker"][key]:
-            yield f"worker.{key}: found {value!r:.100}, and it has no effect with the section multiagent; leave it out"
-    if config.environment.time_limit is not None:
-        yield "environment.time_limit: has no effect with the section multiagent; the metrics' `truncated` say it there"
-    if trainer.offline is not None:
-        yield "trainer.offline: recorded sessions hold one agent, and the section multiagent has many; leave one out"
-
-
-def _agent_problems(many: MultiAgentSection) -> Iterator[str]:
-    """Yield one line for patterns of agents that are unclear, and for ids that are there twice."""
-    patterns = [name for name in many.agents if is_pattern(name) and name not in many.agent_ids]
-    if patterns and not many.agent_ids:
-        yield f"multiagent.agents: found the pattern {patterns[0]!r}; list all ids of agents in multiagent.agent_ids"
-        return
-    if len(set(many.agent_ids)) < len(many.agent_ids):
-        yield f"multiagent.agent_ids: found {', '.join(many.agent_ids)}; allowed: each id once"
-    if many.agent_ids and (unknown := [one for one in many.agents if one not in (*patterns, *many.agent_ids)]):
-        yield f"multiagent.agents.{unknown[0]}: multiagent.agent_ids does not list it; add it there, or leave it out"
-    try:
-        policy_by_agent(many.agents, many.ids)
-    except ConfigError as exc:
-        yield f"multiagent.{exc}"
-
-
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(map(repr, names)) or "none yet"

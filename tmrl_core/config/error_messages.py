@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from tmrl_core.config.sections import Config
+from tmrl_core.config.room_sections import config_type
 
 SECRET_WORDS = ("token", "password", "secret", "wandb_key", "api_key")
 
@@ -58,7 +58,7 @@ def explain(error: msgspec.ValidationError, values: Mapping[str, Any], source: s
     steps = [step for step in match.group(1).split(".") if step]
     path = ".".join(steps) or "the configuration"
     found: Any = values
-    kind: inspect.Type = type_info(Config)
+    kind: inspect.Type = type_info(config_type())
     for step in steps:
         if not isinstance(found, Mapping) or step not in found:
             return f"{source}: {path}: {text[: match.start()]}"

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tmrl_core.config.agent_patterns import policy_by_agent
 from tmrl_core.config.loading import convert, put
-from tmrl_core.config.sections import Config
+from tmrl_core.config.room_sections import section_types
+from tmrl_core.config.sections import Config, RoomSection
 
 COMPARED = (
     "run.seed",
@@ -23,21 +23,15 @@ COMPARED = (
     "worker.collection",
     "memory",
     "agent",
-    "multiagent",
     "trainer",
     "checkpoint",
 )
-"""Keys that are compared. Other keys concern only this process."""
+"""Keys that are compared, besides sections of rooms that make a run of another kind. Others concern only this process.
+"""
 
 FIXED: dict[str, str] = {
     r"memory\.(n_step|capacity|kwargs\.(length|stride))": "the stored transitions have the earlier value",
     r"memory\.recorded": "the checkpoint holds the recorded sessions that the run began with",
-    r"multiagent": "the checkpoint is of one agent, or of many",
-    r"multiagent\.agents\..*": "the checkpoint's experiences belong to the earlier policy",
-    r"multiagent\.policies\.[^.]*\.(algorithm|memory|parameters\.(capacity|overwrite|sample_by|sequence_length))": (
-        "the stored experiences have the earlier value"
-    ),
-    r"multiagent\.memories\..*": "the stored experiences have the earlier value",
     r"(actor|agent)\.kwargs\.activation": "the networks were trained with the earlier one",
 }
 """Keys that must not change, as regular expressions, with the reasons."""
@@ -70,7 +64,9 @@ class Change:
     def fixed(self) -> str | None:
         """Return the reason why this change is refused; None: it is allowed."""
         # An omitted keyword argument has a default, which this module does not know.
-        return None if LEFT_OUT in (self.then, self.now) else self.reason(FIXED)
+        if LEFT_OUT in (self.then, self.now):
+            return None
+        return next(filter(None, map(self.reason, (FIXED, *(kind.fixed for kind in _kinds_of_run())))), None)
 
 
 def changes_since(stored: Mapping[str, Any], config: Config) -> list[Change]:
@@ -80,8 +76,17 @@ def changes_since(stored: Mapping[str, Any], config: Config) -> list[Change]:
         stored: the configuration of a checkpoint, as primitive values; keys that it lacks are skipped.
         config: the present configuration.
     """
-    then, now = _with_ids(stored), _with_ids(plain(config))
-    return [change for key in COMPARED for change in _differences(key, _at(then, key), _at(now, key))]
+    then, now = dict(stored), plain(config)
+    for kind in _kinds_of_run():
+        for values in (then, now):
+            if values.get(kind.key):
+                values[kind.key] = kind.compared(values[kind.key])
+    keys = (*COMPARED, *(kind.key for kind in _kinds_of_run()))
+    return [change for key in keys for change in _differences(key, _at(then, key), _at(now, key))]
+
+
+def _kinds_of_run() -> list[type[RoomSection]]:
+    return [kind for kind in section_types() if kind.parts]
 
 
 def in_force(stored: Mapping[str, Any], config: Config) -> Config:
@@ -101,14 +106,6 @@ def plain(config: Config) -> dict[str, Any]:
     return values
 
 
-def _with_ids(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration with the policy of each agent's id instead of patterns."""
-    many = values.get("multiagent")
-    if not many or not many.get("agent_ids"):
-        return values
-    return {**values, "multiagent": {**many, "agents": policy_by_agent(many["agents"], many["agent_ids"])}}
-
-
 def _at(values: Any, key: str) -> Any:
     for name in key.split("."):
         values = values.get(name, LEFT_OUT) if isinstance(values, Mapping) else LEFT_OUT
@@ -126,7 +123,7 @@ def _differences(key: str, then: Any, now: Any) -> Iterator[Change]:
 
 def _has_free_names(key: str) -> bool:
     """Return True if the names below a key are the user's, so that a configuration may lack some."""
-    return ".kwargs" in key or key in ("multiagent.agents", "multiagent.policies", "multiagent.memories")
+    return ".kwargs" in key or any(key in kind.free_names for kind in section_types())
 
 
 def _shown(value: Any) -> str:

@@ -1,16 +1,16 @@
 """The sections of the configuration: the only place of every key, its type, limits, default and description.
 
-The JSON Schema and `docs/configuration.md` are generated from these structures. They are frozen, contain settings only
-(no state, no secrets), and open nothing.
+Sections of rooms stand in the rooms; `room_sections.py` adds them. The JSON Schema and `docs/configuration.md` are
+generated from these structures. They are frozen, contain settings only (no state, no secrets), and open nothing.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
-import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
@@ -96,7 +96,7 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
             "reset it once and close it, so that what is wrong with it is found at once. true: any environment. false: "
             "none. null: environments that the default `cls` makes by their Gymnasium id, without rtgym's, and without "
             "the reset if they have a rate (`time_step_duration`); another one may be a machine that must not be "
-            "started twice."
+            "started twice. Without a trial, the other roles start after the first step of one worker."
         ),
     ] = None
     probe_timeout_s: Annotated[
@@ -784,245 +784,43 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     wandb_run_id: Annotated[Text | None, doc("wandb run id. null: an id of this run, stored in `<run>/run_id`.")] = None
 
 
-class StableBaselinesSection(Section, frozen=True, kw_only=True):
-    """An algorithm of stable-baselines3 (extra `sb3`) instead of a built-in one."""
+class RoomSection(Section, frozen=True, kw_only=True):
+    """Base of the sections that rooms declare, see `tmrl_core.rooms`."""
 
-    algorithm: Annotated[Text, doc("Off-policy algorithm: `DQN`, `SAC`, `TD3` or `DDPG`.")] = "DQN"
-    policy: Annotated[Text, doc("Policy class of stable-baselines3: `MlpPolicy` or `MultiInputPolicy`.")] = "MlpPolicy"
-    kwargs: Annotated[
-        Kwargs,
-        doc(
-            "Keyword arguments of the algorithm. `buffer_size`, `batch_size` and `learning_starts` default to "
-            "`capacity`, `batch_size` and `start_training` of the agent. `action_noise` is a number: the standard "
-            "deviation of Gaussian noise on actions scaled to [-1, 1]."
-        ),
-    ] = field(default_factory=dict)
-    schedule_steps: Annotated[
-        Positive,
-        doc(
-            "Steps over which the algorithm's schedules run, such as that of DQN's `exploration_fraction`, since a "
-            "session has no end."
-        ),
-    ] = 50_000
+    key: ClassVar[str]
+    """Name of the section."""
+    parts: ClassVar[str] = ""
+    """Module with the counterparts of the functions that make a run, if a configuration with this section is a run of
+    another kind: `make_worker`, `training_from_config` and `probe_environment`."""
+    fixed: ClassVar[Mapping[str, str]] = {}
+    """Keys that must not change when a run resumes, as regular expressions, with the reasons."""
+    free_names: ClassVar[tuple[str, ...]] = ()
+    """Keys below which the names are the user's."""
 
+    @classmethod
+    def of(cls: type[_RoomSection], config: Config) -> _RoomSection | None:
+        """Return this section of a configuration; None: it has none."""
+        found: _RoomSection | None = getattr(config, cls.key, None)
+        return found
 
-class GatewayAgentSection(Section, frozen=True, kw_only=True):
-    """One agent of the gateway. API keys name the agent that their sessions train."""
+    @classmethod
+    def compared(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the section's values in the form in which those of a checkpoint and of this process are compared."""
+        return values
 
-    mode: Annotated[
-        Literal["central", "advice"],
-        doc(
-            "`central`: all sessions feed the run's Trainer and act with its latest policy, as `environment`, `actor` "
-            "and `agent` configure it; one agent at most. `advice`: each session has its own learner; running "
-            "sessions advise each other and share their saves."
-        ),
-    ] = "central"
-    enable_learning: Annotated[bool, doc("false: sessions only act, without exploration; nothing is recorded.")] = True
-    env_id: Annotated[
-        Text | None,
-        doc("advice: Gymnasium id of an environment with the spaces of the client's. null: the spaces below."),
-    ] = None
-    observation_space: Annotated[
-        Any,
-        doc(
-            "advice: a number n: Discrete(n); `[shape, low, high]`: a Box of float32; a mapping: a Dict space. null: "
-            "the spaces of `environment`."
-        ),
-    ] = None
-    action_space: Annotated[Any, doc("advice: likewise.")] = None
-    actor: Annotated[ActorSection | None, doc("advice: the policy. null: `actor`.")] = None
-    agent: Annotated[AgentSection | None, doc("advice: the learner. null: `agent`.")] = None
-    stable_baselines3: Annotated[
-        StableBaselinesSection | None, doc("advice: an algorithm of stable-baselines3 learns instead.")
-    ] = None
-    capacity: Annotated[Positive, doc("advice: samples in the memory of a session's learner.")] = 50_000
-    batch_size: Annotated[Positive, doc("advice: transitions per batch.")] = 128
-    start_training: Annotated[Count, doc("advice: samples before the first update of a learner.")] = 500
-    updates_per_step: Annotated[
-        Ratio, doc("advice: updates per step of the session. stable-baselines3 has its own.")
-    ] = 0.5
-    temperature: Annotated[
-        PositiveSeconds, doc("advice: a policy of Q-values advises with softmax(Q / temperature).")
-    ] = 1.0
-    max_advisors: Annotated[
-        Count, doc("advice: number of other sessions that advise one session, the most trained first. 0: no advice.")
-    ] = 4
-    save_every_steps: Annotated[Positive, doc("advice: steps of a session between two saves of its learner.")] = 1000
-    keep_saves: Annotated[Positive, doc("advice: number of recent saves to keep.")] = 5
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield one line for each key of this section that conflicts with another one, of any section."""
+        return iter(())
+
+    def refuse_options(self, options: Mapping[str, Any]) -> None:
+        """Reject options of the command line that do not go with this section.
+
+        Raises:
+            ConfigError: the message names the option, and those to use instead.
+        """
 
 
-class GatewaySection(Section, frozen=True, kw_only=True):
-    """The gateway: environments as HTTP and WebSocket clients (extra `gateway`)."""
-
-    host: Annotated[
-        Text,
-        doc(
-            "Address to listen on. A loopback address: plain HTTP; any other one: HTTPS with the project's credentials."
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[Port, doc("TCP port. 0: a free one.")] = 8000
-    origins: Annotated[
-        tuple[Text, ...], doc("Origins of web pages that may use the gateway from a browser, such as `https://a.org`.")
-    ] = ()
-    hosts: Annotated[
-        tuple[Text, ...],
-        doc(
-            "Names besides `localhost` under which clients reach the gateway over plain HTTP, such as that of a "
-            "reverse proxy; requests to other names are refused (421)."
-        ),
-    ] = ()
-    agents: Annotated[dict[Text, GatewayAgentSection], doc("Agents by name. Empty: one central agent, `default`.")] = (
-        field(default_factory=dict)
-    )
-    max_sessions: Annotated[Positive, doc("Maximum number of open sessions.")] = 2000
-    max_sessions_per_key: Annotated[
-        Positive,
-        doc("Maximum number of open sessions of one API key. Then a session that is idle for a minute makes room."),
-    ] = 500
-    max_steps_per_key_per_s: Annotated[
-        PositiveSeconds | None, doc("Maximum steps of one API key per second; more are refused (429). null: no limit.")
-    ] = None
-    idle_s: Annotated[PositiveSeconds, doc("Seconds without a request after which a session ends.")] = 3600.0
-    max_body_bytes: Annotated[
-        Positive | None,
-        doc("Maximum size of a request. null: 64 KiB, and 64 bytes for each number of the largest observation."),
-    ] = None
-    max_number: Annotated[
-        Ratio,
-        doc(
-            "Maximum absolute value of a reward, and of the numbers in a Box observation. Larger ones are refused "
-            "(400): a few of them make all updates of the agent infinite, which ends its trainer."
-        ),
-    ] = 1e6
-    send_every: Annotated[
-        Positive, doc("central: send the samples of a session every n steps, also in an episode.")
-    ] = 100
-
-
-class AgentParametersSection(Section, frozen=True, kw_only=True):
-    """Storage, sampling and training of the agents of a policy: `tmrl_core.multiagent.AgentParameters`."""
-
-    capacity: Annotated[Positive, doc("Experiences in the policy's own memory; `memories` have their own number.")] = (
-        100_000
-    )
-    overwrite: Annotated[
-        Literal["rolling", "random"], doc("Replaced experiences once that memory is full: the oldest, or random ones.")
-    ] = "rolling"
-    batch_size: Annotated[Positive, doc("Experiences per update.")] = 64
-    sample_by: Annotated[Text | None, doc("Key of the weights by which experiences are sampled. null: uniformly.")] = (
-        None
-    )
-    importance_exponent: Annotated[
-        Share,
-        doc("Exponent of the importance weights of experiences that are sampled by weights, 0 to 1; 0: no correction."),
-    ] = 0.5
-    min_experiences: Annotated[Positive, doc("Experiences in the memory before training starts.")] = 1
-    updates_per_episode: Annotated[Positive, doc("Updates after each round of episodes.")] = 1
-    on_policy: Annotated[
-        bool, doc("Train once on all experiences of the memory, in batches, then clear it. For A2C and PPO.")
-    ] = False
-    epochs: Annotated[Positive, doc("Passes over the experiences, with `on_policy` only.")] = 1
-    sequence_length: Annotated[
-        Positive,
-        doc(
-            "Ticks of a sequence. RecurrentDQNAgent and RecurrentSacAgent learn from sequences, which the other keys "
-            "then count."
-        ),
-    ] = 40
-    sequence_stride: Annotated[
-        Positive | None,
-        doc("Ticks from the beginning of a sequence to that of the next one in its episode. null: half the length."),
-    ] = None
-
-
-class AgentPolicySection(Section, frozen=True, kw_only=True):
-    """A policy of many agents. Agents that name the same policy share it."""
-
-    algorithm: Annotated[
-        Reference | None,
-        doc("Callable `(**kwargs)` that makes the algorithm: chooses actions and learns. null: `agent` does."),
-    ] = None
-    agent: Annotated[
-        Reference | None,
-        doc(
-            "Class of a TrainingAgent, such as `tmrl_core.training:DQNAgent`, instead of `algorithm`. Its `kwargs` "
-            "include `observation_space` (of the model states) and `action_space` (of the model actions), written as "
-            "for `gateway.agents`."
-        ),
-    ] = None
-    kwargs: Annotated[Kwargs, doc("Keyword arguments of `algorithm` and `acting`, or of `agent`.")] = field(
-        default_factory=dict
-    )
-    acting: Annotated[
-        Reference | None,
-        doc(
-            "Callable `(**kwargs)` that workers call instead of `algorithm`, for a policy that only acts, such as one "
-            "that needs no torch. Its model has the same format. null: `algorithm`; with `agent`, its policy."
-        ),
-    ] = None
-    memory: Annotated[
-        Text | None,
-        doc("Memory of the experiences; policies that name the same one share it. null: one of its own."),
-    ] = None
-    parameters: Annotated[AgentParametersSection, doc("Storage, sampling and training of its agents.")] = field(
-        default_factory=AgentParametersSection
-    )
-
-
-class AgentMemorySection(Section, frozen=True, kw_only=True):
-    """A memory that policies may share."""
-
-    capacity: Annotated[Positive, doc("Maximum number of experiences.")] = 100_000
-    overwrite: Annotated[
-        Literal["rolling", "random"], doc("Replaced experiences once it is full: the oldest, or random ones.")
-    ] = "rolling"
-
-
-class AgentExplorationSection(Section, frozen=True, kw_only=True):
-    """Exploration of many agents, from episode to episode."""
-
-    cls: Annotated[Reference, doc("Callable `(agent_ids, **kwargs)` that makes the Explorer.")] = (
-        "tmrl_core.multiagent:Explorer"
-    )
-    kwargs: Annotated[Kwargs, doc("Keyword arguments of `cls`.")] = field(default_factory=dict)
-
-
-class MultiAgentSection(Section, frozen=True, kw_only=True):
-    """Many agents in one environment, which is then an `EventEnvironment`. null: one agent."""
-
-    manager: Annotated[
-        Reference,
-        doc("Callable `(mode, agent_ids, *, config, explorer, **kwargs)` that makes the AgentManager of each role."),
-    ] = "tmrl_core.multiagent:AgentManager"
-    kwargs: Annotated[Kwargs, doc("Further keyword arguments of `manager`.")] = field(default_factory=dict)
-    agents: Annotated[
-        dict[Text, Text],
-        doc("Policy by the agent's id, in the order of the ids; or by a pattern of `agent_ids`, such as `port_*`."),
-    ]
-    agent_ids: Annotated[
-        tuple[Text, ...], doc("Ids of all agents, if `agents` has patterns. Empty: the keys of `agents`.")
-    ] = ()
-    policies: Annotated[dict[Text, AgentPolicySection], doc("Policies by name.")]
-    memories: Annotated[dict[Text, AgentMemorySection], doc("Memories by name.")] = field(default_factory=dict)
-    exploration: Annotated[AgentExplorationSection, doc("Exploration of the agents, from episode to episode.")] = field(
-        default_factory=AgentExplorationSection
-    )
-    test_environment: Annotated[
-        EnvironmentSection | None,
-        doc("Environment of evaluations and `--test`. null: a second one of `environment`."),
-    ] = None
-    max_decisions: Annotated[Positive, doc("Maximum number of decisions of an episode; a longer one is an error.")] = (
-        1_000_000
-    )
-    max_episode_bytes: Annotated[
-        Positive,
-        doc("Maximum size of the experiences of one episode. Workers refuse to send more, and the trainer to take it."),
-    ] = 256 * MIB
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Return the ids of the agents."""
-        return self.agent_ids or tuple(self.agents)
+_RoomSection = TypeVar("_RoomSection", bound=RoomSection)
 
 
 class Config(Section, frozen=True, kw_only=True, dict=True):
@@ -1042,9 +840,6 @@ class Config(Section, frozen=True, kw_only=True, dict=True):
     trainer: TrainerSection = field(default_factory=TrainerSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     metrics: MetricsSection = field(default_factory=MetricsSection)
-    gateway: GatewaySection = field(default_factory=GatewaySection)
-    multiagent: MultiAgentSection | None = None
-    """Many agents in one environment; None: one agent, of the sections `agent`, `actor` and `memory`."""
 
     def __post_init__(self) -> None:
         # The folder is no setting: it is neither compared nor written, so that a run's files can be moved.
@@ -1141,12 +936,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def gateway_url(section: GatewaySection, port: int) -> str:
-    """Return the address of a gateway that listens on this port, for display."""
-    if is_loopback(section.host):
-        return f"http://localhost:{port}/"
-    anywhere = section.host in ("0.0.0.0", "::")
-    host = socket.gethostname() if anywhere else f"[{section.host}]" if ":" in section.host else section.host
-    return f"https://{host}:{port}/"

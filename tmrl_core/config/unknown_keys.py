@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from tmrl_core import rooms
 from tmrl_core.config.error_messages import SECRET_ADVICE, SECRET_WORDS, keys_of, near
-from tmrl_core.config.sections import Config
-from tmrl_core.errors import ConfigError
+from tmrl_core.config.room_sections import config_type
+from tmrl_core.errors import ConfigError, TmrlError
 
 KEYS_OF_TMRL = ("RUN_NAME", "MAX_EPOCHS", "MEMORY_SIZE", "PUBLIC_IP_SERVER", "ALG", "ENV")
 
@@ -25,7 +26,7 @@ def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
             f"{source}: found {theirs[0]}, a key of tmrl's config.json. Convert that file with `python -m tmrl_core "
             "--import-config FILE -o my.yaml`, and use my.yaml."
         )
-    problems = list(unknown_keys(values, Config, ""))
+    problems = list(unknown_keys(values, config_type(), ""))
     if problems:
         raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
 
@@ -44,9 +45,17 @@ def unknown_key(key: str, path: str, known: list[str]) -> str:
     """Return the reason why this key is refused, and the key to use instead."""
     if any(word in key.lower() for word in SECRET_WORDS):
         return f"{path}{key}: {SECRET_ADVICE}"
+    if not path and (entry := rooms.entries("sections").get(key)) is not None:
+        try:
+            entry.load()
+        except TmrlError as exc:
+            return str(exc)
     elsewhere = [
-        f"{name}.{key}" for name, section in keys_of(Config).items() if section is not None and key in keys_of(section)
+        f"{name}.{key}"
+        for name, section in keys_of(config_type()).items()
+        if section is not None and key in keys_of(section)
     ]
     hint = near(key, known) or (f" Did you mean {' or '.join(elsewhere)}?" if elsewhere else "")
     kind = "key" if path else "section"
-    return f"{path}{key}: unknown {kind}.{hint} Allowed here: {', '.join(known)}."
+    room = "" if path else f" No package tmrl_core.{key} is here that could declare it."
+    return f"{path}{key}: unknown {kind}.{hint}{room} Allowed here: {', '.join(known)}."

@@ -206,7 +206,7 @@ class CentralAgent:
         """Return True if the next episode is recorded, and the evaluation that it belongs to."""
         if not self.learning or self._trainer_has_finished():
             return False, None
-        return True, self.evaluations.take(self._uplink.evaluation, self.policy.version, time.monotonic())
+        return True, self.evaluations.take(self.link.directive.evaluation, self.policy.version, time.monotonic())
 
     def _trainer_has_finished(self) -> bool:
         """Return True until a trainer with another incarnation publishes a policy. The directive itself stays."""

@@ -11,10 +11,10 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.config import Config, environment_maker, find_credentials_folder, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
-from tmrl_core.config.sections import GatewayAgentSection
 from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.gateway.central import CentralAgent
 from tmrl_core.gateway.contracts import GatewayAgent
+from tmrl_core.gateway.settings import GatewayAgentSection, gateway_section
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.security.tls_contexts import client_name
 from tmrl_core.networking.transports.selection import link_settings
@@ -35,7 +35,7 @@ def make_agents(config: Config) -> list[GatewayAgent]:
         ConfigError: the settings of an agent do not go together.
         MissingExtraError: a package that an agent needs is not installed.
     """
-    sections = config.gateway.agents or {"default": GatewayAgentSection()}
+    sections = gateway_section(config).agents or {"default": GatewayAgentSection()}
     for name in sections:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
             raise ConfigError(
@@ -97,7 +97,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
     check_central(config)
     worker = config.worker
     check_device(worker.device, "worker.device")
-    section = config.gateway.agents.get(name, GatewayAgentSection())
+    section = gateway_section(config).agents.get(name, GatewayAgentSection())
     environment = config.environment
     env = environment_maker(environment.cls, environment.kwargs, environment.drop)()
     env.close()
@@ -132,7 +132,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
             policy=policy,
             link=link,
             label=label.text,
-            send_every=config.gateway.send_every,
+            send_every=gateway_section(config).send_every,
             max_samples_per_episode=math.inf if limit is None else limit,
             learning=section.enable_learning,
             obs_preprocessor=resolve_optional(worker.obs_preprocessor, "worker.obs_preprocessor"),

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 
 from tmrl_core.config import Config, find_credentials_folder, is_loopback
-from tmrl_core.config.sections import gateway_url
 from tmrl_core.errors import CredentialsError, MissingExtraError, NetworkError, PortInUseError, TmrlError
 from tmrl_core.gateway.from_config import make_agents
+from tmrl_core.gateway.settings import gateway_section, gateway_url
 from tmrl_core.networking.security.api_keys import ApiKeys, make_owner_token
 from tmrl_core.networking.security.tls_contexts import server_context
 from tmrl_core.networking.transports.base import new_event_loop
@@ -72,7 +72,7 @@ class Gateway:
 
     def __init__(self, config: Config, routes: Sequence[BaseRoute] = ()) -> None:
         self._config = config
-        section = config.gateway
+        section = gateway_section(config)
         folder = find_credentials_folder(config)
         self._keys = ApiKeys(folder)
         context = None if is_loopback(section.host) else https_context(folder)

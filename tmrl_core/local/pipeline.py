@@ -16,7 +16,6 @@ from typing import Any
 
 from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
 from tmrl_core.config.run_folder import check_run_folder, free_run_name
-from tmrl_core.config.sections import gateway_url
 from tmrl_core.errors import ConfigError
 from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
 from tmrl_core.local.probe import Probe
@@ -126,7 +125,9 @@ def check_without_environment(config: Config, workers: int, *, gateway: bool) ->
 
 def gateway_text(config: Config) -> str:
     """Return the address of the gateway and the command that makes a key for its clients."""
-    section = config.gateway
+    from tmrl_core.gateway.settings import gateway_section, gateway_url
+
+    section = gateway_section(config)
     place = f"at {gateway_url(section, section.port)}" if section.port else "on a free port, which its log names"
     return (
         f"Gateway {place}, log in {config.run_folder / 'logs' / 'gateway.log'}. API keys for clients: "

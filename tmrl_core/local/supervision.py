@@ -27,6 +27,7 @@ from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.long_calls import trouble
 from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.roles import from_config as roles
+from tmrl_core.roles.probe import is_probed
 from tmrl_core.roles.shutdown import CHECKPOINT, DROPPED_SAMPLES, STOP, ShutdownSignal
 from tmrl_core.storage import open_now, open_own
 
@@ -38,6 +39,8 @@ SERVER_START_S = 60.0
 DISK_S = 30.0
 """Seconds between two checks of the free space on the disk."""
 MIN_FREE_BYTES = 1 << 20
+FIRST_STEP_S = 10.0
+"""Seconds that the first worker has for its first step, if its environment had no trial, before other roles start."""
 RESTARTS = 3
 """Maximum number of restarts of one worker, of the gateway or of the Server that follow each other."""
 STEADY_S = 600.0
@@ -222,6 +225,11 @@ class Child:
         except OSError:
             return ""
 
+    @property
+    def proven(self) -> bool:
+        """True: the worker has stepped its environment, has had the time to do it, or has ended."""
+        return not self.running or self.remarks.exists() or time.monotonic() - self.started_at > FIRST_STEP_S
+
     def last_lines(self, count: int) -> list[str]:
         """Return the last lines of its log; empty if it cannot be read."""
         try:
@@ -292,11 +300,30 @@ class Processes(Group):
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._waiting: Sequence[Child] = ()
         self._logs = config.run_folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
 
     def _child(self, name: str, arguments: Sequence[str], threads: int | None) -> Child:
         return Child(name, arguments, self._logs / f"{name}.log", threads, self._config.start_folder)
+
+    def _start_all(self, children: Sequence[Child]) -> None:
+        """Start roles: all of them, or the first worker alone if its environment had no trial.
+
+        The others follow in `_start_waiting`. A breach of contract is found before they have started, and a machine is
+        not started once more for it.
+        """
+        first = [] if is_probed(self._config) else self.workers[:1]
+        self._waiting = [child for child in children if child not in first]
+        for child in first:
+            child.start()
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        if self._waiting and all(worker in self._waiting or worker.proven for worker in self.workers[:1]):
+            for child in self._waiting:
+                child.start()
+            self._waiting = ()
 
     def _care(self, child: Child, view: Watcher) -> None:
         child.bound_log()
@@ -366,8 +393,7 @@ class Fleet(Processes):
 
     def start(self, view: Watcher) -> None:
         """Start all workers."""
-        for worker in self.workers:
-            worker.start()
+        self._start_all(self.workers)
 
     def poll(self, view: Watcher) -> bool:
         """Restart crashed workers a few times; False: all have ended. A worker that fails does not end the others."""
@@ -377,9 +403,12 @@ class Fleet(Processes):
                 try:
                     self._care(worker, view)
                 except TmrlError as exc:
+                    if self._waiting:
+                        raise
                     self._failed.add(worker.name)
                     self.failed = exc
                     view.say(str(exc))
+        self._start_waiting()
         return any(worker.name not in self._failed and worker.status != 0 for worker in self.workers)
 
     def end(self, view: Watcher) -> None:
@@ -421,8 +450,7 @@ class Pipeline(Processes):
             worker.arguments = ["--worker", *there, "--set", f"worker.name={worker.name}"]
         for gateway in self.gateways:
             gateway.arguments = ["--gateway", *there]
-        for child in (self.trainer, *self.gateways, *self.workers):
-            child.start()
+        self._start_all([self.trainer, *self.gateways, *self.workers])
 
     def _record_port(self, port: int, view: Watcher) -> None:
         """Say which port replaces the default one, and record the port for other commands of this run."""
@@ -478,6 +506,7 @@ class Pipeline(Processes):
         self.trainer.bound_log()
         for child in (self.server, *self.gateways, *self.workers):
             self._care(child, view)
+        self._start_waiting()
         if not self.gateways and all(worker.status == 0 for worker in self.workers) and view.starving:
             view.say("All workers have reached their limits, and the trainer waits for more samples: ending.")
             return False
@@ -590,7 +619,7 @@ class Threads(Group):
         self._trainer = roles.make_trainer(config)
         self._run("trainer", lambda: roles.run_trainer(self._trainer, config))
         for index in range(self._count):
-            worker, collect = make_worker(config, f"worker-{index + 1}")
+            worker, collect = roles.worker_of_run(config, name=f"worker-{index + 1}")
             self._workers.append(worker)
             self._run(worker.name, functools.partial(run_and_close, worker, collect))
 
@@ -648,17 +677,6 @@ class Threads(Group):
         while thread is not None and thread.is_alive() and time.monotonic() < deadline:
             view.refresh()
             thread.join(POLL_S)
-
-
-def make_worker(config: Config, name: str) -> tuple[Any, Callable[[], None]]:
-    """Return a worker, and the function that collects with it."""
-    if config.multiagent is not None:
-        from tmrl_core.multiagent import from_config as many
-
-        many_agents = many.make_worker(config, name=name)
-        return many_agents, many_agents.run
-    worker = roles.make_worker(config, name=name)
-    return worker, functools.partial(roles.run_worker, worker, config)
 
 
 def run_and_close(worker: Any, collect: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ Rows of `run_epoch` and the console keep the short names of `OF_ROWS`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 MEAN_OF: Final = 100
 """Number of episodes in the means of `rollout/`, as in stable-baselines3."""
@@ -230,9 +230,3 @@ def short(name: str) -> str:
         name = name.removeprefix("train/")
         return f"loss_{name.removesuffix('_loss')}" if name.endswith("_loss") else name
     return name
-
-
-def with_metric_names(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values under their names in records, without statistics over no episodes (NaN)."""
-    named = {metric_name(str(name), kind): value for name, value in values.items()}
-    return {name: value for name, value in named.items() if not (name.startswith("rollout/") and value != value)}

@@ -60,7 +60,11 @@ class RecordReader:
                 self._offset += len(block)
                 self._tail = (self._tail + block)[-_TAIL_BYTES:]
                 *lines, self._rest = (self._rest + block).split(b"\n")
-                records.extend(record for line in lines if (record := self._decode(line)) is not None)
+                for line in filter(bytes.strip, lines):
+                    try:
+                        records.append(decode_line(line))
+                    except msgspec.DecodeError:
+                        self.bad_lines += 1
         return _after_cut(records) if cut else records
 
     def _has_tail(self, file: BinaryIO) -> bool:
@@ -69,15 +73,6 @@ class RecordReader:
             return True
         file.seek(self._offset - len(self._tail))
         return file.read(len(self._tail)) == self._tail
-
-    def _decode(self, line: bytes) -> MetricRecord | None:
-        if not line.strip():
-            return None
-        try:
-            return decode_line(line)
-        except msgspec.DecodeError:
-            self.bad_lines += 1
-            return None
 
 
 def _after_cut(records: list[MetricRecord]) -> list[MetricRecord]:

@@ -259,7 +259,8 @@ class _Lane:
         unflushed = False
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._queue or self._closing or self._flushes_asked > self._flushes_done)
+                while not (self._queue or self._closing or self._flushes_asked > self._flushes_done):
+                    self._wake.wait()
                 record = self._queue.popleft() if self._queue else None
                 asked = self._flushes_asked
                 closing = self._closing
@@ -286,7 +287,7 @@ class _Lane:
 
     def _deliver(self, record: MetricRecord) -> None:
         for _ in range(self._attempts):
-            if self._try("write", lambda: self.sink.write(record)):
+            if self._try("write", self.sink.write, record):
                 with self._wake:
                     self._written += 1
                 return
@@ -294,9 +295,9 @@ class _Lane:
         with self._wake:
             self._failed += 1
 
-    def _try(self, what: str, call: Callable[[], None]) -> bool:
+    def _try(self, what: str, call: Callable[..., None], *arguments: MetricRecord) -> bool:
         try:
-            call()
+            call(*arguments)
         except Exception as error:
             with self._wake:
                 self._failures_in_a_row += 1

@@ -84,15 +84,6 @@ class MetricRecord(msgspec.Struct, frozen=True, kw_only=True):
         return "" if value is None else str(value)
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Value]:
-    """Return values in the form of a record: scalars of numpy or torch as Python scalars, other objects as their `str`.
-
-    Args:
-        values: values by name: scalars, one-element arrays and tensors, text, None.
-    """
-    return {str(name): _plain(value) for name, value in values.items()}
-
-
 @runtime_checkable
 class _Scalar(Protocol):
     """scalar of numpy or torch"""
@@ -100,13 +91,18 @@ class _Scalar(Protocol):
     def item(self) -> Any: ...
 
 
-def _plain(value: Any) -> Value:
+def plain(value: Any) -> Value:
+    """Return a value in the form of a record: a scalar of numpy or torch as Python's, another object as its `str`.
+
+    Args:
+        value: scalar, array or tensor of one element, text, or None.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value  # type: ignore[no-any-return]
     if isinstance(value, _Scalar):
         # an array or tensor with another number of elements than one raises
         try:
-            return _plain(value.item())
+            return plain(value.item())
         except (ValueError, RuntimeError, TypeError):
             return str(value)
     if isinstance(value, bool | int | float):
@@ -126,25 +122,27 @@ def record(
 
     Args:
         kind: subject of the record.
-        values: values by name, also by the names of rows (`names.OF_ROWS`); `plain` converts them.
+        values: values by name, also by the names of rows (`names.OF_ROWS`); `plain` converts them. Statistics over no
+            episodes (NaN in `rollout/`) are left out.
         step: number of updates so far.
         elapsed_s: seconds since the run began. It is not computed from `time_s`, since the wall clock may be set.
         time_s: seconds since 1970; None: the present time.
     """
-    named = names.with_metric_names(kind, plain(values))
+    named: dict[str, Value] = {}
+    for short, value in values.items():
+        name, simple = names.metric_name(str(short), kind), plain(value)
+        # A statistic over no episodes is NaN.
+        if simple == simple or not name.startswith("rollout/"):
+            named[name] = simple
+    steps = named.get(names.SAMPLES_RECEIVED)
     return MetricRecord(
         time_s=time.time() if time_s is None else time_s,
         elapsed_s=elapsed_s,
         step=int(step),
         kind=kind,
         values=named,
-        env_steps=_env_steps(named),
+        env_steps=int(steps) if isinstance(steps, int | float) and math.isfinite(steps) else None,
     )
-
-
-def _env_steps(values: Mapping[str, Value]) -> int | None:
-    steps = values.get(names.SAMPLES_RECEIVED)
-    return int(steps) if isinstance(steps, int | float) and math.isfinite(steps) else None
 
 
 def episode_values(

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tmrl_core.config.agent_patterns import policy_by_agent
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent import Agent, AgentParameters
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_patterns import policy_by_agent
 from tmrl_core.multiagent.store import SimpleStore
 
 

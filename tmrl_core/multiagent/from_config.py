@@ -15,7 +15,6 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.config import Config, find_credentials_folder
 from tmrl_core.config.references import named_failures, resolve_with
-from tmrl_core.config.sections import AgentPolicySection, MultiAgentSection
 from tmrl_core.errors import ConfigError
 from tmrl_core.long_calls import watched
 from tmrl_core.multiagent.agent import AgentParameters
@@ -24,6 +23,7 @@ from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettin
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.manager import AgentManager, Mode
+from tmrl_core.multiagent.settings import AgentPolicySection, MultiAgentSection
 from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, RestartedEnvironment, Stage
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
@@ -45,9 +45,9 @@ def section_of(config: Config) -> MultiAgentSection:
     Raises:
         ConfigError: the configuration has none.
     """
-    if config.multiagent is None:
+    if (section := MultiAgentSection.of(config)) is None:
         raise ConfigError("multiagent: found null; write the agents and their policies there, see docs/multiagent.md")
-    return config.multiagent
+    return section
 
 
 def make_manager(config: Config, mode: Mode) -> AgentManager:

@@ -25,6 +25,7 @@ from tmrl_core.actor.rollout.checked_environment import report_failure
 from tmrl_core.actor.rollout.collector import Collector, Hook
 from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
 from tmrl_core.actor.rollout.one_run import OneRun
+from tmrl_core.actor.rollout.polling import next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.schedule import Schedule
 from tmrl_core.actor.rollout.uplink import close_unreferenced
@@ -252,7 +253,8 @@ class MultiAgentCollector(Collector):
             _EpisodeLeft: the episode ends here.
         """
         if self._left <= 0:
-            self._polling.note(self._slice, time.perf_counter() - self._began_s)
+            elapsed_s = time.perf_counter() - self._began_s
+            self.steps_until_poll = next_slice(self.steps_until_poll, self._slice, elapsed_s)
             self._begin_slice(allow())
         if self._stopping or not self._slice:
             raise _EpisodeLeft

@@ -22,12 +22,17 @@ LONG_S = 30.0
 ENDING_S = 1.0
 """Seconds after which a call is reported that a requested end waits for."""
 POLL_S = 0.5
+DIED_BEFORE_S = 5.0
+"""Maximum seconds between the end of a thread by an exception and the beginning of a call that waits for it."""
 ENDED = 1
 """Exit status of a process that ended without waiting longer for a call."""
 
 
 class CallWatch:
     """Report calls that last, in a thread of its own. A context manager.
+
+    A call that lasts after a thread has ended by an exception waits for it in vain, as rtgym's `step` does. It ends the
+    process, so that a supervisor starts it again.
 
     Args:
         end_s: seconds that a call may take after a request to end; then the process ends without it.
@@ -58,14 +63,17 @@ class CallWatch:
         self._ending_since = math.inf
         self._next_s = LONG_S
         self._written = ""
+        self._died = (-math.inf, "")
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tmrl-calls", daemon=True)
 
     def __enter__(self) -> CallWatch:
+        self._hook, threading.excepthook = threading.excepthook, self._note_death
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        threading.excepthook = self._hook
         self._left.set()
         self._thread.join(10.0)
 
@@ -73,6 +81,12 @@ class CallWatch:
         """Note a request to end. Safe from any thread."""
         self._ending_since = self._clock()
         self._next_s = ENDING_S
+
+    def _note_death(self, args: threading.ExceptHookArgs) -> None:
+        name = args.thread.name if args.thread is not None else "a thread"
+        said = " ".join(str(args.exc_value).split())[:200]  # an error of a log ends with its line
+        self._died = self._clock(), f"; {name} has ended by {args.exc_type.__name__}: {said}"
+        self._hook(args)
 
     def look(self) -> None:
         """Look for a call that lasts, and report it when it is due."""
@@ -101,11 +115,18 @@ class CallWatch:
                     call,
                     self._end_s,
                 )
-        late = call.seconds >= self._limit_s
+        died_at, died = self._died
+        if call.seconds < LONG_S or self._clock() - died_at > call.seconds + DIED_BEFORE_S:
+            died = ""
+        late = call.seconds >= self._limit_s or died
         if ends and (late or (ending and min(call.seconds, waited) >= self._end_s)):
             # As the command line prints errors: a supervisor shows the last one.
             with contextlib.suppress(OSError, ValueError):
-                print(f"EnvironmentFailedError: {call}, and the process ends without it", file=sys.stderr, flush=True)
+                print(
+                    f"EnvironmentFailedError: {call}{died}, and the process ends without it",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._end(ENDED)
 
     def _write(self) -> None:

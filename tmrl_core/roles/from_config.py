@@ -6,20 +6,96 @@ Nothing here imports torch: a worker whose policy does not need it, and the Serv
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
+from tmrl_core.config.room_sections import kind_of_run
+from tmrl_core.config.sections import RoomSection
 from tmrl_core.errors import ConfigError, MissingExtraError, PortInUseError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tmrl_core.actor.rollout.link import RolloutLink
     from tmrl_core.networking import RolloutWorker, Server, Trainer
+    from tmrl_core.samples import Buffer
 
 logger = logging.getLogger(__name__)
+
+
+class RunWorker(Protocol):
+    """A worker of any kind of run, for the command line and for displays."""
+
+    @property
+    def name(self) -> str:
+        """Label in logs and metrics."""
+
+    @property
+    def link(self) -> RolloutLink | None:
+        """Link to the Server."""
+
+    @property
+    def policy_version(self) -> tuple[int, int]:
+        """Version of the policy that acts."""
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes begun."""
+
+    @property
+    def steps_collected(self) -> int:
+        """Number of collected rows."""
+
+    @property
+    def buffer(self) -> Buffer:
+        """Statistics of the last episode."""
+
+    def stop(self) -> None:
+        """End collection at the next opportunity."""
+
+    def close(self) -> object:
+        """Drain and release everything."""
+
+
+class KindWorker(RunWorker, Protocol):
+    """A worker of a run of another kind."""
+
+    def run(self) -> None:
+        """Collect until the trainer finishes, a limit is reached, or `stop`."""
+
+    def run_episode(self) -> bool:
+        """Play a test episode. Return False if `stop` has ended it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+class RunParts(Protocol):
+    """The functions that make a run of another kind: the module `RoomSection.parts`."""
+
+    def make_worker(
+        self, config: Config, *, name: str | None = None, standalone: bool = False, model_path: Path | None = None
+    ) -> KindWorker:
+        """Return a worker, as `make_worker` here does for an ordinary run."""
+
+    def training_from_config(self, config: Config) -> Callable[[], Any]:
+        """Return a function that makes the training object."""
+
+    def probe_environment(self, config: Config) -> None:
+        """Make the environment, reset it once, and close it."""
+
+
+def parts_of(kind: RoomSection) -> RunParts:
+    """Return the functions that make a run of this kind."""
+    parts: RunParts = importlib.import_module(kind.parts)
+    return parts
 
 
 GYMNASIUM_ENVIRONMENTS = frozenset({"tmrl_core:GenericGymEnv", "tmrl_core.envs:GenericGymEnv"})
@@ -203,6 +279,36 @@ def saved_policy(config: Config) -> Path:
             "first, run this in the folder where it was trained, or set trainer.model_path or run.name."
         )
     return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def worker_of_run(
+    config: Config,
+    *,
+    name: str | None = None,
+    expert: bool = False,
+    in_use: Callable[[], object] = lambda: None,
+) -> tuple[RunWorker, Callable[[], None]]:
+    """Return a worker of a run of any kind, and the function that collects with it.
+
+    Args:
+        config: the configuration.
+        name: label in logs and metrics; None: `worker.name`.
+        expert: True: its policy never changes.
+        in_use: called when the environment has been made, or stepped if the worker steps without waiting for a policy.
+
+    Raises:
+        ConfigError, CredentialsError: the settings or the credentials are invalid.
+    """
+    if (kind := kind_of_run(config)) is not None:
+        made = parts_of(kind).make_worker(config, name=name)
+        in_use()
+        return made, made.run
+    worker = make_worker(config, name=name)
+    if config.worker.collection == "asynchronous":
+        worker.loop.environment.when_stepped = in_use
+    else:
+        in_use()  # it waits for the trainer before it steps
+    return worker, functools.partial(run_worker, worker, config, expert=expert)
 
 
 def run_worker(worker: RolloutWorker, config: Config, *, expert: bool = False) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.samples import Version
 from tmrl_core.training.interface import Delivery, TrainingInterface
@@ -74,7 +73,7 @@ class OfflineInterface(TrainingInterface):
 
     def record_round(self, row: Metrics) -> None:
         """Write a round's row to the records."""
-        self._recorder.record("round", names.with_metric_names("round", row), step=int(row["updates"]))
+        self._recorder.record("round", row, step=int(row["updates"]))
 
     def event(self, event: str, message: str = "", *, step: int, **values: Any) -> None:
         """Write an event to the records, at `step` updates."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmrl_core.config import Config, resolve
+from tmrl_core.config import Config
 from tmrl_core.config.algorithms import (
     action_space_problem,
     actor_of,
@@ -17,11 +17,10 @@ from tmrl_core.config.algorithms import (
     stacks_problem,
 )
 from tmrl_core.config.references import named_failures
+from tmrl_core.config.room_sections import kind_of_run
 from tmrl_core.errors import ConfigError
-from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS, environment_of
+from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS, environment_of, parts_of
 
-OF_MANY_AGENTS = "tmrl_core.multiagent.from_config:probe_environment"
-"""Counterpart of `probe_environment` for the section `multiagent`. Its package uses the roles, so it is a reference."""
 PROBED = "the environment has been made and reset once"
 """Line that the process prints at the end of a trial in order."""
 
@@ -34,7 +33,7 @@ def is_probed(config: Config) -> bool:
     wanted = config.environment.probe
     if wanted is not None:
         return wanted
-    registered = config.multiagent is None and config.environment.cls in GYMNASIUM_ENVIRONMENTS
+    registered = kind_of_run(config) is None and config.environment.cls in GYMNASIUM_ENVIRONMENTS
     if not registered:
         return False
     from tmrl_core.envs.real_time import ONE_THREAD, THREAD_PER_STEP
@@ -52,9 +51,8 @@ def probe_environment(config: Config) -> None:
         EnvironmentFailedError: its constructor or its reset failed.
         Exception: exceptions of its close propagate.
     """
-    if config.multiagent is not None:
-        resolve(OF_MANY_AGENTS, "multiagent")(config)
-        return
+    if (kind := kind_of_run(config)) is not None:
+        return parts_of(kind).probe_environment(config)
     from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 
     environment = CheckedEnvironment(environment_of(config), strict_spaces=config.worker.strict_spaces)

@@ -23,8 +23,9 @@ from tmrl_core.config.algorithms import (
     stacks_problem,
 )
 from tmrl_core.config.references import check_kwargs
+from tmrl_core.config.room_sections import kind_of_run
 from tmrl_core.errors import ConfigError, MissingExtraError, StorageError
-from tmrl_core.roles.from_config import check_device
+from tmrl_core.roles.from_config import check_device, parts_of
 from tmrl_core.training.contracts import declarations_of
 from tmrl_core.training.loops.threads import available_cores
 
@@ -153,9 +154,8 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     Raises:
         ConfigError: a reference names nothing, or the memory cannot be on disk.
     """
-    if config.multiagent is not None:
-        make: Callable[[Config], Callable[[], Any]] = resolve(OF_MANY_AGENTS, "multiagent")
-        return make(config)
+    if (kind := kind_of_run(config)) is not None:
+        return parts_of(kind).training_from_config(config)
     trainer, memory = config.trainer, config.memory
     agent = agent_from_config(config)
     agent_cls = agent.args[1]
@@ -263,9 +263,6 @@ def _check_loop(made: partial[Any], reference: str) -> None:
         ) from exc
 
 
-OF_MANY_AGENTS = "tmrl_core.multiagent.from_config:training_from_config"
-"""Counterpart of `training_from_config` for the section `multiagent`. Its package uses the roles, so it is a reference.
-"""
 OF_OUR_LOOPS = frozenset({"max_bad_updates", "bad_updates_folder", "threads", "recorded_actions"})
 """Parameters that are not passed to custom training loops."""
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 from tmrl_core.errors import NetworkError, PortInUseError
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.messages import Blob, Directive, PolicyUpdate
 from tmrl_core.networking.relay import Relay, RelaySettings
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.transports.base import Driver, Listener, Transport, new_event_loop
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 Suite = TypeVar("Suite", bound="TransportSuite")
 

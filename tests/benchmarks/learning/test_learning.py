@@ -11,7 +11,8 @@ import pytest
 
 from tests.benchmarks.scripts import imported
 from tmrl_core.config import load
-from tmrl_core.metrics import MetricRecord, names
+from tmrl_core.metrics import MetricRecord
+from tmrl_core.metrics import record as made
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "learning"
 MODULES = ("curves", "seeds", "run", "peer_settings", "published", "table")
@@ -38,9 +39,7 @@ def test_a_curve_is_read_as_it_was_written(modules: dict[str, Any], tmp_path: Pa
 
 
 def record(kind: Any, elapsed_s: float, **values: float) -> MetricRecord:
-    return MetricRecord(
-        time_s=0.0, elapsed_s=elapsed_s, step=0, kind=kind, values=names.with_metric_names(kind, values)
-    )
+    return made(kind, values, step=0, elapsed_s=elapsed_s, time_s=0.0)
 
 
 @pytest.mark.parametrize(("steps_per_round", "steps"), [(2048, [2048, 6144]), (None, [2060, 6170])])

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta, timezone
 
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
-from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
-from tmrl_core.networking.protocol.framing import MessageHead
+from tmrl_core.networking.protocol.messages import MessageHead
 from tmrl_core.networking.security.certificates import Signed, make_authority, make_client_certificate
+from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 DAYS = 30
 HEAD = MessageHead(number=7, floor=5, position=700, samples=100)

@@ -12,9 +12,9 @@ from tmrl_core.errors import ForgedError, UnknownGroupKeyError
 from tmrl_core.networking.end_to_end.group_key import GroupKey, decrypted
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import TRAILER_BYTES
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, check_update_head, decode_body, encode_body
+from tmrl_core.networking.trainer.seal import TrainerSeal
+from tmrl_core.networking.worker.seal import WorkerSeal
 
 SECRET = b"the plain text that nobody else may read"
 SUBJECTS = ("policy", "directive", "report")

@@ -13,9 +13,9 @@ from tests.networking.end_to_end.ends import BODY, HEAD, Ends, signer, verifier
 from tmrl_core.errors import ForgedError, UnknownRunKeyError
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.stream_keys import ENCRYPTED, MAC, SEAL_BYTES, SIGNED, Sealed
-from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
-from tmrl_core.networking.protocol.framing import MessageHead
+from tmrl_core.networking.protocol.messages import MessageHead
+from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 MODES: tuple[Mode, ...] = ("authenticate", "encrypt")
 

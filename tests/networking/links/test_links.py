@@ -285,6 +285,30 @@ def test_directives_and_progress_reach_the_worker(place: Place) -> None:
     until(lambda: worker.finished and worker.directive.pause and worker.progress.samples == 7, worker)
 
 
+def test_a_change_before_a_wait_is_not_missed(place: Place) -> None:
+    trainer, worker = place.trainer(), place.worker()
+    trainer.direct(Directive(1, pause=True))
+    until(lambda: worker.directive.pause, worker)
+    while worker.wait_change(0.2):
+        pass
+    trainer.report(Progress(samples=5))
+    until(lambda: worker.progress.samples == 5, worker)
+    assert worker.wait_change(DEADLINE_S)
+
+
+def test_a_waiting_worker_is_woken(place: Place) -> None:
+    worker = place.worker()
+    assert worker.wait_connected(DEADLINE_S)
+    while worker.wait_change(0.2):
+        pass
+    worker.wake()
+    assert worker.wait_change(DEADLINE_S)
+    threading.Timer(0.05, worker.wake).start()
+    assert worker.wait_change(DEADLINE_S)
+    worker.close()
+    assert worker.wait_change(DEADLINE_S)
+
+
 def test_a_full_blocking_link_waits_and_close_ends_the_wait(place: Place) -> None:
     worker = place.worker(queue_bytes=10_000, when_full="block")
     worker.send(episode(0, 400), [])

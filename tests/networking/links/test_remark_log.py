@@ -7,13 +7,13 @@ import logging
 import pytest
 
 from tests.networking.end_to_end.ends import Ends, signer, verifier
-from tests.networking.peers.test_unread_answers import give
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
+from tests.networking.test_unread_answers import give
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.links.remark_log import LINES_AT_ONCE, MAX_SOURCES, SUMMARY_S, RemarkLog
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, MessageHead, cut
-from tmrl_core.networking.protocol.messages import StreamOpened, Welcome
+from tmrl_core.networking.protocol.framing import Kind, cut
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, MessageHead, StreamOpened, Welcome
+from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ import pytest
 
 from tmrl_core.errors import ConfigError, CredentialsError, ForgedError
 from tmrl_core.networking.end_to_end.run_key import RunKey
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.links.sealing import Identity, mode_of
 from tmrl_core.networking.security import certificates, credentials
 from tmrl_core.networking.security.certificates import read_facts
@@ -21,7 +19,9 @@ from tmrl_core.networking.security.renewal import renew, revoke
 from tmrl_core.networking.security.revocations import ISSUED_FILE, REVOKED_FILE, SIGNED_FILE, read_list
 from tmrl_core.networking.security.secret_files import writing
 from tmrl_core.networking.security.tls_contexts import client_certificate
+from tmrl_core.networking.trainer.seal import TrainerSeal
 from tmrl_core.networking.transports.selection import LinkSettings
+from tmrl_core.networking.worker.seal import WorkerSeal
 
 Role = Literal["worker", "trainer"]
 

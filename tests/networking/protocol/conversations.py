@@ -32,17 +32,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
-from tmrl_core.networking.peers import (
-    ObserverConnection,
-    ObserverState,
-    TrainerConnection,
-    TrainerState,
-    WorkerConnection,
-    WorkerState,
-)
-from tmrl_core.networking.peers.probe import ProbeConnection
+from tmrl_core.networking.observer import ObserverConnection, ObserverState
+from tmrl_core.networking.observer.probe import ProbeConnection
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender, WrittenMessage
 from tmrl_core.networking.protocol.messages import (
@@ -63,6 +54,10 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings
 from tmrl_core.networking.security.certificates import Signed, make_authority, make_client_certificate
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer.seal import TrainerSeal
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 WALL_CLOCK = 1_800_000_000.0
 RECORDING = Path(__file__).with_name("wire.json.xz")
@@ -282,8 +277,8 @@ class Worker:
         seal: WorkerSeal | None = None,
     ) -> None:
         self.state = WorkerState(run=run, name=name, peer=bytes([number]) * 16, token=token, seal=seal)
-        stream, sealer = (bytes([number + 100]) * 16, None) if seal is None else self.state.new_stream()
-        self.sender = StreamSender(stream, queue_bytes=queue or 1 << 21, drop_oldest=queue is not None, sealer=sealer)
+        stream = bytes([number + 100]) * 16 if seal is None else self.state.new_stream()
+        self.sender = StreamSender(stream, queue_bytes=queue or 1 << 21, drop_oldest=queue is not None, sealer=seal)
         self.state.add_stream(self.sender, b"signature of " + name.encode())
         self.link = self.connection()
 

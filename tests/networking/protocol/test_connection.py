@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
-from tmrl_core.networking.peers import (
-    ObserverConnection,
-    ObserverState,
-    TrainerConnection,
-    TrainerState,
-    WorkerConnection,
-    WorkerState,
-)
+from tmrl_core.networking.observer import ObserverConnection, ObserverState
 from tmrl_core.networking.protocol.connection import SEND_BYTES, Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.framing import (
@@ -26,16 +19,15 @@ from tmrl_core.networking.protocol.framing import (
     LAST,
     MAX_FRAME_BYTES,
     PING_FRAME,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
     Frame,
     FrameReader,
     Kind,
-    control_frame,
     cut,
     message_bytes,
 )
 from tmrl_core.networking.protocol.messages import (
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     Ack,
     Announce,
     Bye,
@@ -71,10 +63,13 @@ from tmrl_core.networking.protocol.messages import (
     Waits,
     Want,
     Welcome,
+    control_frame,
     decode_control,
     encode_body,
 )
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 WELCOME = Welcome(1, 3, 1 << 20, 1 << 20, 1 << 20, 3.0)
 

@@ -28,16 +28,14 @@ from tmrl_core.networking.protocol.framing import (
     HEADER,
     LAST,
     MAX_PAYLOAD_BYTES,
-    SAMPLES_HEAD,
     Frame,
     FrameReader,
     Kind,
     Wire,
-    control_frame,
     cut,
     message_bytes,
 )
-from tmrl_core.networking.protocol.messages import Ack
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Ack, control_frame
 
 STREAM = b"s" * 16
 LIMIT = 1 << 20

@@ -18,16 +18,13 @@ from tmrl_core.networking.protocol.framing import (
     MAX_FRAME_BYTES,
     MAX_PAYLOAD_BYTES,
     PING_FRAME,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
     Frame,
     FrameReader,
     Kind,
-    control_frame,
     cut,
     message_bytes,
 )
-from tmrl_core.networking.protocol.messages import Bye, Direct, decode_control
+from tmrl_core.networking.protocol.messages import POLICY_HEAD, SAMPLES_HEAD, Bye, Direct, control_frame, decode_control
 
 Fields = tuple[int, int, int, int, bytes]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol import messages
-from tmrl_core.networking.protocol.framing import MAX_PAYLOAD_BYTES, control_frame
+from tmrl_core.networking.protocol.framing import MAX_PAYLOAD_BYTES
 from tmrl_core.networking.protocol.messages import (
     MAX_SIGNATURE_BYTES,
     Ack,
@@ -54,6 +54,7 @@ from tmrl_core.networking.protocol.messages import (
     Waits,
     Want,
     Welcome,
+    control_frame,
     decode_body,
     decode_control,
     encode_body,

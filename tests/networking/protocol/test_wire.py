@@ -10,9 +10,10 @@ import pytest
 
 from tests.networking.protocol import conversations
 from tests.networking.protocol.conversations import CONVERSATIONS, Recording, Talk
-from tmrl_core.networking.protocol.framing import FIRST, HEADER, HEADER_BYTES, LAST, POLICY_HEAD, Kind
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, HEADER_BYTES, LAST, Kind
 from tmrl_core.networking.protocol.messages import (
     AUTHENTICATED,
+    POLICY_HEAD,
     PROOF_ENDS,
     PROTOCOL_VERSION,
     Announce,

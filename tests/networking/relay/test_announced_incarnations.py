@@ -6,9 +6,10 @@ import pytest
 
 from tests.networking.relay.test_one_principal import End
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import POLICY_HEAD, Kind, cut
+from tmrl_core.networking.protocol.framing import Kind, cut
 from tmrl_core.networking.protocol.messages import (
     MOST_RAISED,
+    POLICY_HEAD,
     Announce,
     Hello,
     Incarnation,

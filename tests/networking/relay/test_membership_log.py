@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import control_frame
-from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Role
+from tmrl_core.networking.protocol.messages import Bye, Control, Hello, Role, control_frame
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection
 from tmrl_core.rate_limited_log import LINES_AT_ONCE
 

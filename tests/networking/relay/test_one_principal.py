@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import (
+from tmrl_core.networking.protocol.framing import Frame, FrameReader, Kind, cut
+from tmrl_core.networking.protocol.messages import (
     POLICY_HEAD,
     SAMPLES_HEAD,
-    Frame,
-    FrameReader,
-    Kind,
-    control_frame,
-    cut,
-)
-from tmrl_core.networking.protocol.messages import (
     Ack,
     CloseStream,
     Control,
@@ -32,6 +26,7 @@ from tmrl_core.networking.protocol.messages import (
     StreamOpened,
     Waits,
     Want,
+    control_frame,
     decode_control,
 )
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool, credit_flow

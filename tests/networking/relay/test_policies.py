@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.peers.worker import PolicyReceiver
-from tmrl_core.networking.protocol.framing import POLICY_HEAD, FrameReader, Kind, cut
+from tmrl_core.networking.protocol.framing import FrameReader, Kind, cut
+from tmrl_core.networking.protocol.messages import POLICY_HEAD
+from tmrl_core.networking.worker.connection import PolicyReceiver
 
 
 def send(receiver: PolicyReceiver, version: tuple[int, int], body: bytes) -> memoryview:

@@ -5,17 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tmrl_core.networking.peers import (
-    ClientState,
-    ObserverConnection,
-    ObserverState,
-    TrainerConnection,
-    TrainerState,
-    WorkerConnection,
-    WorkerState,
-)
+from tmrl_core.networking.observer import ObserverConnection, ObserverState
+from tmrl_core.networking.protocol.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.framing import HEADER, FrameReader, Kind, control_frame
+from tmrl_core.networking.protocol.framing import HEADER, FrameReader, Kind
 from tmrl_core.networking.protocol.messages import (
     MAX_BODY_BYTES,
     Control,
@@ -27,11 +20,14 @@ from tmrl_core.networking.protocol.messages import (
     Refused,
     Role,
     Welcome,
+    control_frame,
     decode_control,
     negotiate,
 )
 from tmrl_core.networking.relay import Relay, RelayConnection, RelaySettings
 from tmrl_core.networking.relay.probes import ALL_BYTES, ECHO_BYTES, LINK_BYTES, MAX_PROBES, PROBE_S, REFILL_BYTES_S
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 SOMEWHERE = Identity("somewhere:1")
 PROBE = Probe((1,), "worker", "", "run")

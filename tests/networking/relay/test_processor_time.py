@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 
 from tests.networking.relay.test_one_principal import MB, End, Place, is_closed
-from tmrl_core.networking.protocol.framing import HEADER, SAMPLES_HEAD, Kind, control_frame, cut
+from tmrl_core.networking.protocol.framing import HEADER, Kind, cut
 from tmrl_core.networking.protocol.messages import (
+    SAMPLES_HEAD,
     Bye,
     CloseStream,
     Control,
@@ -24,6 +25,7 @@ from tmrl_core.networking.protocol.messages import (
     Stored,
     Waits,
     Want,
+    control_frame,
 )
 from tmrl_core.networking.relay import MemorySpool
 from tmrl_core.networking.relay.membership_log import MembershipLog

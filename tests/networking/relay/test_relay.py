@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from tmrl_core.errors import RefusedError
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.messages import Blob, Directive, Place, PolicyUpdate, Progress, decode_body
 from tmrl_core.networking.relay import Relay, RelaySettings
 from tmrl_core.networking.relay.status import snapshot
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 KB = 1024
 
@@ -805,7 +806,7 @@ def test_delivery_needs_neither_asyncio_nor_ssl() -> None:
     import subprocess
 
     code = (
-        "import sys, tmrl_core.networking.relay, tmrl_core.networking.peers; "
+        "import sys, tmrl_core.networking.relay, tmrl_core.networking.worker, tmrl_core.networking.trainer; "
         "print([name for name in ('asyncio', 'ssl', 'socket', 'torch') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

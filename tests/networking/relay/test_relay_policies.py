@@ -6,8 +6,8 @@ import pytest
 
 from tests.networking.relay.test_relay import Network, Trainer, Worker
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, MAX_PAYLOAD_BYTES, POLICY_HEAD, Frame, Kind
-from tmrl_core.networking.protocol.messages import PolicyUpdate, decode_body
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, MAX_PAYLOAD_BYTES, Frame, Kind
+from tmrl_core.networking.protocol.messages import POLICY_HEAD, PolicyUpdate, decode_body
 from tmrl_core.networking.relay.policies import Policies, Policy
 
 SIZE = 900_000
@@ -257,7 +257,7 @@ def test_a_new_run_removes_the_policies_of_another() -> None:
     [
         ([frame(b"x")], "without a beginning"),
         ([frame(b"x", FIRST)], "too short for its head"),
-        ([frame(POLICY_HEAD.pack(1, 1, 1 << 30), FIRST)], "a policy of 1073741824 bytes; at most 1048576 are relayed"),
+        ([frame(POLICY_HEAD.pack(1, 1, 1 << 30), FIRST)], "a policy of 1073741824 bytes; at most 1048576 are allowed"),
         ([frame(POLICY_HEAD.pack(1, 1 << 62, 1), FIRST)], "is out of range"),
         ([frame(POLICY_HEAD.pack(1, 1, 9), FIRST | LAST)], "different lengths"),
         ([frame(POLICY_HEAD.pack(1, 1, 1) + b"xx", FIRST | LAST)], "different lengths"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.networking.relay.test_one_principal import MB, End, Place
-from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
-from tmrl_core.networking.protocol.messages import Have
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind
+from tmrl_core.networking.protocol.messages import POLICY_HEAD, Have
 from tmrl_core.networking.relay.sent_weights import BURST_BYTES, BYTES_PER_S, SentWeights
 
 

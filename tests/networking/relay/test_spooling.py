@@ -9,10 +9,10 @@ import pytest
 from tests.networking.end_to_end.ends import Ends
 from tests.networking.relay.test_one_principal import End
 from tests.networking.relay.test_relay import KB, Network, Trainer, Worker
-from tmrl_core.networking.peers import TrainerState, WorkerConnection
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, FrameReader, Kind, control_frame, cut
+from tmrl_core.networking.protocol.framing import FrameReader, Kind, cut
 from tmrl_core.networking.protocol.messages import (
+    SAMPLES_HEAD,
     CloseStream,
     Control,
     Directive,
@@ -22,10 +22,13 @@ from tmrl_core.networking.protocol.messages import (
     Refused,
     Resume,
     Stored,
+    control_frame,
     decode_control,
 )
 from tmrl_core.networking.relay import MemorySpool, Relay, Spool
 from tmrl_core.networking.spools.memory import STREAM_COST_BYTES, StreamInfo
+from tmrl_core.networking.trainer import TrainerState
+from tmrl_core.networking.worker import WorkerConnection
 
 MAX_STEPS = 40_000
 

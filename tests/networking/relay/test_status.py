@@ -9,17 +9,10 @@ import pytest
 
 from tests.networking.relay.test_one_principal import Place
 from tmrl_core.errors import RefusedError, RemoteProtocolError
-from tmrl_core.networking.peers import (
-    ObserverConnection,
-    ObserverState,
-    TrainerConnection,
-    TrainerState,
-    WorkerConnection,
-    WorkerState,
-)
+from tmrl_core.networking.observer import ObserverConnection, ObserverState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
-from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, Kind, control_frame
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, Kind
 from tmrl_core.networking.protocol.messages import (
     Ack,
     Blob,
@@ -36,11 +29,14 @@ from tmrl_core.networking.protocol.messages import (
     StatusRequest,
     Want,
     Welcome,
+    control_frame,
 )
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, encode_status, rates
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool
 from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, snapshot
 from tmrl_core.networking.spools.memory import SpooledMessage, StreamInfo
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 
 class Wires:

@@ -24,8 +24,9 @@ from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.links.observer import ObserverLink
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import FIRST, LAST, POLICY_HEAD, Kind
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind
 from tmrl_core.networking.protocol.messages import (
+    POLICY_HEAD,
     Ack,
     Control,
     Credit,

@@ -9,11 +9,12 @@ from tests.networking.simulation.memory import Memory, content
 from tests.networking.simulation.network import CLIENT, End, Network, Route, Violation
 from tests.networking.simulation.seals import TrainerMachine, WorkerMachine
 from tmrl_core.errors import NetworkError, RefusedError
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamSender
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
-from tmrl_core.networking.protocol.messages import RETRYABLE, Blob, Directive, PolicyUpdate, Progress
+from tmrl_core.networking.protocol.framing import message_bytes
+from tmrl_core.networking.protocol.messages import RETRYABLE, SAMPLES_HEAD, Blob, Directive, PolicyUpdate, Progress
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 4.0
 
@@ -125,10 +126,9 @@ class Worker(Client):
         self.accepted = seal.accepted if seal is not None else (0, 0)
         """The newest policy version that an earlier process of its machine had accepted."""
         self.state = WorkerState(run=run, name=name, peer=peer or network.random.randbytes(16), seal=seal)
-        sealer = None
         if seal is not None:
-            self.stream, sealer = self.state.new_stream()
-        self.sender = sender(self.stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest, sealer=sealer)
+            self.stream = self.state.new_stream()
+        self.sender = sender(self.stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest, sealer=seal)
         self.state.add_stream(self.sender, b"")
         self.samples: list[int] = []
         """Samples of each message that was taken over, by its number."""

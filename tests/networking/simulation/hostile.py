@@ -22,25 +22,14 @@ from tests.networking.simulation.memory import content
 from tests.networking.simulation.network import End, Network, Route, Violation
 from tests.networking.simulation.seals import signer
 from tmrl_core.networking.end_to_end.stream_keys import SEAL_BYTES
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import Body
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    LAST,
+from tmrl_core.networking.protocol.framing import FIRST, LAST, PING_FRAME, Frame, Kind, Wire, cut, message_bytes
+from tmrl_core.networking.protocol.messages import (
     MAX_NUMBER,
-    PING_FRAME,
+    MAX_SIGNATURE_BYTES,
     POLICY_HEAD,
     SAMPLES_HEAD,
-    Frame,
-    Kind,
-    MessageHead,
-    Wire,
-    cut,
-    message_bytes,
-)
-from tmrl_core.networking.protocol.messages import (
-    MAX_SIGNATURE_BYTES,
     Ack,
     Announce,
     CloseStream,
@@ -53,6 +42,7 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     Lateness,
+    MessageHead,
     OpenStream,
     Place,
     Report,
@@ -66,6 +56,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.relay import Relay, RelayConnection
 from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 STOLEN = Identity("thief", "worker", "robot7")
 PRINCIPAL = "certificate worker robot7"

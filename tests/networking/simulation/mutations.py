@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from tmrl_core.networking.peers import TrainerState
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamReceiver, StreamSender
 from tmrl_core.networking.protocol.framing import Frame
 from tmrl_core.networking.protocol.messages import Want
@@ -21,6 +20,7 @@ from tmrl_core.networking.relay.spooling import SpoolHandoff
 from tmrl_core.networking.relay.stream_budget import StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream, Share
 from tmrl_core.networking.spools.memory import Spool, SpooledMessage, StreamInfo
+from tmrl_core.networking.trainer import TrainerState
 
 
 @contextmanager
@@ -366,7 +366,7 @@ HOSTILE: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 Two are out of its reach. It decodes no samples: `tests/samples/test_codec.py` and `tests/networking/test_hostile.py`
 hold the bound of a message's episode records. Its Server is honest and bounds announcements itself:
-`tests/networking/peers/test_peers.py` holds the trainer's own bound of signatures.
+`tests/networking/test_worker_and_trainer.py` holds the trainer's own bound of signatures.
 """
 SHOWN_BY = {
     "all-granted-at-once": 741,

@@ -28,15 +28,15 @@ from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route, Violation
 from tests.networking.simulation.seals import TrainerMachine, WorkerMachine
 from tests.networking.simulation.spools import Disk, SimulatedDiskSpool
-from tmrl_core.networking.end_to_end.worker import Mode
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.protocol.delivery import StreamSender
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
-from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.networking.protocol.framing import message_bytes
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Progress
 from tmrl_core.networking.relay import Relay, RelaySettings
 from tmrl_core.networking.relay.stream_budget import StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.spools.memory import MemorySpool, Spool
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker.seal import Mode
 
 EVENTS = 1_000
 """A seed has at least so many."""

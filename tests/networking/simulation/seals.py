@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from tests.networking.end_to_end.ends import authority, later, verifier
 from tmrl_core.networking.end_to_end.identity import Signer
 from tmrl_core.networking.end_to_end.run_key import RunKey
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.networking.security.certificates import make_client_certificate
+from tmrl_core.networking.trainer.seal import TrainerSeal
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 BUNDLES = 4
 """Workers' certificates; more workers share them."""

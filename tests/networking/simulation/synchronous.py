@@ -15,10 +15,11 @@ from tests.networking.simulation.network import Violation
 from tests.networking.simulation.scenario import Core, Scenario
 from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.peers import Member, TrainerConnection, WorkerConnection
 from tmrl_core.networking.protocol.delivery import CommittedOffset
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import RelaySettings
+from tmrl_core.networking.trainer import Member, TrainerConnection
+from tmrl_core.networking.worker import WorkerConnection
 from tmrl_core.rate_limit import RateLimit
 from tmrl_core.training.remote.interface import RemoteInterface
 

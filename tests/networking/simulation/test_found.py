@@ -7,11 +7,19 @@ from random import Random
 from tests.networking.simulation.actors import Trainer, Worker
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, Kind, control_frame, cut, message_bytes
-from tmrl_core.networking.protocol.messages import Credit, StreamClosed, StreamOpened, Welcome, decode_control
+from tmrl_core.networking.protocol.framing import Kind, cut, message_bytes
+from tmrl_core.networking.protocol.messages import (
+    SAMPLES_HEAD,
+    Credit,
+    StreamClosed,
+    StreamOpened,
+    Welcome,
+    control_frame,
+    decode_control,
+)
 from tmrl_core.networking.relay import RelaySettings
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 
 
 def world(**settings: int) -> tuple[Network, Worker, Trainer]:

@@ -12,9 +12,9 @@ from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route
 from tests.networking.simulation.synchronous import LinkView, SynchronousScenario, simulate_synchronous
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.peers import Member
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import RelaySettings
+from tmrl_core.networking.trainer import Member
 from tmrl_core.training.remote.interface import AWAY_S, STARVED_S, RemoteInterface
 
 SEEDS, SEEDS_FULL = 20, 600

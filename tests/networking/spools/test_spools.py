@@ -21,8 +21,7 @@ from tests.networking.relay.test_relay import Trainer, Worker
 from tests.networking.relay.test_spooling import SpoolNetwork, connected, end, leave, spooled
 from tmrl_core import rate_limited_log
 from tmrl_core.errors import FolderLockedError, StorageError
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD
-from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, SAMPLES_HEAD
 from tmrl_core.networking.relay import MemorySpool, Spool
 from tmrl_core.networking.spools import memory
 from tmrl_core.networking.spools.files import DiskSpool

@@ -21,10 +21,8 @@ from tmrl_core.config import from_values
 from tmrl_core.errors import HandshakeError, NetworkError, RefusedError
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
-from tmrl_core.networking.peers import WorkerConnection, WorkerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.framing import control_frame
-from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream
+from tmrl_core.networking.protocol.messages import CloseStream, Hello, OpenStream, control_frame
 from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.transports.tls import (
@@ -35,6 +33,7 @@ from tmrl_core.networking.transports.tls import (
     _TlsDriver,
     _TlsListener,
 )
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 DEADLINE_S = 20.0
 

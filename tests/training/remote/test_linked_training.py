@@ -10,7 +10,7 @@ from tests.training.loops.test_episode_metrics import SPACES, Idle
 from tmrl_core.config import from_values
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking.links import LinkSettings
-from tmrl_core.networking.peers import Member
+from tmrl_core.networking.trainer import Member
 from tmrl_core.training import ReplayMemory, TrainingOffline
 from tmrl_core.training.remote.linked_training import LinkedTraining
 

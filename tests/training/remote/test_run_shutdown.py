@@ -10,9 +10,10 @@ import gymnasium as gym
 
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.links import LinkSettings, TrainerLink
-from tmrl_core.networking.peers.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.networking.protocol.delivery import Received
-from tmrl_core.networking.protocol.framing import FIRST, HEADER_BYTES, LAST, SAMPLES_HEAD, Frame, Kind
+from tmrl_core.networking.protocol.framing import FIRST, HEADER_BYTES, LAST, Frame, Kind
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD
+from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import Chunk
 from tmrl_core.samples.codec import encode_message
 from tmrl_core.training import ReplayMemory

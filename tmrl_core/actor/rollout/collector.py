@@ -10,12 +10,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from tmrl_core.actor.rollout.polling import PollingInterval
+from tmrl_core.actor.rollout.polling import FIRST_STEPS
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import PolicyFailedError
 from tmrl_core.networking.protocol.messages import Evaluation, Version
-from tmrl_core.samples import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,8 @@ class Collector(ABC):
 
     Attributes:
         uplink: uplink to the trainer, assigned once after the constructor.
+        buffer: samples that were not passed to the link.
+        steps_until_poll: number of steps to take before the link is polled again.
         failures: number of failures of the environment.
         policy_failures: number of actions that were not finite; none of them was executed.
         policy_failures_in_a_row: that number since the last episode that ended in order.
@@ -52,13 +53,14 @@ class Collector(ABC):
         seed_of: Callable[[int], int | None] | None = None,
     ) -> None:
         self.recorder = recorder
+        self.buffer = recorder.buffer
         self.max_failures = max_failures
         self.failures = 0
         self.policy_failures = 0
         self.policy_failures_in_a_row = 0
         self.next_seed = seed
         self._failures_in_a_row = 0
-        self._polling = PollingInterval()
+        self.steps_until_poll = FIRST_STEPS
         self._stopping = False
         self._seed_of = seed_of
         self._evaluating = False
@@ -77,16 +79,6 @@ class Collector(ABC):
     def recording(self) -> bool:
         """True: an episode is open."""
         return self.recorder.recording
-
-    @property
-    def buffer(self) -> Buffer:
-        """Return the samples that were not passed to the link."""
-        return self.recorder.buffer
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Return the number of steps to take before the link is polled again."""
-        return self._polling.length
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
@@ -114,8 +106,9 @@ class Collector(ABC):
 
     def follow_place(self) -> None:
         """Seed the next episode anew if a worker of the same name has this one's seed. Called before each episode."""
+        link = self.uplink.link
         # The seeds of an evaluation are the trainer's.
-        if self._seed_of is not None and not self._evaluating:
+        if self._seed_of is not None and link is not None and link.place > 1 and not self._evaluating:
             own = self.uplink.own_seed(self._seed_of)
             if own is not None:
                 self.seed_next_episode(own)
@@ -145,7 +138,7 @@ class Collector(ABC):
     # --- failures and the end -----------------------------------------------------------------------------------------
 
     def _unless_ending(self) -> int:
-        return 0 if self.uplink.ending() else self._polling.length
+        return 0 if self.uplink.ending() else self.steps_until_poll
 
     def _note_success(self) -> None:
         self._failures_in_a_row = self.policy_failures_in_a_row = 0

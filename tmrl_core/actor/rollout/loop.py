@@ -23,6 +23,7 @@ from numpy import ndarray
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, report_failure
 from tmrl_core.actor.rollout.collector import Collector, Hook
 from tmrl_core.actor.rollout.lateness import Lateness, lateness_text
+from tmrl_core.actor.rollout.polling import next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
@@ -113,7 +114,8 @@ class EnvironmentLoop(Collector):
 
     def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, as `Worker.reset` documents."""
-        self.recorder.end()
+        if self.recorder.episode is not None and self.recorder.episode.open:
+            self.recorder.end()
         seed = self.next_seed
         obs, info = self.environment.reset(seed)
         if self.lateness is not None and self.environment.time_step is not None:
@@ -243,6 +245,7 @@ class EnvironmentLoop(Collector):
         if episode is None or episode is before:
             raise RuntimeError(f"{type(self.stepper).__name__}.reset did not call the reset that it overrides")
         episode.limit, episode.test, episode.evaluation = limit, test, evaluation
+        advance = self._advance_by_itself if self.stepper is None else self._advance_by_stepper
         while episode.open:
             longest = allow()
             if episode is not self.recorder.episode or not episode.open:
@@ -253,7 +256,10 @@ class EnvironmentLoop(Collector):
             began = time.perf_counter()
             if self.whole and (began - episode.began >= LONG_EPISODE_S or self._shows_unsent):
                 self._tell_unsent(episode, began - episode.began)
-            self._polling.note(self._advance(episode, longest), time.perf_counter() - began)
+            played = advance(episode, longest)
+            self.steps_until_poll = next_slice(self.steps_until_poll, played, time.perf_counter() - began)
+            if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
+                self._failures_in_a_row = 0
         return True
 
     def give_up_episode(self) -> None:
@@ -291,15 +297,8 @@ class EnvironmentLoop(Collector):
                 "" if self.lateness is None else f"; {lateness_text(self.lateness.figures)}",
             )
 
-    def _advance(self, episode: Episode, longest: int) -> int:
-        """Run up to `longest` steps of the open episode. Return their number."""
-        advance = self._advance_by_stepper if self.stepper is not None else self._advance_by_itself
-        played = advance(episode, longest)
-        if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
-            self._failures_in_a_row = 0
-        return played
-
     def _advance_by_itself(self, episode: Episode, longest: int) -> int:
+        """Run up to `longest` steps of the open episode. Return their number."""
         # The same as `step`, with local variables only, because a worker spends most of its time here.
         runner, env_step, record = self.runner, self.env_step, self.recorder.step
         preprocess, test, collect, obs = self.obs_preprocessor, episode.test, episode.collect, self._obs
@@ -372,10 +371,11 @@ class EnvironmentLoop(Collector):
         """
         uplink = self.uplink
         while uplink.link is not None and not uplink.ending():
-            if self.evaluate_if_due():
+            directive = uplink.link.directive
+            if directive.evaluation is not None and self.evaluate_if_due():
                 continue
-            unfit = uplink.unfit
-            if not uplink.link.directive.pause and not unfit:
+            unfit = bool(uplink.refusal) and uplink.unfit
+            if not directive.pause and not unfit:
                 return
             uplink.send()
             if unfit and not self._rest_logged:

@@ -1,25 +1,25 @@
-"""Polling interval: number of environment steps between two polls of the link."""
+"""Polling interval: number of environment steps between two polls of the link, so that polls are cheap and frequent."""
 
 from __future__ import annotations
 
 POLL_S = 0.2
 """Seconds between two polls of the link; also the delay with which a worker notices a directive to finish."""
 
+FIRST_STEPS = 16
+"""Number of steps of the first slice."""
+
 _MOST_STEPS = 4096
 
 
-class PollingInterval:
-    """Choose the number of steps between two polls of the link, so that polls are cheap and frequent.
+def next_slice(length: int, steps: int, elapsed_s: float) -> int:
+    """Return the number of steps of the next slice, which fits POLL_S and is at most four times as long as this one.
 
-    Attributes:
-        length: number of steps of the next slice.
+    Args:
+        length: number of steps that were allowed in this slice.
+        steps: number that was made.
+        elapsed_s: its duration, in seconds.
     """
-
-    def __init__(self) -> None:
-        self.length = 16
-
-    def note(self, steps: int, elapsed_s: float) -> None:
-        """Note the duration of a slice of steps. The next one fits POLL_S, and is at most four times as long."""
-        if steps >= 1:
-            fitting = _MOST_STEPS if elapsed_s <= 0 else round(POLL_S * steps / elapsed_s)
-            self.length = max(1, min(fitting, 4 * self.length, _MOST_STEPS))
+    if steps < 1:
+        return length
+    fitting = _MOST_STEPS if elapsed_s <= 0 else round(POLL_S * steps / elapsed_s)
+    return max(1, min(fitting, 4 * length, _MOST_STEPS))

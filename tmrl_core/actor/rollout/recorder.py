@@ -148,8 +148,10 @@ class StepRecorder:
         Raises:
             CodecError: something cannot be stored; the message names it.
         """
-        self.end()
-        self._info_metrics.begin()
+        if self.episode is not None and self.episode.open:
+            self.end()
+        if self._adds_steps:
+            self._info_metrics.begin()
         episode = self.episode = Episode(next(self._numbers), collect, not collect, seed)
         episode.limit = self.max_samples_per_episode if limit is None else limit
         self.episodes += 1
@@ -258,8 +260,9 @@ class StepRecorder:
                 stream in any order.
         """
         chunks, records = self.buffer.take()
-        if chunks and self.episode is not None and self._collecting:
-            self.episode.sent = True
+        episode = self.episode
+        if chunks and episode is not None and episode.open and episode.collect:
+            episode.sent = True
             if repeat_last:
                 self.buffer.extend([chunks[-1].last_row()])
         return chunks, records

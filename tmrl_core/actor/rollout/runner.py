@@ -321,7 +321,7 @@ class PolicyRunner:
                     if stored
                     else self._no_state
                 )
-            action = map_leaves(lambda value_B, index=index: np.asarray(value_B)[index], action_B)
+            action = _at(index, action_B)
             acted.append((action, {name: np.asarray(value)[row] for name, value in extras_B.items()}, states))
         return acted
 
@@ -334,3 +334,8 @@ def _stacked(observations: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(_stacked(entries) for entries in zip(*observations, strict=True))
     return np.asarray(first)[None] if len(observations) == 1 else np.stack(observations)
+
+
+def _at(index: Any, action_B: Any) -> Any:
+    """Return the action of one row of a batch."""
+    return map_leaves(lambda value_B: np.asarray(value_B)[index], action_B)

@@ -30,6 +30,7 @@ class Rule(ABC):
         whole: True: the samples of an episode are sent together, at its end.
         pause_s: minimum seconds between the ends of episodes after which samples are sent.
         hold_s: maximum seconds that samples of an open episode are held; infinite: until its end.
+        done: True: everything is collected.
         logs_waits: True: log each wait at INFO.
         longest_episode_s: duration of the longest episode, for the detection of starvation; None: a wait never ends
             with an error.
@@ -38,6 +39,7 @@ class Rule(ABC):
     within = True
     turns = False
     logs_waits = False
+    done = False
     whole = False
     pause_s = 0.0
     hold_s = math.inf
@@ -46,11 +48,6 @@ class Rule(ABC):
     @abstractmethod
     def room(self) -> float:
         """Return the number of steps that may be taken now; 0: wait."""
-
-    @property
-    def done(self) -> bool:
-        """True: everything is collected."""
-        return False
 
     @abstractmethod
     def take(self) -> bool:
@@ -151,9 +148,12 @@ class Schedule:
                 if link is None:
                     raise StarvedError(rule.starved(None))
                 self._uplink.send()
-                if uplink.next_evaluation() is not None and not rule.turns:
-                    link.say_waits("")  # it does not wait meanwhile, and the trainer asks only workers that do
-                if self._collector.evaluate_if_due() or rule.take():
+                if link.directive.evaluation is not None and uplink.next_evaluation() is not None:
+                    if not rule.turns:
+                        link.say_waits("")  # it does not wait meanwhile, and the trainer asks only workers that do
+                    self._collector.evaluate_if_due()
+                    continue
+                if rule.take():
                     continue
                 progress, queued = link.progress, link.counts.queued_samples
                 longest_s = rule.longest_episode_s

@@ -76,7 +76,7 @@ class SynchronousRule(EpisodeRule):
         return None if self._allowed() else self._loop.longest_episode_s
 
     @property
-    def done(self) -> bool:
+    def done(self) -> bool:  # type: ignore[override]
         """True: all steps are collected."""
         return self.counting and self.steps >= self._nb_steps
 

@@ -10,11 +10,12 @@ import msgspec
 
 from tmrl_core.config import Config, environment_maker
 from tmrl_core.config.algorithms import algorithm_of
-from tmrl_core.config.sections import GatewayAgentSection, MemorySection, WorkerSection
+from tmrl_core.config.sections import MemorySection, WorkerSection
 from tmrl_core.envs.shepherd import client_spaces
 from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.gateway.advice.agent import AdviceAgent, MakeLearner
 from tmrl_core.gateway.advice.learner import OwnLearner
+from tmrl_core.gateway.settings import GatewayAgentSection, gateway_section
 from tmrl_core.roles.training import agent_from_config
 
 
@@ -25,7 +26,7 @@ def advice_agent(config: Config, name: str) -> AdviceAgent:
         ConfigError: its settings do not go together.
         MissingExtraError: stable-baselines3 is not installed.
     """
-    settings = config.gateway.agents[name]
+    settings = gateway_section(config).agents[name]
     try:
         observation_space, action_space = _spaces(config, settings)
         return AdviceAgent(

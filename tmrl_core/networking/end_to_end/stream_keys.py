@@ -32,8 +32,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tmrl_core.errors import ForgedError, UnknownRunKeyError
 from tmrl_core.networking.end_to_end.identity import PROOF_BYTES, digest, is_signed, statement
-from tmrl_core.networking.protocol.framing import MessageHead
-from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.protocol.messages import MessageHead, Version
 
 MAC = 1
 ENCRYPTED = 2

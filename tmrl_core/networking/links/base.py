@@ -22,9 +22,7 @@ from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, Refu
 from tmrl_core.forked import FORKED, end_in_forked_children
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity
-from tmrl_core.networking.peers import (
-    ClientState,
-)
+from tmrl_core.networking.protocol.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.messages import RETRYABLE
 from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop
@@ -66,6 +64,8 @@ class Link:
         self._state = state
         self._identity = identity
         self._changed = threading.Condition()
+        self._news = threading.Event()
+        """Set: something has changed since the last call of `WorkerLink.wait_change`."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._connection: Connection | None = None
@@ -129,7 +129,8 @@ class Link:
 
     def end_in_child(self) -> None:
         """Fail permanently, in a process that was forked from this link's."""
-        self._changed, self._wake_lock = threading.Condition(), threading.Lock()
+        self._changed, self._news, self._wake_lock = threading.Condition(), threading.Event(), threading.Lock()
+        self._news.set()
         self._loop = self._connection = self._thread = None
         self._failure = LinkClosedError(FORKED)
 
@@ -175,6 +176,7 @@ class Link:
             # Checked before waking a thread, because an unnecessary wake-up costs as much as a necessary one.
             if self.closed or any(condition() for condition in self._waiting):
                 self._changed.notify_all()
+        self._news.set()
 
     def _wake_thread(self) -> None:
         """Make `_serve` run in the I/O thread soon."""

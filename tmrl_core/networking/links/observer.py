@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tmrl_core.errors import NetworkError
-from tmrl_core.networking.peers.observer import ObserverConnection, ObserverState
+from tmrl_core.networking.observer.connection import ObserverConnection, ObserverState
 from tmrl_core.networking.protocol.status import ServerStatus
 from tmrl_core.networking.transports.base import Driver, new_event_loop
 from tmrl_core.networking.transports.selection import LinkSettings, client_transport

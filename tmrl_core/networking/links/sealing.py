@@ -28,8 +28,8 @@ from tmrl_core.networking.transports.selection import LinkSettings, uses_plainte
 
 if TYPE_CHECKING:
     from tmrl_core.networking.end_to_end.identity import Signer
-    from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+    from tmrl_core.networking.trainer.seal import TrainerSeal
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def seal_worker(
     mode = mode_of(settings, "worker")
     if mode == "off":
         return None, None
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
     identity = Identity(find(settings.credentials_dir), "worker")
     accepted = AcceptedVersions(model_path, run)
@@ -239,7 +239,7 @@ def card_problem(settings: LinkSettings, run: str, card: bytes) -> str:
     Raises:
         CredentialsError: a file of this machine is missing or damaged.
     """
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
     identity = Identity(find(settings.credentials_dir), "worker")
     said: list[str] = []
@@ -259,7 +259,7 @@ def seal_trainer(
     if mode == "off":
         return None, None, None
     from tmrl_core.networking.end_to_end.run_key import RunKey
-    from tmrl_core.networking.end_to_end.trainer import TrainerSeal
+    from tmrl_core.networking.trainer.seal import TrainerSeal
 
     folder = find(settings.credentials_dir)
     identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run)

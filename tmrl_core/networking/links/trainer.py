@@ -13,12 +13,6 @@ from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_trainer
-from tmrl_core.networking.peers import (
-    Member,
-    TrainerConnection,
-    TrainerState,
-)
-from tmrl_core.networking.peers.inbox import TAKEN_BYTES
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.networking.protocol.messages import (
@@ -34,11 +28,13 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
     plain,
 )
+from tmrl_core.networking.trainer import Member, TrainerConnection, TrainerState
+from tmrl_core.networking.trainer.inbox import TAKEN_BYTES
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.end_to_end.trainer import TrainerSeal
+    from tmrl_core.networking.trainer.seal import TrainerSeal
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +81,7 @@ class TrainerLink(Link):
         gaps: messages and samples that workers have dropped, as counted in the checkpoint.
         seal: authenticates samples and what goes to the workers; None: as `settings.end_to_end` says.
         hold: stores an incarnation durably, before it is used; for `seal` only.
-        cost_of: returns the bytes that a message's payload takes in memory, see `peers.inbox`.
+        cost_of: returns the bytes that a message's payload takes in memory, see `trainer.inbox`.
 
     Attributes:
         has_more: True: the latest `receive` has left messages that had arrived.

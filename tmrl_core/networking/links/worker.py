@@ -21,10 +21,6 @@ from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.overflow import CHECK_S, Overflow
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_worker
-from tmrl_core.networking.peers import (
-    WorkerConnection,
-    WorkerState,
-)
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import (
     Body,
@@ -50,6 +46,7 @@ from tmrl_core.networking.spools.stream_files import (
 )
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.samples import (
     Chunk,
@@ -61,7 +58,7 @@ from tmrl_core.samples import (
 )
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.end_to_end.worker import WorkerSeal
+    from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +74,6 @@ _MOST_LEFT = 256
 """Maximum number of earlier processes whose samples are delivered at a time; a link carries 1,024 streams."""
 _REFUSALS_SAID = 20
 """Number of different reasons of refused samples that are logged."""
-
-
-def _anything() -> bool:
-    return True
 
 
 class WorkerCounts(NamedTuple):
@@ -159,7 +152,7 @@ class WorkerLink(Link):
         self._queue_bytes = queue_bytes
         self._drop_oldest = when_full == "drop_oldest"
         # In `block` mode, `send` enforces the limit, and submitted samples are never refused.
-        stream, sealer = self._worker.new_stream()
+        stream = self._worker.new_stream()
         announced = encode_value(dict(signature or {}))
         authority = identity.authority if identity is not None else ""
         files: StreamFiles | None = None
@@ -174,7 +167,7 @@ class WorkerLink(Link):
             stream,
             queue_bytes=queue_bytes if self._drop_oldest else 1 << 62,
             drop_oldest=self._drop_oldest,
-            sealer=sealer,
+            sealer=seal,
             store=files,
             store_bytes=spool_bytes or 0,
         )
@@ -226,20 +219,24 @@ class WorkerLink(Link):
             return
         stream = bytes.fromhex(info.stream)
         samples = sum(message.samples for message in messages)
-        problem, sealer = "", None
+        problem = ""
         if info.run != worker.run:
             problem = f"they are of run {info.run!r}"
         else:
             secret = StreamSecret(info.identity, info.started_s, info.key) if info.key else None
-            possible, sealer = worker.continued(stream, secret)
-            if not possible or info.authority != authority:
+            if not worker.can_continue(stream, secret) or info.authority != authority:
                 problem = "they were collected with other credentials, or another network.end_to_end"
         if problem:
             files.close()
             logger.warning("%d samples wait in %s and are not delivered: %s", samples, files.folder, problem)
             return
         sender = StreamSender(
-            stream, queue_bytes=self._queue_bytes, drop_oldest=True, sealer=sealer, store=files, store_bytes=1 << 62
+            stream,
+            queue_bytes=self._queue_bytes,
+            drop_oldest=True,
+            sealer=worker.seal,
+            store=files,
+            store_bytes=1 << 62,
         )
         sender.restore(messages)
         worker.add_stored_stream(sender, info.signature, info.name)
@@ -502,16 +499,17 @@ class WorkerLink(Link):
         return self._wait(lambda: self._policy is not None or self.finished, timeout_s) and self._policy is not None
 
     def wait_change(self, timeout_s: float) -> bool:
-        """Wait until anything changes: policy, directive, progress, counters, or `close`.
+        """Wait until anything has changed since the last call: policy, directive, progress, counters, or `close`.
 
-        False: nothing has changed.
+        So nothing is missed between a look at these values and the wait. One thread waits. False: nothing has changed.
         """
-        with self._changed:
-            self._waiting.append(_anything)
-            try:
-                return self._changed.wait(timeout_s)
-            finally:
-                self._waiting.remove(_anything)
+        changed = self._news.wait(timeout_s)
+        self._news.clear()
+        return changed
+
+    def wake(self) -> None:
+        """End the present or the next call of `wait_change`. It takes no lock, so a signal handler may call it."""
+        self._call(self._news.set)
 
     @property
     def versions_published(self) -> int:

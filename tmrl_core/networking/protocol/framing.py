@@ -12,39 +12,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.messages import Control, encode_control
 
 HEADER = struct.Struct("<IBBHI")
 """Header of a frame: payload length, kind, flags, epoch, channel."""
 HEADER_BYTES = HEADER.size
 MAX_FRAME_BYTES = 65_536
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
-
-SAMPLES_HEAD = struct.Struct("<QQQII")
-"""Header of a message, at the start of its first DATA frame: number, floor, position, samples, bytes.
-
-*floor*: the sender no longer has the messages from it up to this one. *position*: samples that the stream carried
-before this message, so that a receiver can count the samples of a gap. *bytes*: length of the message's body.
-"""
-
-
-class MessageHead(NamedTuple):
-    """Fields of `SAMPLES_HEAD` that a worker authenticates together with the body."""
-
-    number: int
-    floor: int
-    position: int
-    samples: int
-
-
-POLICY_HEAD = struct.Struct("<QQQ")
-"""Header of a policy update, at the start of its first WEIGHTS frame: incarnation, counter, bytes."""
-
-MAX_NUMBER = 1 << 62
-"""Upper bound of message numbers, positions and policy versions; control messages hold twice as much."""
 
 FIRST = 1
 LAST = 2
@@ -245,32 +220,6 @@ class FrameReader:
         """Return True if the byte stream is between two frames."""
         inside = self._direct is not None or (self._ahead is not None and self._filled > 0)
         return not inside and self._end == 0 and not self._frames
-
-
-def control_frame(message: Control) -> bytes:
-    """Return `message` as the bytes of one frame.
-
-    Raises:
-        ValueError: the message is too long for one frame.
-    """
-    payload = encode_control(message)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"{type(message).__name__} takes {len(payload)} bytes; a frame holds {MAX_PAYLOAD_BYTES}")
-    return HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload
-
-
-def samples_head(payload: memoryview) -> tuple[int, int, int, int, int]:
-    """Return number, floor, position, samples and bytes of the message that a DATA frame with this payload begins.
-
-    Raises:
-        RemoteProtocolError: the payload is too short, or a number is out of range.
-    """
-    if len(payload) < SAMPLES_HEAD.size:
-        raise RemoteProtocolError("the first frame of a message is too short for its header")
-    head = number, floor, position, _, _ = SAMPLES_HEAD.unpack_from(payload)
-    if max(number, floor, position) >= MAX_NUMBER:
-        raise RemoteProtocolError(f"message {number} (floor {floor}) at sample {position} is out of range")
-    return head
 
 
 PING_FRAME = HEADER.pack(0, Kind.PING, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Typed messages of the protocol.
+"""Messages of the protocol: typed control messages, and the heads of samples and policies.
 
 Data from a peer is decoded into one of these declared types, or its connection is closed. The relay forwards
 application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes and never decodes them.
@@ -6,13 +6,15 @@ application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.protocol.framing import HEADER, MAX_PAYLOAD_BYTES, Kind
 
 PROTOCOL_VERSION = 1
 """Version of the protocol. Raise it with each change of what is sent, and record `tests/networking/protocol` anew."""
@@ -73,6 +75,60 @@ def plain(text: str, most: int = 1_000) -> str:
     """Return a peer's text in a form that is safe for logs and terminals: short, without control characters."""
     text = text[:most]
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+
+
+# --- heads of messages, at the start of their first frame -------------------------------------------------------------
+
+SAMPLES_HEAD = struct.Struct("<QQQII")
+"""Head of a message of samples: number, floor, position, samples, bytes.
+
+*floor*: the sender no longer has the messages from it up to this one. *position*: samples that the stream carried
+before this message, so that a receiver can count the samples of a gap. *bytes*: length of the message's body.
+"""
+POLICY_HEAD = struct.Struct("<QQQ")
+"""Head of a policy update: incarnation, counter, bytes."""
+MAX_NUMBER = 1 << 62
+"""Upper bound of message numbers, positions and policy versions; control messages hold twice as much."""
+
+
+class MessageHead(NamedTuple):
+    """Fields of `SAMPLES_HEAD` that a worker authenticates together with the body."""
+
+    number: int
+    floor: int
+    position: int
+    samples: int
+
+
+def samples_head(payload: memoryview) -> tuple[int, int, int, int, int]:
+    """Return number, floor, position, samples and bytes of the message that a DATA frame with this payload begins.
+
+    Raises:
+        RemoteProtocolError: the payload is too short, or a number is out of range.
+    """
+    if len(payload) < SAMPLES_HEAD.size:
+        raise RemoteProtocolError("the first frame of a message is too short for its header")
+    head = number, floor, position, _, _ = SAMPLES_HEAD.unpack_from(payload)
+    if max(number, floor, position) >= MAX_NUMBER:
+        raise RemoteProtocolError(f"message {number} (floor {floor}) at sample {position} is out of range")
+    return head
+
+
+def policy_head(payload: memoryview, max_bytes: int) -> tuple[Version, int]:
+    """Return the version and the bytes of the policy that a WEIGHTS frame with this payload begins.
+
+    Raises:
+        RemoteProtocolError: the payload is too short, a number is out of range, or the policy is too large.
+    """
+    if len(payload) < POLICY_HEAD.size:
+        raise RemoteProtocolError("the first frame of a policy update is too short for its header")
+    incarnation, counter, length = POLICY_HEAD.unpack_from(payload)
+    if max(incarnation, counter) >= MAX_NUMBER:
+        # Workers could not confirm such a version. A Server that stored it would end each new link of a worker.
+        raise RemoteProtocolError(f"version {incarnation}.{counter} of the policy is out of range")
+    if length > max_bytes:
+        raise RemoteProtocolError(f"a policy of {length} bytes; at most {max_bytes} are allowed")
+    return (incarnation, counter), length
 
 
 # --- application envelopes: opaque to the relay -----------------------------------------------------------------------
@@ -616,9 +672,22 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 
 
-def encode_control(message: Control) -> bytes:
-    """Encode a control message as MessagePack."""
-    return _encoder.encode(message)
+encode_control = _encoder.encode
+"""Encode a control message as MessagePack."""
+encode_body = _encoder.encode
+"""Encode an application envelope, which the relay forwards as bytes."""
+
+
+def control_frame(message: Control) -> bytes:
+    """Return `message` as the bytes of one frame.
+
+    Raises:
+        ValueError: the message is too long for one frame.
+    """
+    payload = encode_control(message)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"{type(message).__name__} takes {len(payload)} bytes; a frame holds {MAX_PAYLOAD_BYTES}")
+    return HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload
 
 
 def decode_control(data: bytes | bytearray | memoryview) -> Control:
@@ -655,11 +724,6 @@ def negotiate(theirs: Iterable[int], ours: Iterable[int]) -> int | None:
 
 
 _body_decoders: dict[type[Any], msgspec.msgpack.Decoder[Any]] = {}
-
-
-def encode_body(body: PolicyUpdate | Directive | Progress | Collect) -> bytes:
-    """Encode an application envelope, which the relay forwards as bytes."""
-    return _encoder.encode(body)
 
 
 def check_update_head(begin: bytes | bytearray | memoryview) -> None:

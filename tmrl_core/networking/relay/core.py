@@ -19,11 +19,11 @@ import msgspec
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.connection import Authenticate
-from tmrl_core.networking.protocol.framing import MAX_NUMBER
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     MAX_CARD_BYTES,
     MAX_NAME_CHARACTERS,
+    MAX_NUMBER,
     MAX_WAITS_CHARACTERS,
     MOST_RAISED,
     SUPPORTED_VERSIONS,

@@ -30,17 +30,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    HEADER_BYTES,
-    LAST,
-    MAX_FRAME_BYTES,
-    SAMPLES_HEAD,
-    Frame,
-    message_bytes,
-    samples_head,
-)
-from tmrl_core.networking.protocol.messages import Credit, Unused, Want
+from tmrl_core.networking.protocol.framing import FIRST, HEADER_BYTES, LAST, MAX_FRAME_BYTES, Frame, message_bytes
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Credit, Unused, Want, samples_head
 from tmrl_core.networking.relay.streams import RelayStream, Share
 
 if TYPE_CHECKING:

@@ -8,16 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    LAST,
-    MAX_FRAME_BYTES,
-    MAX_NUMBER,
-    POLICY_HEAD,
-    Frame,
-    message_bytes,
-)
-from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.protocol.framing import FIRST, LAST, MAX_FRAME_BYTES, Frame, message_bytes
+from tmrl_core.networking.protocol.messages import POLICY_HEAD, Version, policy_head
 
 
 class Policy:
@@ -92,7 +84,9 @@ class Policies:
         """
         if frame.flags & FIRST:
             self.abandon()
-            self.arriving = self._begin(frame, incarnation)
+            version, length = policy_head(frame.payload, self.max_bytes)
+            old = version[0] != incarnation or (self.latest is not None and version <= self.latest.version)
+            self.arriving = Policy(version, message_bytes(POLICY_HEAD, length), abandoned=old)
         policy = self.arriving
         if policy is None:
             raise RemoteProtocolError("a policy update was continued without a beginning")
@@ -115,20 +109,6 @@ class Policies:
             if not policy.abandoned:
                 self.latest = policy
         return policy
-
-    def _begin(self, frame: Frame, incarnation: int) -> Policy:
-        payload = frame.payload
-        if len(payload) < POLICY_HEAD.size:
-            raise RemoteProtocolError("the first frame of a policy update is too short for its header")
-        *version, length = POLICY_HEAD.unpack_from(payload)
-        if max(version) >= MAX_NUMBER:
-            # Workers could not confirm such a version. A stored one would end each new link of a worker.
-            raise RemoteProtocolError(f"version {version[0]}.{version[1]} of the policy is out of range")
-        if length > self.max_bytes:
-            raise RemoteProtocolError(f"a policy of {length} bytes; at most {self.max_bytes} are relayed")
-        begun = (version[0], version[1])
-        old = self.latest is not None and begun <= self.latest.version
-        return Policy(begun, message_bytes(POLICY_HEAD, length), abandoned=old or begun[0] != incarnation)
 
     def version_for(self, run: str, have: Version) -> Policy | None:
         """Return the policy to send next to a worker of `run` that has version `have`; None: nothing.

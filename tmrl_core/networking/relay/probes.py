@@ -11,8 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.framing import control_frame
-from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, negotiate
+from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, control_frame, negotiate
 from tmrl_core.networking.relay.places import Places
 from tmrl_core.token_bucket import TokenBucket
 

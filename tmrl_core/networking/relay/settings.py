@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
+from tmrl_core.networking.protocol.framing import message_bytes
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD
 
 
 class RelaySettings(msgspec.Struct, frozen=True):

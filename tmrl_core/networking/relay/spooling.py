@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.framing import HEADER_BYTES, SAMPLES_HEAD, Kind, cut
-from tmrl_core.networking.protocol.messages import Ack, Resume, Stored
+from tmrl_core.networking.protocol.framing import HEADER_BYTES, Kind, cut
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Ack, Resume, Stored
 from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.spools.memory import Spool, SpooledStream, StreamInfo
 from tmrl_core.rate_limited_log import RateLimitedLog

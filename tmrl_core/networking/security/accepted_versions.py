@@ -16,8 +16,7 @@ from msgspec import Meta
 
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.protocol.framing import MAX_NUMBER
-from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.protocol.messages import MAX_NUMBER, Version
 from tmrl_core.networking.security.secret_files import LINK_WAIT_S, read_record, write_record, writing
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.protocol.framing import MAX_NUMBER
+from tmrl_core.networking.protocol.messages import MAX_NUMBER
 from tmrl_core.networking.security.secret_files import folder_of, read_record, write_record, writing
 
 FOLDER, OLDER = "run_keys", "older"

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core.errors import StorageError
-from tmrl_core.networking.protocol.framing import MAX_NUMBER
-from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
+from tmrl_core.networking.protocol.messages import MAX_NUMBER, MAX_SIGNATURE_BYTES
 from tmrl_core.networking.spools.fair_queue import FairQueue, Job
 from tmrl_core.networking.spools.memory import Spool, SpooledMessage, SpooledStream, StreamInfo
 from tmrl_core.rate_limited_log import RateLimitedLog

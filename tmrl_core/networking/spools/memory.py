@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tmrl_core.networking.protocol.framing import SAMPLES_HEAD, message_bytes
+from tmrl_core.networking.protocol.framing import message_bytes
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD
 
 MAX_SPOOLED_STREAMS = 1_280
 """Maximum number of stored streams, however small. One principal alone gets 1,024 of them."""

@@ -24,7 +24,7 @@ import msgspec
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.networking.protocol.delivery import Body, HeldMessage, WrittenMessage
-from tmrl_core.networking.protocol.framing import MAX_NUMBER
+from tmrl_core.networking.protocol.messages import MAX_NUMBER
 from tmrl_core.storage import OS, FileCalls, FolderLock, Place, RecordLog, open_own
 from tmrl_core.storage.format import record_buffers, scan
 from tmrl_core.storage.lock import LOCK_FILE

@@ -10,10 +10,16 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from tmrl_core.errors import NetworkError, PortInUseError
-from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.transports.base import Driver, Listener, Transport
+from tmrl_core.networking.protocol.connection import Authenticate, Connection, Identity
+from tmrl_core.networking.protocol.messages import Role
+from tmrl_core.networking.transports.base import Driver, Listener, Transport, TransportKind
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.security.admission import AdmissionSettings
+    from tmrl_core.networking.transports.selection import LinkSettings
 
 _WINDOW_BYTES = 262_144
 
@@ -53,6 +59,27 @@ class LocalTransport(Transport):
         connection.connected(Identity("local"), end.loop.time())
         end.wake()
         return end
+
+
+class LocalKind(TransportKind):
+    """Links within a process."""
+
+    in_process = True
+
+    def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
+        """Return the transport of a client, which sends no token."""
+        return LocalTransport(), ""
+
+    def server(
+        self,
+        settings: LinkSettings,
+        on_refused: Callable[[str, str], None],
+        admission: AdmissionSettings | None,
+        *,
+        tls: bool,
+    ) -> tuple[Transport, Authenticate]:
+        """Return the transport of a Server, which accepts all peers."""
+        return LocalTransport(), lambda hello, connection: None
 
 
 class LocalListener(Listener):

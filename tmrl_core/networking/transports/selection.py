@@ -1,19 +1,22 @@
-"""Selection of the transport and the credentials of a client or a Server. Only this module knows all transports."""
+"""Selection of the transport and the credentials of a client or a Server.
+
+Transports are found by name in `tmrl_core.rooms`. The rules that hold for all of them stand here: names of hosts, and
+plaintext on this machine only.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import re
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
 
+from tmrl_core import rooms
 from tmrl_core.config import CFG, Cfg, Config, find_credentials_folder, given
 from tmrl_core.config.loading import expanded, token_from_environment
 from tmrl_core.config.sections import NetworkSection
@@ -21,10 +24,8 @@ from tmrl_core.config.sections import is_loopback as is_loopback
 from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.messages import Role
-from tmrl_core.networking.security.admission import Admission, AdmissionSettings
-from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess, delay_rejections
-from tmrl_core.networking.security.logins import check_password
-from tmrl_core.networking.transports.base import Transport
+from tmrl_core.networking.security.admission import AdmissionSettings
+from tmrl_core.networking.transports.base import Transport, TransportKind
 from tmrl_core.networking.transports.plain import plain_server
 
 
@@ -123,6 +124,18 @@ def _is_address(host: str) -> bool:
     return True
 
 
+def transport_kind(name: str) -> TransportKind:
+    """Return the kind of transport that `network.transport` names.
+
+    Raises:
+        ConfigError: there is none of this name, or its package is broken.
+    """
+    if (entry := rooms.find("transports", name)) is None:
+        raise ConfigError(f"network.transport is {name!r}; this version has {', '.join(rooms.entries('transports'))}")
+    kind: type[TransportKind] = entry.load()
+    return kind()
+
+
 def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str]:
     """Return the transport for a client's settings, and the token to send.
 
@@ -130,11 +143,9 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
         ConfigError: plaintext beyond this machine, or an unknown transport.
         CredentialsError: there are no credentials.
     """
-    if settings.transport == "local":
-        from tmrl_core.networking.transports.local import LocalTransport
-
-        return LocalTransport(), ""
-    _check_known(settings.transport)
+    kind = transport_kind(settings.transport)
+    if kind.in_process:
+        return kind.client(settings, role, tls=False)
     check_host(settings.host, "server.host")
     check_host(settings.hostname or "", "network.hostname")
     plain = uses_plaintext(settings)
@@ -143,25 +154,7 @@ def client_transport(settings: LinkSettings, role: Role) -> tuple[Transport, str
             f"network.security is null and the Server is {settings.host}: everybody on the network path could read and "
             "send data, and read the token. Use TLS, or allow this with network.allow_insecure_remote: true."
         )
-    if settings.transport == "tlspyo":
-        from tmrl_core.networking.transports.tlspyo.selection import tlspyo_transport
-
-        return tlspyo_transport(settings, role, tls=not plain), ""
-    from tmrl_core.networking.transports.tls import TlsTransport
-
-    if plain:
-        return TlsTransport(None), settings.token or ""
-    from tmrl_core.networking.security import credentials, handshakes
-
-    access = ClientAccess(credentials.find(settings.credentials_dir), role, settings.token)
-    hostname = settings.hostname or settings.host
-    transport = TlsTransport(
-        access.context,
-        server_hostname=hostname,
-        explain=partial(handshakes.explain, host=settings.host, hostname=hostname),
-        access=access,
-    )
-    return transport, access.token
+    return kind.client(settings, role, tls=not plain)
 
 
 def uses_plaintext(settings: LinkSettings) -> bool:
@@ -182,11 +175,9 @@ def server_transport(
         ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`, or an unknown transport.
         CredentialsError: there is no server certificate.
     """
-    if settings.transport == "local":
-        from tmrl_core.networking.transports.local import LocalTransport
-
-        return LocalTransport(), lambda hello, connection: None
-    _check_known(settings.transport)
+    kind = transport_kind(settings.transport)
+    if kind.in_process:
+        return kind.server(settings, on_refused, admission, tls=False)
     host, plain = settings.host, settings.security is None
     check_host(host, "server.bind")
     if plain and not is_loopback(host) and not settings.allow_insecure_remote:
@@ -195,38 +186,4 @@ def server_transport(
             "could read and send data. Use TLS, listen on 127.0.0.1, or allow this with "
             "network.allow_insecure_remote: true."
         )
-    if settings.transport == "tlspyo":
-        from tmrl_core.networking.transports.tlspyo.selection import tlspyo_transport
-
-        made = tlspyo_transport(settings, "server", tls=not plain, admission=admission, on_refused=on_refused)
-        # tlspyo has checked its password already, and has no roles.
-        return made, lambda hello, connection: None
-    from tmrl_core.networking.transports.tls import TlsTransport
-
-    strangers = Admission(admission)
-    if plain:
-        return (
-            TlsTransport(None, on_refused=on_refused, admission=strangers),
-            delay_rejections(
-                lambda hello, connection: check_password(hello, settings.token), strangers, time.monotonic
-            ),
-        )
-    from tmrl_core.networking.security import credentials, handshakes
-
-    access = ServerAccess(credentials.find(settings.credentials_dir))
-    return (
-        TlsTransport(
-            access.context,
-            identity_of=handshakes.identity_of,
-            explain=partial(handshakes.explain, host="this Server", side="server"),
-            on_refused=on_refused,
-            access=access,
-            admission=strangers,
-        ),
-        delay_rejections(access.authenticate, strangers, time.monotonic),
-    )
-
-
-def _check_known(transport: str) -> None:
-    if transport not in ("tls", "tlspyo"):
-        raise ConfigError(f"network.transport is {transport!r}; this version has 'tls', 'local' and 'tlspyo'")
+    return kind.server(settings, on_refused, admission, tls=not plain)

@@ -105,7 +105,7 @@ class RunShutdown:
     def take_arrived(self) -> None:
         """Insert all samples that have arrived before this call, however long that takes.
 
-        That is up to 1 GB (decompressed) of each certificate, or 16 GB of one without others (`peers.inbox`): seconds,
+        That is up to 1 GB (decompressed) of each certificate, or 16 GB of one without others (`inbox`): seconds,
         or half a minute for each GB if a hostile worker has chosen what takes longest.
         """
         link = self._interface.link

@@ -35,7 +35,7 @@ from tmrl_core.actor.policies.weights import (
     exploration_in,
     with_exploration,
 )
-from tmrl_core.blas_threads import MIN_VALUES, limited
+from tmrl_core.blas_threads import MIN_VALUES, one_blas_thread
 from tmrl_core.errors import ConfigError
 from tmrl_core.storage import read_whole
 
@@ -247,8 +247,6 @@ class NumpyMLPActor(NumpyActor):
         self._inputs = [np.ones(width + 1, np.float32) for width in self._widths]
         self._heads = np.empty(self._matrices[-1].shape[1], np.float32)
         self._forward = self._make_forward()
-        if self._encoders or max(matrix.size for matrix in self._matrices) >= MIN_VALUES:
-            self._forward = limited(self._forward)
 
     def _make_forward(self) -> Callable[[Any], np.ndarray]:
         """Return a function that computes the heads' outputs [sum of their sizes] of one observation.
@@ -274,8 +272,13 @@ class NumpyMLPActor(NumpyActor):
         direct_shape = layout[0].shape
         flat = direct and len(direct_shape) == 1
         prepare = self._prepare if self._normalizes else None
+        limit = one_blas_thread
+        large = bool(self._encoders) or max(matrix.size for matrix in self._matrices) >= MIN_VALUES
 
         def forward(obs: Any) -> np.ndarray:
+            if large and limit.wanted:
+                with limit:
+                    return forward(obs)
             if flat and isinstance(obs, ndarray) and obs.shape == direct_shape:
                 vector[:] = obs
             else:

@@ -127,10 +127,9 @@ class NumpyRecurrentActor(RecurrentPolicy, NumpyActor):
 
     def infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], State]:
         """Return the parameters of the action distributions, valid until the next call, and the next state."""
-        with one_blas_thread:
-            return self._infer(obs_B, state_B)
-
-    def _infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], State]:
+        if one_blas_thread.wanted:
+            with one_blas_thread:
+                return self.infer(obs_B, state_B)
         batch = self.check_state(state_B)
         if len(self._flat_BD) != batch:
             self._make_buffers(batch)

@@ -6,13 +6,36 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.protocol.connection import Authenticate
+from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.security import credentials, tlspyo_files
 from tmrl_core.networking.security.admission import AdmissionSettings
+from tmrl_core.networking.transports.base import Transport, TransportKind
 from tmrl_core.networking.transports.tlspyo.process import check_installed
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 
 if TYPE_CHECKING:
     from tmrl_core.networking.transports.selection import LinkSettings
+
+
+class TlspyoKind(TransportKind):
+    """Links of tlspyo's Relay and Endpoints. tlspyo has no roles, and checks its password itself."""
+
+    def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
+        """Return the transport of a client."""
+        return tlspyo_transport(settings, role, tls=tls), ""
+
+    def server(
+        self,
+        settings: LinkSettings,
+        on_refused: Callable[[str, str], None],
+        admission: AdmissionSettings | None,
+        *,
+        tls: bool,
+    ) -> tuple[Transport, Authenticate]:
+        """Return the transport of a Server."""
+        made = tlspyo_transport(settings, "server", tls=tls, admission=admission, on_refused=on_refused)
+        return made, lambda hello, connection: None
 
 
 def tlspyo_transport(

@@ -7,8 +7,8 @@ import pytest
 from tests.networking.end_to_end.ends import BODY, HEAD, Ends, authority, signer, verifier
 from tmrl_core.errors import CredentialsError, ForgedError
 from tmrl_core.networking.end_to_end.stream_keys import Sealed
-from tmrl_core.networking.end_to_end.worker import Mode, WorkerSeal
 from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 
 def test_it_takes_the_accepted_version_once_and_no_older_one() -> None:

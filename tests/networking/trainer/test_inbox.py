@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from tests.networking.peers.test_greedy_server import give_frame
-from tests.networking.peers.test_own_incarnation import said
-from tests.networking.peers.test_unread_answers import give
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
-from tmrl_core.networking.peers.inbox import ALONE, PENDING_BYTES, TAKEN_BYTES, TAKEN_MESSAGES, Inbox
-from tmrl_core.networking.peers.postponed import ANSWER_S, Postponed
+from tests.networking.test_unread_answers import give
+from tests.networking.trainer.test_greedy_server import give_frame
+from tests.networking.trainer.test_own_incarnation import said
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import Received
-from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, SAMPLES_HEAD
-from tmrl_core.networking.protocol.messages import Credit, StreamClosed, StreamOpened, Welcome
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Credit, StreamClosed, StreamOpened, Welcome
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer.inbox import ALONE, PENDING_BYTES, TAKEN_BYTES, TAKEN_MESSAGES, Inbox
+from tmrl_core.networking.trainer.postponed import ANSWER_S, Postponed
 
 GIANT = 16 << 20
 
@@ -199,7 +199,7 @@ def test_origins_that_come_and_go_are_not_remembered_forever() -> None:
 
 
 def test_the_bytes_of_an_ignored_message_are_credit_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tmrl_core.networking.peers.inbox.PENDING_BYTES", 0)
+    monkeypatch.setattr("tmrl_core.networking.trainer.inbox.PENDING_BYTES", 0)
     state = TrainerState(run="run", name="node", peer=b"t" * 16, inbox_bytes=1 << 20)
     link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     link.connected(Identity("Server"), 0.0)

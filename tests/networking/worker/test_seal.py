@@ -12,9 +12,9 @@ from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import RunCard, StreamRecord, decode_statement, encode_statement
-from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
 from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
+from tmrl_core.networking.worker.seal import WorkerSeal
 
 REFUSED = ((4, "no room"), (5, "NaN"))
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.networking.end_to_end.ends import Ends
-from tests.networking.peers.test_greedy_server import give_frame
-from tests.networking.peers.test_own_incarnation import said
-from tests.networking.peers.test_unread_answers import give
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tests.networking.test_unread_answers import give
+from tests.networking.trainer.test_greedy_server import give_frame
+from tests.networking.trainer.test_own_incarnation import said
 from tmrl_core.networking.protocol.connection import Identity
-from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD
+from tmrl_core.networking.protocol.framing import FIRST, LAST
 from tmrl_core.networking.protocol.messages import (
     AUTHENTICATED,
+    SAMPLES_HEAD,
     Ack,
     Halt,
     Resume,
@@ -21,6 +20,8 @@ from tmrl_core.networking.protocol.messages import (
     StreamOpened,
     Welcome,
 )
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer.seal import TrainerSeal
 
 
 @pytest.fixture

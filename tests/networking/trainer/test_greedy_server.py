@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.networking.peers.test_unread_answers import give
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
+from tests.networking.test_unread_answers import give
 from tmrl_core.networking.protocol.connection import Connection, Identity
-from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, SAMPLES_HEAD, Kind
-from tmrl_core.networking.protocol.messages import StreamClosed, StreamOpened, Welcome
+from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, Kind
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, StreamClosed, StreamOpened, Welcome
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 
 INBOX_BYTES = 1 << 20
 MESSAGE_BYTES = 1 << 18

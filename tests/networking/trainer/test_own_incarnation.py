@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.networking.end_to_end.ends import Ends, signer, verifier
-from tests.networking.peers.test_unread_answers import give
+from tests.networking.test_unread_answers import give
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
-from tmrl_core.networking.peers.trainer import MOST_RECORD_RAISES, SUGGESTIONS_AT_ONCE
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.framing import FrameReader, Kind
 from tmrl_core.networking.protocol.messages import (
@@ -23,6 +20,9 @@ from tmrl_core.networking.protocol.messages import (
     Welcome,
     decode_control,
 )
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer.connection import MOST_RECORD_RAISES, SUGGESTIONS_AT_ONCE
+from tmrl_core.networking.worker.seal import WorkerSeal
 
 
 class Held:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tmrl_core.config.agent_patterns import policy_by_agent
 from tmrl_core.errors import ConfigError
+from tmrl_core.multiagent.agent_patterns import policy_by_agent
 
 PORTS = [f"port_{number}" for number in range(1, 9)]
 

@@ -12,28 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
-from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES, ClientState
-from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
-from tmrl_core.networking.peers.inbox import Inbox
-from tmrl_core.networking.peers.members import Member, Members
-from tmrl_core.networking.peers.postponed import Postponed
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
+from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import Body, CommittedOffset, PostponedError, Received, StreamReceiver
-from tmrl_core.networking.protocol.framing import (
-    FIRST,
-    LAST,
-    POLICY_HEAD,
-    SAMPLES_HEAD,
-    Frame,
-    Kind,
-    Wire,
-    control_frame,
-    cut,
-    message_bytes,
-    samples_head,
-    spare,
-)
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, cut, message_bytes, spare
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     AUTHENTICATED,
@@ -41,6 +24,8 @@ from tmrl_core.networking.protocol.messages import (
     MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
     MOST_RAISED,
+    POLICY_HEAD,
+    SAMPLES_HEAD,
     Ack,
     Announce,
     Control,
@@ -63,15 +48,21 @@ from tmrl_core.networking.protocol.messages import (
     StreamOpened,
     Waits,
     Welcome,
+    control_frame,
     decode_body,
     encode_body,
     plain,
+    samples_head,
 )
+from tmrl_core.networking.trainer.forgotten_streams import ForgottenStreams
+from tmrl_core.networking.trainer.inbox import Inbox
+from tmrl_core.networking.trainer.members import Member, Members
+from tmrl_core.networking.trainer.postponed import Postponed
 from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:  # loaded only where authentication is on
     from tmrl_core.networking.end_to_end.identity import Peer
-    from tmrl_core.networking.end_to_end.trainer import OpenedStream, TrainerSeal
+    from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
 
 MOST_MESSAGE_BYTES = 1 << 30
 """Maximum size of a message of samples from any Server. The first frame allocates memory for the whole message."""
@@ -721,9 +712,11 @@ class TrainerConnection(Connection):
             body = encode_body(state.progress)
             self.put("report", Report(body if state.seal is None else state.seal.seal_report(state.holding, body)))
 
-    def _before_send(self) -> None:
-        if self.state != "open":
-            return
+    def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
+        """Return the buffers to send now, acknowledgements, credit and the latest policy included."""
+        if self.state != "open" or self.closing:
+            return super().to_send(now)
+        self._now = now
         state = self.trainer
         if state.seal is not None and state.seal.forged != self._told_forged:
             self._told_forged = state.seal.forged
@@ -744,6 +737,7 @@ class TrainerConnection(Connection):
             self._granted = limit
             self._slots["credit"] = Credit(0, 0, limit)
         self._begin_policy()
+        return super().to_send(now)
 
     def _begin_policy(self) -> None:
         """Begin to send the latest policy, unless it was sent or another one is in transit."""

@@ -7,7 +7,7 @@ send would be discarded and sent again.
 
 from __future__ import annotations
 
-from tmrl_core.networking.peers.inbox import Inbox
+from tmrl_core.networking.trainer.inbox import Inbox
 
 ANSWER_S = 1.0
 """Time after which a requested stream without an answer lets the next one be requested. It may have nothing to send."""

@@ -12,8 +12,8 @@ from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import StreamRecord, decode_statement, encode_statement, stream_id
-from tmrl_core.networking.end_to_end.trainer import TrainerSeal
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
+from tmrl_core.networking.trainer.seal import TrainerSeal
+from tmrl_core.networking.worker.seal import WorkerSeal
 
 
 def test_a_record_names_its_worker() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tmrl_core.networking.peers.members import Member, Members
+from tmrl_core.networking.trainer.members import Member, Members
 
 
 def test_changes_lead_to_the_same_members_after_any_sequence() -> None:

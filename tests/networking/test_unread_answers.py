@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.networking.end_to_end.ends import Ends
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
-from tmrl_core.networking.peers.client import MAX_UNREAD_BYTES
+from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
-from tmrl_core.networking.protocol.framing import control_frame
-from tmrl_core.networking.protocol.messages import Control, Halt, Incarnation, Welcome
+from tmrl_core.networking.protocol.messages import Control, Halt, Incarnation, Welcome, control_frame
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 
 def give(connection: Connection, message: Control) -> None:

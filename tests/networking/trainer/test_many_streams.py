@@ -8,17 +8,17 @@ from collections import Counter
 import pytest
 
 from tests.networking.end_to_end.ends import Ends, signer, verifier
-from tests.networking.peers.test_greedy_server import give_frame
-from tests.networking.peers.test_own_incarnation import said
-from tests.networking.peers.test_unread_answers import give
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
-from tmrl_core.networking.peers import TrainerConnection, TrainerState
-from tmrl_core.networking.peers import trainer as trainer_module
-from tmrl_core.networking.peers.trainer import MAX_PROVEN, MAX_PROVEN_OF_ONE
+from tests.networking.test_unread_answers import give
+from tests.networking.trainer.test_greedy_server import give_frame
+from tests.networking.trainer.test_own_incarnation import said
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset
-from tmrl_core.networking.protocol.framing import FIRST, LAST, SAMPLES_HEAD, Kind, cut
-from tmrl_core.networking.protocol.messages import Blob, PolicyUpdate, Resume, StreamOpened, Welcome
+from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind, cut
+from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Blob, PolicyUpdate, Resume, StreamOpened, Welcome
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer import connection as trainer_module
+from tmrl_core.networking.trainer.connection import MAX_PROVEN, MAX_PROVEN_OF_ONE
+from tmrl_core.networking.worker.seal import WorkerSeal
 
 
 class Trainer:

@@ -27,8 +27,7 @@ from tmrl_core.networking.end_to_end.statements import (
 )
 from tmrl_core.networking.end_to_end.stream_keys import NONCE_BYTES, SIGNED, Sealed, StreamKeys
 from tmrl_core.networking.protocol.delivery import Body
-from tmrl_core.networking.protocol.framing import MessageHead
-from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.protocol.messages import MessageHead, Version
 
 Mode = Literal["authenticate", "encrypt"]
 

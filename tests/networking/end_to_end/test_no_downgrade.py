@@ -7,16 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from tests.networking.end_to_end.ends import Ends
-from tests.networking.peers.test_own_incarnation import said
-from tests.networking.peers.test_unread_answers import give
 from tests.networking.relay.test_probes import feed
-from tmrl_core.networking.end_to_end.worker import Mode
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
+from tests.networking.test_unread_answers import give
+from tests.networking.trainer.test_own_incarnation import said
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import Body
-from tmrl_core.networking.protocol.framing import POLICY_HEAD, Kind, cut
+from tmrl_core.networking.protocol.framing import Kind, cut
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    POLICY_HEAD,
     PROTOCOL_VERSION,
     SUPPORTED_VERSIONS,
     Announce,
@@ -30,6 +29,9 @@ from tmrl_core.networking.protocol.messages import (
     Welcome,
     encode_body,
 )
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
+from tmrl_core.networking.worker.seal import Mode
 
 
 def new_worker(ends: Ends) -> WorkerConnection:

@@ -7,15 +7,15 @@ import struct
 import pytest
 
 from tests.networking.end_to_end.ends import Ends, certificate, verifier
-from tests.networking.peers.test_unread_answers import give
+from tests.networking.test_unread_answers import give
 from tmrl_core.networking.end_to_end.identity import Signer
-from tmrl_core.networking.end_to_end.worker import WorkerSeal
-from tmrl_core.networking.peers import Member, TrainerConnection, TrainerState
-from tmrl_core.networking.peers import trainer as trainer_peer
-from tmrl_core.networking.peers.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset
 from tmrl_core.networking.protocol.messages import StreamClosed, StreamOpened, Welcome
+from tmrl_core.networking.trainer import Member, TrainerConnection, TrainerState
+from tmrl_core.networking.trainer import connection as trainer_peer
+from tmrl_core.networking.trainer.forgotten_streams import ForgottenStreams
+from tmrl_core.networking.worker.seal import WorkerSeal
 
 START = 1_800_000_000
 

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from tmrl_core.errors import LocalProtocolError
-from tmrl_core.networking.peers import TrainerConnection, TrainerState, WorkerConnection, WorkerState
-from tmrl_core.networking.peers import trainer as trainer_peer
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, StreamReceiver, StreamSender
-from tmrl_core.networking.protocol.framing import control_frame
 from tmrl_core.networking.protocol.messages import (
     MAX_NAME_CHARACTERS,
     MAX_WAITS_CHARACTERS,
@@ -27,8 +24,12 @@ from tmrl_core.networking.protocol.messages import (
     Waits,
     Welcome,
     check_update_head,
+    control_frame,
 )
 from tmrl_core.networking.relay import Relay
+from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer import connection as trainer_peer
+from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 LACK = Progress(samples=5, updates=5, lack="1 sample for the next update")
 
@@ -260,8 +261,8 @@ def test_a_flood_of_streams_without_samples_makes_a_trainer_forget_no_offset() -
 def test_messages_of_an_origin_with_too_many_arrive_later_and_in_order(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tmrl_core.networking.peers.inbox.PENDING_BYTES", 10_000)
-    monkeypatch.setattr("tmrl_core.networking.peers.inbox.ALONE", 1)
+    monkeypatch.setattr("tmrl_core.networking.trainer.inbox.PENDING_BYTES", 10_000)
+    monkeypatch.setattr("tmrl_core.networking.trainer.inbox.ALONE", 1)
     sender, _ = place.worker.senders[0]
     for _ in range(30):
         sender.offer([bytes(1_000)], 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.peers.client import ClientState
+from tmrl_core.networking.protocol.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import Frame
 from tmrl_core.networking.protocol.messages import Control, StatusPage, StatusRequest, Welcome

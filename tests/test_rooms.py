@@ -1,0 +1,138 @@
+"""Names of rooms and of other packages: found when they are used, with errors that say whose they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import source
+from tmrl_core import rooms
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.links import LinkSettings
+from tmrl_core.networking.transports.local import LocalTransport
+from tmrl_core.networking.transports.selection import client_transport, transport_kind
+
+PIGEON = """
+from tmrl_core.networking.transports.local import LocalKind
+
+class Pigeon(LocalKind):
+    pass
+"""
+
+
+class Install:
+    """Installs packages of others into a folder of `sys.path`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, package: str, entry_points: str, code: str) -> None:
+        module = f"of_others_{package}"
+        (self.folder / f"{module}.py").write_text(code)
+        info = self.folder / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(entry_points.replace("MODULE", module))
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = set(sys.modules)
+    yield Install(tmp_path)
+    for name in set(sys.modules) - modules:
+        if name.startswith("of_others"):
+            del sys.modules[name]
+
+
+def test_a_transport_of_another_package_is_used_by_its_name(install: Install) -> None:
+    install("pigeons", "[tmrl_core.transports]\npigeon = MODULE:Pigeon\n", PIGEON)
+    assert "of_others_pigeons" not in sys.modules
+    transport, _ = client_transport(LinkSettings(transport="pigeon"), "worker")  # type: ignore[arg-type]
+    assert isinstance(transport, LocalTransport)
+
+
+def test_the_error_for_a_broken_package_names_it(install: Install) -> None:
+    install("pigeons", "[tmrl_core.transports]\npigeon = MODULE:Pigeon\n", "import lost_package")
+    with pytest.raises(ConfigError, match=r"pigeon: the package pigeons .*transports.*lost_package.*Repair or update"):
+        transport_kind("pigeon")
+    assert transport_kind("local").in_process  # not affected
+
+
+def test_the_error_for_a_missing_object_names_its_package(install: Install) -> None:
+    install("pigeons", "[tmrl_core.transports]\npigeon = MODULE:Pidgin\n", PIGEON)
+    with pytest.raises(ConfigError, match=r"package pigeons .*'of_others_pigeons:Pidgin'.*AttributeError"):
+        transport_kind("pigeon")
+
+
+def test_a_name_of_two_packages_is_refused(install: Install) -> None:
+    for package in ("doves", "pigeons"):
+        install(package, "[tmrl_core.transports]\npigeon = MODULE:Pigeon\n", PIGEON)
+    with pytest.raises(ConfigError, match=r"the packages doves and pigeons both add it to transports\. Uninstall one"):
+        rooms.find("transports", "pigeon")
+
+
+def test_a_room_comes_before_other_packages(install: Install) -> None:
+    install("pigeons", "[tmrl_core.transports]\nlocal = MODULE:Pigeon\n", PIGEON)
+    entry = rooms.find("transports", "local")
+    assert entry is not None
+    assert entry.package == "tmrl_core.networking.transports"
+
+
+def test_a_broken_room_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "of_others_tree"
+    for name, code in (("broken", "1 +"), ("sound", 'SINKS = {"a": "b:C"}')):
+        (root / name).mkdir(parents=True)
+        (root / name / "room.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(rooms, "ROOT", root)
+    rooms._rooms.cache_clear()
+    try:
+        assert rooms.entries("sinks")["a"].package == "of_others_tree.sound"
+    finally:
+        rooms._rooms.cache_clear()
+    assert "broken" in caplog.text
+
+
+def test_objects_of_rooms_exist() -> None:
+    found = [entry for kind in rooms.KINDS for entry in rooms.entries(kind).values()]
+    assert found
+    for entry in found:
+        assert entry.reference.startswith("tmrl_core."), entry
+        assert entry.load() is not None
+
+
+ROOMS = {"gateway": "gateway: {port: 0}", "multiagent": "multiagent: {agents: {}, policies: {}}"}
+"""A configuration with the section of each room that can be taken away, by its folder."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_tree_without_a_room_works(room: str, tmp_path: Path) -> None:
+    leave_out = shutil.ignore_patterns("__pycache__", room)
+    shutil.copytree(source.PACKAGE, tmp_path / "tmrl_core", ignore=leave_out)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-B", "-m", "tmrl_core", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+    ended = run("--help")
+    assert ended.returncode == 0, ended.stderr
+    ended = run("--config-schema")
+    assert ended.returncode == 0, ended.stderr
+    assert room not in json.loads(ended.stdout)["$defs"]["Config"]["properties"]
+    (tmp_path / "tmrl_core.yaml").write_text("run: {name: whole}\n")
+    ended = run("--benchmark", "--steps", "20")  # checks the configuration, and acts
+    assert ended.returncode == 0, ended.stderr
+    (tmp_path / "tmrl_core.yaml").write_text(ROOMS[room])
+    ended = run("--server")
+    assert ended.returncode == 2
+    assert f"ConfigError: tmrl_core.yaml: {room}: unknown section" in ended.stderr
+    assert f"No package tmrl_core.{room} is here" in ended.stderr

@@ -1,0 +1,3 @@
+"""Many agents in one environment."""
+
+SECTIONS = {"multiagent": "tmrl_core.multiagent.settings:MultiAgentSection"}

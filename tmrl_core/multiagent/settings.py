@@ -1,0 +1,281 @@
+"""Section `multiagent` of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import field
+
+from tmrl_core.config.checks import LOCKSTEP_LOOPS
+from tmrl_core.config.sections import (
+    MIB,
+    Config,
+    EnvironmentSection,
+    Kwargs,
+    Positive,
+    Reference,
+    RoomSection,
+    Section,
+    Share,
+    Text,
+    doc,
+)
+from tmrl_core.errors import ConfigError
+from tmrl_core.multiagent.agent_patterns import is_pattern, policy_by_agent
+
+
+class AgentParametersSection(Section, frozen=True, kw_only=True):
+    """Storage, sampling and training of the agents of a policy: `tmrl_core.multiagent.AgentParameters`."""
+
+    capacity: Annotated[Positive, doc("Experiences in the policy's own memory; `memories` have their own number.")] = (
+        100_000
+    )
+    overwrite: Annotated[
+        Literal["rolling", "random"], doc("Replaced experiences once that memory is full: the oldest, or random ones.")
+    ] = "rolling"
+    batch_size: Annotated[Positive, doc("Experiences per update.")] = 64
+    sample_by: Annotated[Text | None, doc("Key of the weights by which experiences are sampled. null: uniformly.")] = (
+        None
+    )
+    importance_exponent: Annotated[
+        Share,
+        doc("Exponent of the importance weights of experiences that are sampled by weights, 0 to 1; 0: no correction."),
+    ] = 0.5
+    min_experiences: Annotated[Positive, doc("Experiences in the memory before training starts.")] = 1
+    updates_per_episode: Annotated[Positive, doc("Updates after each round of episodes.")] = 1
+    on_policy: Annotated[
+        bool, doc("Train once on all experiences of the memory, in batches, then clear it. For A2C and PPO.")
+    ] = False
+    epochs: Annotated[Positive, doc("Passes over the experiences, with `on_policy` only.")] = 1
+    sequence_length: Annotated[
+        Positive,
+        doc(
+            "Ticks of a sequence. RecurrentDQNAgent and RecurrentSacAgent learn from sequences, which the other keys "
+            "then count."
+        ),
+    ] = 40
+    sequence_stride: Annotated[
+        Positive | None,
+        doc("Ticks from the beginning of a sequence to that of the next one in its episode. null: half the length."),
+    ] = None
+
+
+class AgentPolicySection(Section, frozen=True, kw_only=True):
+    """A policy of many agents. Agents that name the same policy share it."""
+
+    algorithm: Annotated[
+        Reference | None,
+        doc("Callable `(**kwargs)` that makes the algorithm: chooses actions and learns. null: `agent` does."),
+    ] = None
+    agent: Annotated[
+        Reference | None,
+        doc(
+            "Class of a TrainingAgent, such as `tmrl_core.training:DQNAgent`, instead of `algorithm`. Its `kwargs` "
+            "include `observation_space` (of the model states) and `action_space` (of the model actions), written as "
+            "for `gateway.agents`."
+        ),
+    ] = None
+    kwargs: Annotated[Kwargs, doc("Keyword arguments of `algorithm` and `acting`, or of `agent`.")] = field(
+        default_factory=dict
+    )
+    acting: Annotated[
+        Reference | None,
+        doc(
+            "Callable `(**kwargs)` that workers call instead of `algorithm`, for a policy that only acts, such as one "
+            "that needs no torch. Its model has the same format. null: `algorithm`; with `agent`, its policy."
+        ),
+    ] = None
+    memory: Annotated[
+        Text | None,
+        doc("Memory of the experiences; policies that name the same one share it. null: one of its own."),
+    ] = None
+    parameters: Annotated[AgentParametersSection, doc("Storage, sampling and training of its agents.")] = field(
+        default_factory=AgentParametersSection
+    )
+
+
+class AgentMemorySection(Section, frozen=True, kw_only=True):
+    """A memory that policies may share."""
+
+    capacity: Annotated[Positive, doc("Maximum number of experiences.")] = 100_000
+    overwrite: Annotated[
+        Literal["rolling", "random"], doc("Replaced experiences once it is full: the oldest, or random ones.")
+    ] = "rolling"
+
+
+class AgentExplorationSection(Section, frozen=True, kw_only=True):
+    """Exploration of many agents, from episode to episode."""
+
+    cls: Annotated[Reference, doc("Callable `(agent_ids, **kwargs)` that makes the Explorer.")] = (
+        "tmrl_core.multiagent:Explorer"
+    )
+    kwargs: Annotated[Kwargs, doc("Keyword arguments of `cls`.")] = field(default_factory=dict)
+
+
+class MultiAgentSection(RoomSection, frozen=True, kw_only=True):
+    """Many agents in one environment, which is then an `EventEnvironment`. null: one agent."""
+
+    key: ClassVar[str] = "multiagent"
+    parts: ClassVar[str] = "tmrl_core.multiagent.from_config"
+    fixed: ClassVar[Mapping[str, str]] = {
+        r"multiagent": "the checkpoint is of one agent, or of many",
+        r"multiagent\.agents\..*": "the checkpoint's experiences belong to the earlier policy",
+        r"multiagent\.policies\.[^.]*\.(algorithm|memory|parameters\.(capacity|overwrite|sample_by|sequence_length))": (
+            "the stored experiences have the earlier value"
+        ),
+        r"multiagent\.memories\..*": "the stored experiences have the earlier value",
+    }
+    free_names: ClassVar[tuple[str, ...]] = ("multiagent.agents", "multiagent.policies", "multiagent.memories")
+
+    manager: Annotated[
+        Reference,
+        doc("Callable `(mode, agent_ids, *, config, explorer, **kwargs)` that makes the AgentManager of each role."),
+    ] = "tmrl_core.multiagent:AgentManager"
+    kwargs: Annotated[Kwargs, doc("Further keyword arguments of `manager`.")] = field(default_factory=dict)
+    agents: Annotated[
+        dict[Text, Text],
+        doc("Policy by the agent's id, in the order of the ids; or by a pattern of `agent_ids`, such as `port_*`."),
+    ]
+    agent_ids: Annotated[
+        tuple[Text, ...], doc("Ids of all agents, if `agents` has patterns. Empty: the keys of `agents`.")
+    ] = ()
+    policies: Annotated[dict[Text, AgentPolicySection], doc("Policies by name.")]
+    memories: Annotated[dict[Text, AgentMemorySection], doc("Memories by name.")] = field(default_factory=dict)
+    exploration: Annotated[AgentExplorationSection, doc("Exploration of the agents, from episode to episode.")] = field(
+        default_factory=AgentExplorationSection
+    )
+    test_environment: Annotated[
+        EnvironmentSection | None,
+        doc("Environment of evaluations and `--test`. null: a second one of `environment`."),
+    ] = None
+    max_decisions: Annotated[Positive, doc("Maximum number of decisions of an episode; a longer one is an error.")] = (
+        1_000_000
+    )
+    max_episode_bytes: Annotated[
+        Positive,
+        doc("Maximum size of the experiences of one episode. Workers refuse to send more, and the trainer to take it."),
+    ] = 256 * MIB
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Return the ids of the agents."""
+        return self.agent_ids or tuple(self.agents)
+
+    @classmethod
+    def compared(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values with the policy of each agent's id instead of patterns."""
+        if not values.get("agent_ids"):
+            return values
+        return {**values, "agents": policy_by_agent(values["agents"], values["agent_ids"])}
+
+    def refuse_options(self, options: Mapping[str, Any]) -> None:
+        """Reject options that do not go with many agents."""
+        role = options["role"]
+        given = {
+            "--expert": role == "expert",
+            "--benchmark": role == "benchmark",
+            "--gateway": role == "gateway" or options["gateway"],
+            "--render": options["render"],
+            "--video": options["video"] is not None,
+        }
+        for option, is_given in given.items():
+            if is_given:
+                raise ConfigError(
+                    f"{option} does not go with the section multiagent of the configuration; many agents take --local, "
+                    "--server, --worker, --trainer and --test"
+                )
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield one line for each key that names nothing, and for each key that does not go with many agents."""
+        return _problems(self, config)
+
+
+def _problems(many: MultiAgentSection, config: Config) -> Iterator[str]:
+    worker, trainer = config.worker, config.trainer
+    if not many.agents:
+        yield "multiagent.agents: found none; write the policy of each agent, such as {port_1: shared, port_2: shared}"
+    yield from _agent_problems(many)
+    for agent, policy in many.agents.items():
+        if policy not in many.policies:
+            yield (
+                f"multiagent.agents.{agent}: found the policy {policy!r}, allowed: {_listed(many.policies)}; add it to "
+                "multiagent.policies"
+            )
+    for name, section in many.policies.items():
+        if (section.algorithm is None) == (section.agent is None):
+            yield (
+                f"multiagent.policies.{name}: set one of algorithm ({section.algorithm}) and agent ({section.agent}), "
+                "and leave the other one out"
+            )
+        if name not in many.agents.values():
+            yield f"multiagent.policies.{name}: no agent uses it; name it in multiagent.agents, or leave it out"
+        if section.memory is not None and many.memories and section.memory not in many.memories:
+            yield (
+                f"multiagent.policies.{name}.memory: found {section.memory!r}, allowed: {_listed(many.memories)}; add "
+                "it to multiagent.memories"
+            )
+    named = {section.memory for section in many.policies.values()}
+    for name in many.memories:
+        if name not in named:
+            yield f"multiagent.memories.{name}: no policy uses it; name it in a policy's memory, or leave it out"
+    if worker.collection != "lockstep":
+        yield (
+            f"worker.collection: found {worker.collection}, and many agents (the section multiagent) are collected in "
+            "rounds; write lockstep"
+        )
+    elif trainer.lockstep.episodes_per_round is None or trainer.lockstep.steps_per_round is not None:
+        yield (
+            "trainer.lockstep: many agents (the section multiagent) are collected in whole episodes; write "
+            "steps_per_round: null and, for example, episodes_per_round: 2"
+        )
+    if trainer.loop in LOCKSTEP_LOOPS:
+        yield f"trainer.loop: {trainer.loop} trains one agent, and multiagent has a loop of its own; leave it out"
+    if config.environment.drop or (many.test_environment is not None and many.test_environment.drop):
+        yield "environment.drop: has no effect with the section multiagent; leave it out"
+    found, default = msgspec.to_builtins(config), msgspec.to_builtins(Config())
+    for key in ("agent", "actor", "memory"):
+        if found[key] != default[key]:
+            yield f"{key}: has no effect with the section multiagent; write the settings there, and leave {key} out"
+    for key in (
+        "max_samples_per_episode",
+        "test_episode_interval",
+        "send_every",
+        "update_weights",
+        "sample_compressor",
+        "obs_preprocessor",
+        "crc_debug",
+        "info_metrics",
+        "record",
+        "evaluation_videos",
+        "strict_spaces",
+        "safe_action",
+    ):
+        value = found["worker"][key]
+        if value != default["worker"][key]:
+            yield f"worker.{key}: found {value!r:.100}, and it has no effect with the section multiagent; leave it out"
+    if config.environment.time_limit is not None:
+        yield "environment.time_limit: has no effect with the section multiagent; the metrics' `truncated` say it there"
+    if trainer.offline is not None:
+        yield "trainer.offline: recorded sessions hold one agent, and the section multiagent has many; leave one out"
+
+
+def _agent_problems(many: MultiAgentSection) -> Iterator[str]:
+    """Yield one line for patterns of agents that are unclear, and for ids that are there twice."""
+    patterns = [name for name in many.agents if is_pattern(name) and name not in many.agent_ids]
+    if patterns and not many.agent_ids:
+        yield f"multiagent.agents: found the pattern {patterns[0]!r}; list all ids of agents in multiagent.agent_ids"
+        return
+    if len(set(many.agent_ids)) < len(many.agent_ids):
+        yield f"multiagent.agent_ids: found {', '.join(many.agent_ids)}; allowed: each id once"
+    if many.agent_ids and (unknown := [one for one in many.agents if one not in (*patterns, *many.agent_ids)]):
+        yield f"multiagent.agents.{unknown[0]}: multiagent.agent_ids does not list it; add it there, or leave it out"
+    try:
+        policy_by_agent(many.agents, many.ids)
+    except ConfigError as exc:
+        yield f"multiagent.{exc}"
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(map(repr, names)) or "none yet"

@@ -1,0 +1,71 @@
+"""Transport `tls`: TLS sockets with the credentials folder, or plain TCP with a token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tmrl_core.networking.protocol.connection import Authenticate
+from tmrl_core.networking.protocol.messages import Role
+from tmrl_core.networking.security.admission import Admission, AdmissionSettings
+from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess, delay_rejections
+from tmrl_core.networking.security.logins import check_password
+from tmrl_core.networking.transports.base import Transport, TransportKind
+from tmrl_core.networking.transports.tls import TlsTransport
+
+if TYPE_CHECKING:
+    from tmrl_core.networking.transports.selection import LinkSettings
+
+
+class TlsKind(TransportKind):
+    """TLS sockets, or plain TCP."""
+
+    def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
+        """Return the transport of a client, and the token to send."""
+        if not tls:
+            return TlsTransport(None), settings.token or ""
+        from tmrl_core.networking.security import credentials, handshakes
+
+        access = ClientAccess(credentials.find(settings.credentials_dir), role, settings.token)
+        hostname = settings.hostname or settings.host
+        transport = TlsTransport(
+            access.context,
+            server_hostname=hostname,
+            explain=partial(handshakes.explain, host=settings.host, hostname=hostname),
+            access=access,
+        )
+        return transport, access.token
+
+    def server(
+        self,
+        settings: LinkSettings,
+        on_refused: Callable[[str, str], None],
+        admission: AdmissionSettings | None,
+        *,
+        tls: bool,
+    ) -> tuple[Transport, Authenticate]:
+        """Return the transport of a Server, and the function that authenticates its peers."""
+        strangers = Admission(admission)
+        if not tls:
+            return (
+                TlsTransport(None, on_refused=on_refused, admission=strangers),
+                delay_rejections(
+                    lambda hello, connection: check_password(hello, settings.token), strangers, time.monotonic
+                ),
+            )
+        from tmrl_core.networking.security import credentials, handshakes
+
+        access = ServerAccess(credentials.find(settings.credentials_dir))
+        return (
+            TlsTransport(
+                access.context,
+                identity_of=handshakes.identity_of,
+                explain=partial(handshakes.explain, host="this Server", side="server"),
+                on_refused=on_refused,
+                access=access,
+                admission=strangers,
+            ),
+            delay_rejections(access.authenticate, strangers, time.monotonic),
+        )

@@ -1,0 +1,116 @@
+"""Parts that can be taken away or added: algorithms, roles, sections, sinks and transports, found by their names.
+
+A room is a folder of this package with a file `room.py`, which imports nothing heavy and names, by kind, the objects
+that the room adds, as references `package.module:Name`:
+
+    TRANSPORTS = {"tlspyo": "tmrl_core.networking.transports.tlspyo.selection:TlspyoKind"}
+
+Another package adds the same by entry points, in groups named after the kinds:
+
+    [project.entry-points."tmrl_core.transports"]
+    quic = "my_package.quic:QuicKind"
+
+An object is imported when its name is used, not before. The installed packages are searched only for a name that no
+room has, because reading their metadata takes longer than the start of a role may.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tmrl_core.errors import ConfigError, TmrlError
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["agents", "roles", "sections", "sinks", "transports"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+ROOT = Path(__file__).parent
+DEPTH = 3
+"""Folders between the package and a room's file, at most: `networking/transports/tlspyo/room.py`."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name of a room or of an installed package, and the object that it stands for."""
+
+    kind: Kind
+    name: str
+    reference: str
+    """The object, as `package.module:Name`."""
+    package: str
+
+    def load(self) -> Any:
+        """Import the object.
+
+        Raises:
+            ConfigError: it cannot be imported; the message has the package, the entry and the remedy.
+            TmrlError: the package's own, such as MissingExtraError.
+        """
+        module, _, name = self.reference.partition(":")
+        try:
+            return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        except TmrlError:
+            raise
+        except Exception as exc:
+            raise ConfigError(
+                f"{self.name}: the package {self.package} adds it to {self.kind} as {self.reference!r}, which cannot "
+                f"be imported: {type(exc).__name__}: {exc}. Repair or update {self.package}, or use another name."
+            ) from exc
+
+
+@functools.cache
+def _rooms() -> dict[Kind, dict[str, Entry]]:
+    """Return the entries of all rooms of this package, by kind and name. A room that is broken is left out."""
+    found: dict[Kind, dict[str, Entry]] = {kind: {} for kind in KINDS}
+    for package in _packages_with_rooms():
+        try:
+            room = importlib.import_module(f"{package}.room")
+        except Exception as exc:
+            logger.warning("%s is left out, because it cannot be imported: %s", package, exc)
+            continue
+        for kind, entries in found.items():
+            for name, reference in getattr(room, kind.upper(), {}).items():
+                entries[name] = Entry(kind, name, reference, package)
+    return found
+
+
+def _packages_with_rooms() -> Iterator[str]:
+    for folder, inner, files in os.walk(ROOT):
+        parts = Path(folder).relative_to(ROOT.parent).parts
+        inner[:] = sorted(name for name in inner if name.isidentifier() and not name.startswith("__"))
+        if len(parts) > DEPTH:
+            inner.clear()
+        if "room.py" in files:
+            yield ".".join(parts)
+
+
+def entries(kind: Kind) -> Mapping[str, Entry]:
+    """Return the entries of this package's rooms by name. Nothing but the rooms' own files is imported."""
+    return _rooms()[kind]
+
+
+def find(kind: Kind, name: str) -> Entry | None:
+    """Return the entry of this name: a room's, else an installed package's, else None.
+
+    Raises:
+        ConfigError: several installed packages add this name.
+    """
+    if (found := entries(kind).get(name)) is not None:
+        return found
+    from importlib.metadata import entry_points
+
+    added = {
+        Entry(kind, name, f"{point.module}:{point.attr}", point.dist.name if point.dist is not None else point.module)
+        for point in entry_points(group=f"tmrl_core.{kind}", name=name)
+    }
+    if len(added) > 1:
+        packages = " and ".join(sorted(entry.package for entry in added))
+        raise ConfigError(f"{name}: the packages {packages} both add it to {kind}. Uninstall one of them.")
+    return next(iter(added), None)
