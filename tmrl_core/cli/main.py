@@ -502,7 +502,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     finally:
         # Closing drains. A second request to end interrupts it.
         made.close()
-    return DROPPED_SAMPLES if made.link is not None and made.link.counts.samples_dropped else 0
+    link = made.uplink.link
+    return DROPPED_SAMPLES if link is not None and link.counts.samples_dropped else 0
 
 
 def record_expert(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
@@ -670,8 +671,8 @@ def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: Shutdo
         for index in range(episodes):
             if not made.run_episode():
                 break
-            returns.append(made.buffer.stat_test_return)
-            print_episode(index, returns[-1], made.buffer.stat_test_steps)
+            returns.append(made.recorder.buffer.stat_test_return)
+            print_episode(index, returns[-1], made.recorder.buffer.stat_test_steps)
     print_mean(returns)
     return 0
 
