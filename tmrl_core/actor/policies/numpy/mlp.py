@@ -30,11 +30,8 @@ from tmrl_core.actor.policies.masks import ALLOWED, FORBIDDEN, is_masked, mask_o
 from tmrl_core.actor.policies.numpy.encoder import NumpyImageEncoder
 from tmrl_core.actor.policies.policy import OBSERVATION_LIMIT, Policy
 from tmrl_core.actor.policies.weights import (
-    ADVICE,
     SAFETENSORS_FORMAT,
-    check_finite,
-    check_metadata,
-    check_shapes,
+    check_weights,
     decode_arrays,
     describe,
     encode_arrays,
@@ -159,9 +156,8 @@ class NumpyPolicy(Policy):
         """
         arrays, metadata = decode_arrays(data)
         shapes, found = ({name: array.shape for name, array in each.items()} for each in (self._weights, arrays))
-        check_shapes(self.owner, shapes, found, ADVICE)
-        check_finite(self.owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
-        check_metadata(self.owner, self._metadata, metadata)
+        not_finite = (name for name, array in arrays.items() if not np.isfinite(array).all())
+        check_weights(self.owner, shapes, found, self._metadata, metadata, not_finite)
         for name, array in self._weights.items():
             array[...] = arrays[name]
         self._take_over()
