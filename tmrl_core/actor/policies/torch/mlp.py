@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tmrl_core.actor.module import State
-from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.flattening import Leaf, layout_metadata, layout_of, vector_size
-from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN, is_masked
+from tmrl_core.actor.policies.flattening import Leaf, vector_size
+from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN
 from tmrl_core.actor.policies.policy import OBSERVATION_LIMIT, Policy
 from tmrl_core.actor.policies.spaces import BoxBounds, choice_counts
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
@@ -161,7 +160,6 @@ class TorchPolicy(Policy, TorchActorModule):
     Attributes:
         layout: of a flattened observation; an action mask comes last.
         inputs: number of elements of a flattened observation without the mask.
-        masked: True: the environment has an action mask.
         encoder: makes the inputs of the hidden layers.
         net: the hidden layers.
         normalizes: True: observations are normalized.
@@ -185,15 +183,12 @@ class TorchPolicy(Policy, TorchActorModule):
         normalize_observations: bool = False,
         **settings: Any,
     ) -> None:
-        super().__init__(observation_space, action_space, **settings)
-        self.layout = layout_of(observation_space, action_space, convolutions)
+        super().__init__(observation_space, action_space, activation, convolutions, **settings)
         self.encoder = ObservationEncoder(self.layout, convolutions)
         self.inputs = vector_size(self.layout)
-        self.masked = is_masked(observation_space, action_space)
         if self.masked:
             counts = choice_counts(action_space)
             self.layout += tuple(_mask_leaves(observation_space[ACTION_MASK], counts, self.inputs))
-        self._metadata = {"activation": activation_name(activation), **layout_metadata(self.layout)}
         hidden_layer = orthogonal_linear if self.on_policy else nn.Linear
         self.net, features = hidden_layers(self.encoder.features, hidden_sizes, activation, hidden_layer)
         self.normalizes = normalize_observations
