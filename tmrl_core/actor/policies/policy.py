@@ -19,7 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tmrl_core.actor.module import STATE_COLUMN, ActorModule, RecurrentActor, State
-from tmrl_core.actor.policies.masks import ALLOWED, allows_each, check_allowed
+from tmrl_core.actor.policies.activations import activation_name
+from tmrl_core.actor.policies.convolutions import Convolutions
+from tmrl_core.actor.policies.flattening import layout_metadata, layout_of
+from tmrl_core.actor.policies.masks import ALLOWED, allows_each, check_allowed, is_masked
 from tmrl_core.actor.policies.spaces import choice_counts, first_of_batch
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
@@ -34,7 +37,19 @@ CELLS = {"gru": ("h",), "lstm": ("h", "c")}
 class Policy(ActorModule):
     """A policy whose network puts out the parameters of a distribution, from which NumPy chooses actions.
 
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: of the environment.
+        activation: of the hidden layers.
+        convolutions: layers for images, see `tmrl_core.actor.policies.convolutions`; None: the default ones.
+        settings: of the distribution.
+
+    Raises:
+        ConfigError: a space or a setting that this policy cannot take.
+
     Attributes:
+        layout: of a flattened observation.
+        masked: True: the environment has an action mask.
         heads: number of outputs of each last layer by its name, in order.
         arrays: initial values of the arrays that are learned beside the layers, by name.
         extras: zeros like the values that are stored with one action, by name.
@@ -49,10 +64,21 @@ class Policy(ActorModule):
     extras: dict[str, Any]
     _rng: np.random.Generator
 
-    def __init__(self, observation_space: Any, action_space: Any, **settings: Any) -> None:
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        activation: Any,
+        convolutions: Convolutions | None,
+        **settings: Any,
+    ) -> None:
         super().__init__(observation_space, action_space)
         self.arrays, self.extras = {}, {}
         self.set_actions(**settings)
+        self.layout = layout_of(observation_space, action_space, convolutions)
+        self.masked = is_masked(observation_space, action_space)
+        self._activation = activation_name(activation)
+        self._metadata = {"activation": self._activation, **layout_metadata(self.layout)}
 
     @property
     def name(self) -> str:

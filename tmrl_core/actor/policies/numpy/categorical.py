@@ -105,7 +105,7 @@ class NumpyCategoricalMLPActor(Categorical, NumpyMLPPolicy):
 
     def act_with_extras(self, obs: Any, test: bool = False) -> tuple[Any, dict[str, Any]]:
         """The action, with its log-probability `logp`; `test`: the most likely one."""
-        allowed = allowed_values(obs, self._actions.counts) if self._masked else self._all_allowed
+        allowed = allowed_values(obs, self._actions.counts) if self.masked else self._all_allowed
         outputs = self._forward(obs)
         if self._first is not None:  # Discrete
             index, logp = self._choose(outputs, allowed[0], test)

@@ -16,25 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tmrl_core.actor.module import State
-from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.flattening import (
-    flatten_into,
-    images_of,
-    layout_metadata,
-    layout_of,
-    values_of,
-    vector_size,
-)
-from tmrl_core.actor.policies.masks import ALLOWED, FORBIDDEN, is_masked, mask_of
+from tmrl_core.actor.policies.flattening import flatten_into, images_of, values_of, vector_size
+from tmrl_core.actor.policies.masks import ALLOWED, FORBIDDEN, mask_of
 from tmrl_core.actor.policies.numpy.encoder import NumpyImageEncoder
 from tmrl_core.actor.policies.policy import OBSERVATION_LIMIT, Policy
 from tmrl_core.actor.policies.weights import (
-    ADVICE,
     SAFETENSORS_FORMAT,
-    check_finite,
-    check_metadata,
-    check_shapes,
+    check_weights,
     decode_arrays,
     describe,
     encode_arrays,
@@ -89,21 +78,17 @@ class NumpyPolicy(Policy):
         normalize_observations: bool = False,
         **settings: Any,
     ) -> None:
-        super().__init__(observation_space, action_space, **settings)
-        self._layout = layout_of(observation_space, action_space, convolutions)
-        self._value_leaves = values_of(self._layout)
-        self._masked = is_masked(observation_space, action_space)
-        self._activation = activation_name(activation)
+        super().__init__(observation_space, action_space, activation, convolutions, **settings)
+        self._value_leaves = values_of(self.layout)
         if self._activation not in SUPPORTED_ACTIVATIONS:
             raise ConfigError(
                 f"activation is {self._activation!r}; without torch the policy knows "
                 f"{' and '.join(SUPPORTED_ACTIVATIONS)}. Set worker.backend to torch for others."
             )
-        self._metadata = {"activation": self._activation, **layout_metadata(self._layout)}
         self._rng = np.random.default_rng(seed)
         self._encoders = [
             NumpyImageEncoder(leaf, convolutions, f"encoder.images.{index}")
-            for index, leaf in enumerate(images_of(self._layout))
+            for index, leaf in enumerate(images_of(self.layout))
         ]
         self._values = values = vector_size(self._value_leaves)
         for encoder in self._encoders:
@@ -159,9 +144,8 @@ class NumpyPolicy(Policy):
         """
         arrays, metadata = decode_arrays(data)
         shapes, found = ({name: array.shape for name, array in each.items()} for each in (self._weights, arrays))
-        check_shapes(self.owner, shapes, found, ADVICE)
-        check_finite(self.owner, (name for name, array in arrays.items() if not np.isfinite(array).all()))
-        check_metadata(self.owner, self._metadata, metadata)
+        not_finite = (name for name, array in arrays.items() if not np.isfinite(array).all())
+        check_weights(self.owner, shapes, found, self._metadata, metadata, not_finite)
         for name, array in self._weights.items():
             array[...] = arrays[name]
         self._take_over()
@@ -213,7 +197,7 @@ class NumpyPolicy(Policy):
         if len(self._flat_BD) != batch:
             self._make_buffers(batch)
         x = self._flat_BD
-        if len(self._layout) == 1 and self._layout[0].is_whole_vector and obs_B.shape == x.shape:
+        if len(self.layout) == 1 and self.layout[0].is_whole_vector and obs_B.shape == x.shape:
             x[:] = obs_B
         else:
             for row in range(batch):
@@ -229,7 +213,7 @@ class NumpyPolicy(Policy):
         np.dot(x, self._matrices[-1][:-1], out=self._outputs_BN)
         self._outputs_BN += self._matrices[-1][-1]
         outputs_B = self.outputs_of_heads(self._outputs_of_heads)
-        if self._masked:
+        if self.masked:
             allowed_BN = mask_of(obs_B)
             outputs_B = {**outputs_B, ALLOWED: allowed_BN}
             if "logits" in outputs_B:
@@ -238,7 +222,7 @@ class NumpyPolicy(Policy):
 
     def _batch_of(self, obs_B: Any, state_B: Mapping[str, Any]) -> int:
         """Return the size of a batch."""
-        return len(self._layout[0].of(obs_B))
+        return len(self.layout[0].of(obs_B))
 
     def _next_state(self, x_BH: np.ndarray, state_B: Mapping[str, Any]) -> tuple[np.ndarray, State]:
         """Return the inputs of the heads, given the outputs of the hidden layers, and the state after this tick."""
@@ -271,7 +255,7 @@ class NumpyMLPPolicy(NumpyPolicy):
         It writes into the same array each time. It uses local variables only, which are faster than attributes.
         """
         dot, ndarray, maximum, tanh = np.dot, np.ndarray, np.maximum, np.tanh
-        layout, vector, heads = self._layout, self._inputs[0][:-1], self._heads
+        layout, vector, heads = self.layout, self._inputs[0][:-1], self._heads
         encode = self._encode
         layers = [
             (layer_input, matrix, after[:-1], np.zeros_like(after[:-1]))

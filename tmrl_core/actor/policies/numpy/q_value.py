@@ -93,7 +93,7 @@ class NumpyQValueMLPActor(EpsilonGreedy, NumpyMLPPolicy):
 
     def act(self, obs: Any, test: bool = False) -> Any:
         """The action for one observation; `test`: the best one."""
-        allowed = allowed_indices(obs, self._actions.count) if self._masked else None
+        allowed = allowed_indices(obs, self._actions.count) if self.masked else None
         if not test and self._rng.random() < self.epsilon:
             index = int(self._rng.integers(self._actions.count if allowed is None else len(allowed)))
         else:

@@ -116,7 +116,7 @@ class NumpyRecurrentPolicy(RecurrentPolicy, NumpyPolicy):
         """Compute the parameters of the action distributions of whole sequences, as `RecurrentActor.unroll`."""
         ticks: list[dict[str, np.ndarray]] = []
         after_B = dict(state_B)
-        for tick in range(np.shape(self._layout[0].of(obs_BT))[1]):
+        for tick in range(np.shape(self.layout[0].of(obs_BT))[1]):
             outputs_B, after_B = self.infer(map_leaves(itemgetter((slice(None), tick)), obs_BT), after_B)
             ticks.append({name: value.copy() for name, value in outputs_B.items()})
         return {name: np.stack([one[name] for one in ticks], axis=1) for name in ticks[0]}, after_B

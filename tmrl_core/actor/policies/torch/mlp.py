@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tmrl_core.actor.module import State
-from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.flattening import Leaf, layout_metadata, layout_of, vector_size
-from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN, is_masked
+from tmrl_core.actor.policies.flattening import Leaf, vector_size
+from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN
 from tmrl_core.actor.policies.policy import OBSERVATION_LIMIT, Policy
 from tmrl_core.actor.policies.spaces import BoxBounds, choice_counts
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
@@ -61,7 +60,8 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
             parts.append(value.reshape(-1, leaf.size))
             continue
         if leaf.kind in ("values", "image"):
-            parts.append(_scaled_by_bounds(leaf, value.reshape(-1, leaf.size).to(torch.float32)))
+            elements_BN = value.reshape(-1, leaf.size).to(torch.float32)
+            parts.append(elements_BN if leaf.width is None else _scaled_by_bounds(leaf, elements_BN))
             continue
         integers = value.reshape(-1, len(leaf.counts)).to(torch.int64)
         parts += [
@@ -72,9 +72,9 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
 
 
 def _scaled_by_bounds(leaf: Leaf, elements_BN: Tensor) -> Tensor:
-    """Return elements [B, size] of a leaf, scaled as `Leaf.scale_by_bounds`."""
-    if leaf.low is None or leaf.width is None:
-        return elements_BN
+    """Return elements [B, size] of a leaf with bounds, scaled as `Leaf.scale_by_bounds`."""
+    assert leaf.low is not None
+    assert leaf.width is not None
     array_B = elements_BN.reshape(-1, *leaf.shape)
     scaled_B = (array_B - constant(leaf.low, elements_BN)) / constant(leaf.width, elements_BN)
     return scaled_B.reshape(-1, leaf.size)
@@ -160,7 +160,6 @@ class TorchPolicy(Policy, TorchActorModule):
     Attributes:
         layout: of a flattened observation; an action mask comes last.
         inputs: number of elements of a flattened observation without the mask.
-        masked: True: the environment has an action mask.
         encoder: makes the inputs of the hidden layers.
         net: the hidden layers.
         normalizes: True: observations are normalized.
@@ -184,15 +183,12 @@ class TorchPolicy(Policy, TorchActorModule):
         normalize_observations: bool = False,
         **settings: Any,
     ) -> None:
-        super().__init__(observation_space, action_space, **settings)
-        self.layout = layout_of(observation_space, action_space, convolutions)
+        super().__init__(observation_space, action_space, activation, convolutions, **settings)
         self.encoder = ObservationEncoder(self.layout, convolutions)
         self.inputs = vector_size(self.layout)
-        self.masked = is_masked(observation_space, action_space)
         if self.masked:
             counts = choice_counts(action_space)
             self.layout += tuple(_mask_leaves(observation_space[ACTION_MASK], counts, self.inputs))
-        self._activation = activation_name(activation)
         hidden_layer = orthogonal_linear if self.on_policy else nn.Linear
         self.net, features = hidden_layers(self.encoder.features, hidden_sizes, activation, hidden_layer)
         self.normalizes = normalize_observations
@@ -227,11 +223,11 @@ class TorchPolicy(Policy, TorchActorModule):
 
     def weights_metadata(self) -> dict[str, str]:
         """Return the activation and the layout of bytes, which the shapes do not show."""
-        return {"activation": self._activation, **layout_metadata(self.layout)}
+        return self._metadata
 
     def normalized(self, flat_BD: Tensor) -> Tensor:
         """Return [B, D] flattened observations without the action mask, normalized if that is enabled."""
-        flat_BD = self.inputs_of(flat_BD)
+        flat_BD = flat_BD[..., : self.inputs] if self.masked else flat_BD
         if not self.normalizes:
             return flat_BD
         count = self.encoder.values
@@ -242,10 +238,6 @@ class TorchPolicy(Policy, TorchActorModule):
         """Return [B, H] features of flattened observations [B, D]."""
         features_BH: Tensor = self.net(self.encoder(self.normalized(flat_BD)))
         return features_BH
-
-    def inputs_of(self, flat_BD: Tensor) -> Tensor:
-        """Return flattened observations [..., D] without the action mask."""
-        return flat_BD[..., : self.inputs] if self.masked else flat_BD
 
     def allowed(self, flat_BD: Tensor) -> Tensor | None:
         """Return the action mask [..., N] of flattened observations [..., D], as bool; None: there is none."""

@@ -17,9 +17,7 @@ from tmrl_core.actor.module import FILE_FORMAT, ActorModule
 from tmrl_core.actor.policies.weights import (
     ADVICE,
     SAFETENSORS_FORMAT,
-    check_finite,
-    check_metadata,
-    check_shapes,
+    check_weights,
     describe,
     load_file,
     read_metadata,
@@ -180,9 +178,9 @@ def load_module(
         tensors = safetensors.torch.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
         raise WeightsError(f"{len(data)} bytes of weights are not in the safetensors format: {exc}") from exc
-    check_shapes(owner, _shapes(module), {name: tuple(value.shape) for name, value in tensors.items()}, advice)
-    check_metadata(owner, metadata, read_metadata(data))
-    check_finite(owner, _not_finite(module, tensors))
+    found = {name: tuple(value.shape) for name, value in tensors.items()}
+    not_finite = _not_finite(module, tensors)
+    check_weights(owner, _shapes(module), found, metadata, read_metadata(data), not_finite, advice)
     module.load_state_dict(tensors)
 
 
