@@ -40,6 +40,7 @@ from tmrl_core.networking.protocol.messages import (
     Version,
     encode_body,
     plain,
+    starves,
     turn_text,
     waits_for_round,
 )
@@ -376,7 +377,7 @@ class RemoteInterface(TrainingInterface):
         self._note_members()
         away = self._is_worker_missing(now)
         waits = [] if away or not self.progress.lack else self.link.waits
-        if not (waits and all(text for _, text in waits)):
+        if not (waits and all(starves(text) for _, text in waits)):
             self._starved_since = None
             return
         # A policy in transit may still release a worker, so the state must last for some time.
