@@ -89,18 +89,29 @@ def agent_modules() -> dict[str, str]:
     return {name: row.module.removeprefix("tmrl_core.training.") for name, row in modules.items()}
 
 
+def _own_name(reference: str, package: str, modules: Mapping[str, str]) -> str | None:
+    """Return the name of a class of this package that a reference names by one of its paths; None: another class.
+
+    Args:
+        reference: as `package.module:Name`.
+        package: `actor` or `training`.
+        modules: module of each class, relative to the package, by name.
+    """
+    place, _, name = reference.rpartition(":")
+    places = ("tmrl_core", f"tmrl_core.{package}", f"tmrl_core.{package}.{modules.get(name)}")
+    return name if name in modules and place in places else None
+
+
 @functools.cache
 def algorithm_of(reference: str) -> Algorithm | None:
     """Return the algorithm that `agent.cls` names; None: a class without a row.
 
     Raises:
-        ConfigError: the row of another package cannot be loaded.
+        ConfigError: the settings that another package declares cannot be loaded.
     """
-    name = reference.rpartition(":")[2]
-    for row in algorithms().values():
-        if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
-            return row
-    entry = rooms.find("agents", name)
+    if name := _own_name(reference, "training", agent_modules()):
+        return next(row for row in algorithms().values() if name in (row.name, *row.aliases))
+    entry = rooms.find("agents", reference.rpartition(":")[2])
     found = None if entry is None else entry.load().algorithm
     return found if isinstance(found, Algorithm) and found.cls == reference else None
 
@@ -156,17 +167,11 @@ MEMORIES = {
 }
 
 
-def _references(package: str, name: str, *modules: str) -> set[str]:
-    return {f"tmrl_core:{name}", f"tmrl_core.{package}:{name}", *(f"{module}:{name}" for module in modules)}
-
-
 def actor_of(reference: str) -> str | None:
     """Return the name of the built-in policy that `actor.cls` names, without `Numpy`; None: a custom one."""
-    for policy in POLICIES:
-        for name, module in policy.classes.items():
-            if reference in _references("actor", name, f"tmrl_core.actor.{module}"):
-                return policy.name
-    return None
+    modules = {name: module for policy in POLICIES for name, module in policy.classes.items()}
+    name = _own_name(reference, "actor", modules)
+    return None if name is None else name.removeprefix("Numpy")
 
 
 def policy_kwargs(config: Config) -> dict[str, Any]:
@@ -184,10 +189,7 @@ def shared_kwargs(config: Config) -> dict[str, Any]:
 
 def memory_of(reference: str) -> str | None:
     """Return the name of the built-in memory that `memory.cls` names; None: a custom one."""
-    for name, module in MEMORIES.items():
-        if reference in _references("training", name, f"tmrl_core.training.{module}"):
-            return name
-    return None
+    return _own_name(reference, "training", MEMORIES)
 
 
 def _kinds(names: Any, prefix: str = "") -> str:
