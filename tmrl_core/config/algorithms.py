@@ -25,6 +25,7 @@ import msgspec
 from tmrl_core import rooms
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.sections import Config
+from tmrl_core.errors import ConfigError
 
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
 ON_POLICY = frozenset({"lockstep"})
@@ -257,9 +258,21 @@ def out_of_range(config: Config) -> Iterator[str]:
         return
     # Workers act with the agent's policy, so the agent gets these too.
     shared = {name: value for name, value in config.actor.kwargs.items() if name not in config.agent.kwargs}
-    for section, values in (("agent", config.agent.kwargs), ("actor", shared)):
-        for name, problem in algorithm.settings.out_of_range(values):
-            yield f"{section}.kwargs.{name}: {problem}"
+    found = [
+        f"{section}.kwargs.{name}: {problem}"
+        for section, values in (("agent", config.agent.kwargs), ("actor", shared))
+        for name, problem in algorithm.settings.out_of_range(values)
+    ]
+    yield from found
+    if not found:
+        names = algorithm.keywords - {algorithm.settings.networks}
+        known = {name: value for name, value in (shared | config.agent.kwargs).items() if name in names}
+        try:
+            algorithm.settings(**known)
+        except ConfigError as exc:  # of several settings together
+            yield str(exc)
+        except TypeError:
+            pass  # a value of another type, which the trainer names when it checks the types
 
 
 def burn_in_problem(config: Config) -> Iterator[str]:
