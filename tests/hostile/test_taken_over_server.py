@@ -75,7 +75,7 @@ class TakenOver:
             memoryview(bytearray(bytes(frame)))
             for frame in cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, len(body)), (body,), epoch=0, channel=0)
         ]
-        policy.received = size
+        policy.received, policy.whole = size, True
 
         def act(worker: RelayConnection) -> None:
             worker.have = (0, 0)
