@@ -8,7 +8,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +21,7 @@ from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     AUTHENTICATED,
+    LEGAL,
     MAX_NAME_CHARACTERS,
     MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
@@ -345,10 +346,7 @@ class TrainerState(ClientState):
 class TrainerConnection(Connection):
     """A trainer's end of one link."""
 
-    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Welcome}),
-        "open": frozenset({StreamOpened, StreamClosed, Waits, Lateness, Incarnation, Have, Notice, Revoked}),
-    }
+    LEGAL = LEGAL["trainer"]
     MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
     def __init__(
