@@ -12,7 +12,7 @@ from tmrl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tmrl_core.multiagent.actor import Actor
-    from tmrl_core.multiagent.agent import Agent, AgentParameters
+    from tmrl_core.multiagent.agent import Agent
     from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
     from tmrl_core.multiagent.algorithms.a2c import A2C, A2CParameters
     from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.algorithms.dqn import DQN, DQNParameters
     from tmrl_core.multiagent.algorithms.rules import RandomPolicy, RulePolicy
     from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
-    from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettings
+    from tmrl_core.multiagent.assembly import Assembly, PolicySettings
     from tmrl_core.multiagent.environment import EventEnvironment
     from tmrl_core.multiagent.exploration import (
         AdaptiveExplorer,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.pettingzoo import EventAECEnv as EventAECEnv
     from tmrl_core.multiagent.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
     from tmrl_core.multiagent.remote import RemoteActor, remote_actor
+    from tmrl_core.multiagent.settings import AgentParameters, MemorySettings
     from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
     from tmrl_core.multiagent.store import SimpleStore
     from tmrl_core.multiagent.training import MultiAgentTraining
@@ -81,7 +82,7 @@ _, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "actor": "Actor",
-        "agent": "Agent AgentParameters",
+        "agent": "Agent",
         "agent_algorithm": "AgentAlgorithm",
         "algorithms.a2c": "A2C A2CParameters",
         "algorithms.acting_policy": "ActingPolicy",
@@ -89,13 +90,14 @@ _, __getattr__, __dir__ = lazy_names(
         "algorithms.dqn": "DQN DQNParameters",
         "algorithms.rules": "RandomPolicy RulePolicy",
         "algorithms.training_agent": "TrainingAgentAlgorithm",
-        "assembly": "Assembly MemorySettings PolicySettings",
+        "assembly": "Assembly PolicySettings",
         "environment": "EventEnvironment",
         "exploration": "AdaptiveExplorer Explorer LinearExplorer TwoPhaseLinearExplorer",
         "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
         "manager": "AgentManager",
         "pettingzoo": "EventAECEnv PettingZooEnvironment",
         "remote": "RemoteActor remote_actor",
+        "settings": "AgentParameters MemorySettings",
         "shapers": "ActionShaper ExperienceShaper KStepExperienceShaper StateShaper",
         "store": "SimpleStore",
         "training": "MultiAgentTraining",

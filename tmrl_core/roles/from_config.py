@@ -22,9 +22,9 @@ from tmrl_core.errors import ConfigError, MissingExtraError, PortInUseError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tmrl_core.actor.rollout.link import RolloutLink
+    from tmrl_core.actor.rollout.recorder import StepRecorder
+    from tmrl_core.actor.rollout.uplink import Uplink
     from tmrl_core.networking import RolloutWorker, Server, Trainer
-    from tmrl_core.samples import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -37,24 +37,12 @@ class RunWorker(Protocol):
         """Label in logs and metrics."""
 
     @property
-    def link(self) -> RolloutLink | None:
-        """Link to the Server."""
+    def recorder(self) -> StepRecorder:
+        """Recorder of its episodes."""
 
     @property
-    def policy_version(self) -> tuple[int, int]:
-        """Version of the policy that acts."""
-
-    @property
-    def episodes(self) -> int:
-        """Number of episodes begun."""
-
-    @property
-    def steps_collected(self) -> int:
-        """Number of collected rows."""
-
-    @property
-    def buffer(self) -> Buffer:
-        """Statistics of the last episode."""
+    def uplink(self) -> Uplink:
+        """Its uplink to the trainer."""
 
     def stop(self) -> None:
         """End collection at the next opportunity."""

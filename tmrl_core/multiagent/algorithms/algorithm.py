@@ -116,8 +116,8 @@ class Algorithm(AgentAlgorithm):
                 raise ConfigError(f"model_dict: found the name {name!r}, allowed: a text without dots")
             if not isinstance(model, nn.Module):
                 raise ConfigError(
-                    f"model_dict[{name!r}]: found {type(model).__name__}, allowed: a torch.nn.Module. Pass a model, not "
-                    "its class"
+                    f"model_dict[{name!r}]: found {type(model).__name__}, allowed: a torch.nn.Module. Pass a model, "
+                    "not its class"
                 )
         if (wanted := self.model_names) and models.keys() != set(wanted):
             raise ConfigError(

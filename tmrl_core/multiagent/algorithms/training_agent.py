@@ -29,7 +29,7 @@ from tmrl_core.training.memories.trees import is_tensor
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 if TYPE_CHECKING:
-    from tmrl_core.multiagent.agent import AgentParameters
+    from tmrl_core.multiagent.settings import AgentParameters
 
 TRANSITION = ("state", "action", "reward", "next_state", "discount", "terminated", "truncated")
 """Columns that every training agent needs."""
