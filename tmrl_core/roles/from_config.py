@@ -30,19 +30,15 @@ logger = logging.getLogger(__name__)
 
 
 class RunWorker(Protocol):
-    """A worker of any kind of run, for the command line and for displays."""
+    """A worker of any kind of run, for the command line and for displays.
 
-    @property
-    def name(self) -> str:
-        """Label in logs and metrics."""
+    Attributes:
+        recorder: records its episodes: label, version of the policy that acts, numbers and figures.
+        uplink: connects it with the trainer.
+    """
 
-    @property
-    def recorder(self) -> StepRecorder:
-        """Recorder of its episodes."""
-
-    @property
-    def uplink(self) -> Uplink:
-        """Its uplink to the trainer."""
+    recorder: StepRecorder
+    uplink: Uplink
 
     def stop(self) -> None:
         """End collection at the next opportunity."""
