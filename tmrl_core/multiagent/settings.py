@@ -26,6 +26,12 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent_patterns import is_pattern, policy_by_agent
 
 
+_COUNTS = (
+    "capacity", "batch_size", "min_experiences", "updates_per_episode", "epochs", "sequence_length", "sequence_stride",
+)  # fmt: skip
+"""Parameters that are at least 1."""
+
+
 class AgentParametersSection(Section, frozen=True, kw_only=True):
     """Storage, sampling and training of the agents of a policy: `tmrl_core.multiagent.AgentParameters`."""
 
@@ -76,17 +82,10 @@ class AgentParameters(AgentParametersSection, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse impossible values."""
-        for name in (
-            "capacity",
-            "batch_size",
-            "min_experiences",
-            "updates_per_episode",
-            "epochs",
-            "sequence_length",
-            "stride",
-        ):
-            if (number := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {number}")
+        numbers = {**msgspec.structs.asdict(self), "sequence_stride": self.stride}
+        for name in _COUNTS:
+            if numbers[name] < 1:
+                raise ConfigError(f"{name} must be at least 1, got {numbers[name]}")
         if not 0 <= self.importance_exponent <= 1:
             raise ConfigError(f"importance_exponent must be 0 to 1, got {self.importance_exponent}")
         if self.min_experiences > self.capacity:
