@@ -927,8 +927,8 @@ MUTATIONS = (
         "exploration-lost-with-a-file",
         LEARNING,
         "tmrl_core/actor/policies/weights.py",
-        "    if not exploration or not _has_header(data):\n",
-        "    if exploration or not _has_header(data):\n",
+        "    if not exploration or _header(data) is None:\n",
+        "    if exploration or _header(data) is None:\n",
         ("tests/actor/policies/test_weights.py::test_a_file_holds_the_exploration_of_its_policy",),
     ),
     Mutation(
