@@ -13,10 +13,11 @@ import pytest
 
 from tests import source
 from tmrl_core import rooms
+from tmrl_core.config import from_values
 from tmrl_core.errors import ConfigError
-from tmrl_core.networking.links import LinkSettings
+from tmrl_core.metrics import open_sinks
 from tmrl_core.networking.transports.local import LocalTransport
-from tmrl_core.networking.transports.selection import client_transport, transport_kind
+from tmrl_core.networking.transports.selection import client_transport, link_settings, transport_kind
 
 PIGEON = """
 from tmrl_core.networking.transports.local import LocalKind
@@ -53,9 +54,41 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 def test_a_transport_of_another_package_is_used_by_its_name(install: Install) -> None:
     install("pigeons", "[tmrl_core.transports]\npigeon = MODULE:Pigeon\n", PIGEON)
+    config = from_values({"network": {"transport": "pigeon"}})
     assert "of_others_pigeons" not in sys.modules
-    transport, _ = client_transport(LinkSettings(transport="pigeon"), "worker")  # type: ignore[arg-type]
+    transport, _ = client_transport(link_settings(config), "worker")
     assert isinstance(transport, LocalTransport)
+
+
+FILE_SINK = """
+from tmrl_core.metrics import MemorySink
+
+class Noted(MemorySink):
+    def __init__(self, run, title):
+        super().__init__()
+        self.path = run.folder / title
+"""
+
+
+def test_a_sink_of_another_package_is_configured_by_its_name(install: Install, tmp_path: Path) -> None:
+    install("notes", "[tmrl_core.sinks]\nnoted = MODULE:Noted\n", FILE_SINK)
+    config = from_values({"metrics": {"console": False, "sinks": {"noted": {"title": "chapter"}}}})
+    assert "of_others_notes" not in sys.modules
+    _, noted = sinks = open_sinks(tmp_path, console=False, further=config.metrics.sinks)
+    assert noted.path == tmp_path / "chapter"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"metrics\.sinks\.noted: .*'headline'.* takes run, title"):
+        open_sinks(tmp_path, console=False, further={"noted": {"headline": "chapter"}})
+    for sink in sinks:
+        sink.close()
+
+
+def test_the_error_for_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as error:
+        from_values({"metrics": {"sinks": {"wandp": {}}}, "network": {"transport": "tsl"}})
+    transport, sink = str(error.value).splitlines()
+    assert transport.startswith("network.transport: found the text 'tsl', allowed: local, tls, tlspyo, or")
+    assert sink.startswith("metrics.sinks: found the text 'wandp', allowed: console, tensorboard, wandb, or")
+    assert "Did you mean wandb" in sink
 
 
 def test_the_error_for_a_broken_package_names_it(install: Install) -> None:

@@ -24,11 +24,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tmrl_core import __version__
+from tmrl_core import __version__, rooms
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.loading import expanded
 from tmrl_core.config.room_sections import config_type, kind_of_run, room_sections
-from tmrl_core.config.sections import RoomSection
+from tmrl_core.config.sections import NAMES_OF, RoomSection
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.shutdown import DROPPED_SAMPLES, ShutdownSignal
@@ -375,6 +375,10 @@ def config_schema() -> dict[str, object]:
     import msgspec
 
     schema = msgspec.json.schema(config_type())
+    for section in schema["$defs"].values():
+        for key in section["properties"].values():
+            if kind := key.pop(NAMES_OF, None):
+                key["examples"] = sorted(rooms.entries(kind))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tmrl_core configuration", **schema}
 
 
@@ -502,7 +506,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     finally:
         # Closing drains. A second request to end interrupts it.
         made.close()
-    return DROPPED_SAMPLES if made.link is not None and made.link.counts.samples_dropped else 0
+    link = made.uplink.link
+    return DROPPED_SAMPLES if link is not None and link.counts.samples_dropped else 0
 
 
 def record_expert(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
@@ -670,8 +675,8 @@ def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: Shutdo
         for index in range(episodes):
             if not made.run_episode():
                 break
-            returns.append(made.buffer.stat_test_return)
-            print_episode(index, returns[-1], made.buffer.stat_test_steps)
+            returns.append(made.recorder.buffer.stat_test_return)
+            print_episode(index, returns[-1], made.recorder.buffer.stat_test_steps)
     print_mean(returns)
     return 0
 

@@ -125,7 +125,7 @@ class EnvironmentLoop(Collector):
         if self.obs_preprocessor is not None:
             obs = self.obs_preprocessor(obs)
         self.runner.reset()
-        extras = self.runner.reset_extras() if collect_samples else None
+        extras = self.runner.reset_extras() if collect_samples and self.runner.keeps_extras else None
         action = self.environment.default_action
         self.recorder.begin(obs, info, collect=collect_samples, limit=math.inf, seed=seed, action=action, extras=extras)
         self._obs = obs
@@ -287,9 +287,9 @@ class EnvironmentLoop(Collector):
             self._unsent_logged = True
             logger.warning("worker %s: %s", self.name, text)
 
-    def log_episode(self, verbose: bool) -> None:
-        """Log the latest training episode, if `verbose` and not just after another one."""
-        if verbose and time.monotonic() - self._logged_at >= LOG_EVERY_S:
+    def log_episode(self) -> None:
+        """Log the latest training episode, unless another one was logged just before."""
+        if time.monotonic() - self._logged_at >= LOG_EVERY_S:
             self._logged_at = time.monotonic()
             recorder = self.recorder
             logger.info(
