@@ -20,7 +20,7 @@ from tests.waiting import until
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.config import from_values
 from tmrl_core.multiagent.environment import EventEnvironment
-from tmrl_core.multiagent.worker import PolledEnvironment
+from tmrl_core.multiagent.worker import RestartedEnvironment
 from tmrl_core.networking import Trainer
 from tmrl_core.roles.shutdown import ShutdownSignal
 from tmrl_core.signal_handlers import take_back
@@ -262,9 +262,8 @@ class TakingEvents(EventEnvironment):
 @pytest.mark.parametrize("at", ["made", "reset", "step", "close"])
 def test_an_environment_of_many_agents_cannot_take_them_either(at: str, requests: Requests) -> None:
     ours = signal.getsignal(signal.SIGTERM)
-    environment = PolledEnvironment(lambda: TakingEvents(at))
+    environment = RestartedEnvironment(lambda: TakingEvents(at))
     for _ in range(2):
-        environment.begin(lambda: 1, 1)
         environment.reset()
         environment.step(None)
     environment.close()

@@ -30,7 +30,8 @@ replayed by its seed and actions in the bare environment, in another process. *E
 episode is one session. For environments of many agents, the turns that a manager sees were compared instead.
 
 Lines that begin with *Measured* come from the bare environment alone: the same actions after `reset(seed=1)`, again in
-the same object, and in a fresh one; after `reset(seed=2)`; and arrays that a step changes afterwards.
+the same object, and in a fresh one; after `reset(seed=2)`; and arrays that a step changes afterwards. A family that was
+recorded here and has no such line showed nothing of the kind.
 
 Nothing here needs a trainer. An environment that is played and recorded can still have a space that no algorithm
 takes: see [choosing.md](choosing.md#by-action-space). `python -m tmrl_core --doctor` names the installed versions of

@@ -166,8 +166,8 @@ class Stream:
         self.worker = worker
         self.channel = channel
         self.world = worker.world
-        self.id, sealer = worker.state.new_stream()
-        self.sender = StreamSender(self.id, queue_bytes=1 << 20, drop_oldest=False, sealer=sealer)
+        self.id = worker.state.new_stream()
+        self.sender = StreamSender(self.id, queue_bytes=1 << 20, drop_oldest=False, sealer=worker.state.seal)
         worker.state.add_stream(self.sender, b"signature")
         self.record = worker.state.announcement(self.sender, b"signature")
         self.made: list[bytes] = []

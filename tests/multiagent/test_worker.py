@@ -114,7 +114,7 @@ class Made:
         link: Any = self.link if linked else None
         self.collector.uplink = Uplink(
             link,
-            self.collector,
+            self.collector.recorder,
             self.collector,
             files=PolicyFiles(path),
             needs_policy=not linked,
@@ -124,6 +124,11 @@ class Made:
     @property
     def env(self) -> Any:
         return self.collector.stage.env.env
+
+    @property
+    def decisions(self) -> int:
+        episode = self.collector.recorder.episode
+        return 0 if episode is None else episode.steps
 
     @property
     def played(self) -> list[PlayedEpisode]:
@@ -223,7 +228,7 @@ def test_a_cancelled_episode_is_dropped_and_the_next_assignment_is_whole() -> No
     def cancel(env: Scripted) -> None:
         if made.worker.policy_version == (1, 1):
             env._history.clear()  # this episode has no end
-            if made.collector.stage.env.decisions == 300:
+            if made.decisions == 300:
                 trainer.direct()
 
     made.env.on_step = cancel
@@ -240,7 +245,7 @@ def test_an_end_is_noticed_within_an_episode(how: str) -> None:
 
     def end(env: Scripted) -> None:
         env._history.clear()
-        if made.collector.stage.env.decisions == 300:
+        if made.decisions == 300:
             made.worker.stop() if how == "stop" else trainer.direct(finish=True)
 
     made.env.on_step = end

@@ -305,10 +305,10 @@ def test_synchronous_collection_continues_with_each_model(make: Any, sink: Sink)
 def test_the_starvation_error_of_a_worker_names_the_numbers(
     make: Any, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tmrl_core.actor.rollout import synchronous_schedule as synchronous
+    from tmrl_core.actor.rollout import schedule
     from tmrl_core.actor.rollout.starvation import StarvationWatch
 
-    monkeypatch.setattr(synchronous, "StarvationWatch", lambda longest: StarvationWatch(0.0, least_s=0.05))
+    monkeypatch.setattr(schedule, "StarvationWatch", lambda longest: StarvationWatch(0.0, least_s=0.05))
     worker = make(collection="synchronous", max_samples_per_episode=4)
     errors: list[BaseException] = []
 
@@ -483,7 +483,7 @@ def test_a_seed_of_an_evaluation_or_of_the_caller_is_kept_by_a_namesake(make: An
     sink.link.direct(Directive(1, Evaluation(3, (40, 41), version)))
     assert second.link.wait_policy(10)
     until(lambda: second.link.directive.evaluation)
-    assert second.collector.evaluate_if_due()
+    assert second.loop.evaluate_if_due()
     sink.take_until(lambda: len(sink.records) == 2)
     assert [record.seed for record in sink.records] == [40, 41]
     second.collect_train_episode()

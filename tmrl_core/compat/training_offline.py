@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.loops import offline
-from tmrl_core.training.value_types import Batch, Device
+from tmrl_core.training.value_types import Device
 
 __all__ = ["TorchTrainingOffline", "TrainingOffline"]
 
@@ -68,10 +68,10 @@ class TrainingOffline(offline.TrainingOffline):
         self.check_ratio(interface)
         return not interface.stopping
 
-    def _further(self, batches: Iterator[Batch]) -> list[Batch]:
+    def _until_due(self) -> int:
         # An overridden `check_ratio` is called between any two updates.
         overridden = type(self).check_ratio is not TrainingOffline.check_ratio
-        return [] if overridden else super()._further(batches)
+        return 1 if overridden else super()._until_due()
 
 
 @dataclass(eq=False, repr=False)

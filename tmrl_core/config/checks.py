@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 
 from tmrl_core import rooms
-from tmrl_core.config.algorithms import burn_in_problem, memory_of, mismatches, shared_kwargs, unknown_keywords
+from tmrl_core.config.algorithms import (
+    burn_in_problem,
+    memory_of,
+    mismatches,
+    out_of_range,
+    shared_kwargs,
+    unknown_keywords,
+)
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.room_sections import kind_of_run, room_sections
 from tmrl_core.config.sections import Config, is_loopback
@@ -148,6 +155,7 @@ def contradictions(config: Config) -> Iterator[str]:
     if kind_of_run(config) is None:
         yield from mismatches(config)
         yield from unknown_keywords(config)
+        yield from out_of_range(config)
         yield from burn_in_problem(config)
     evaluation = trainer.evaluation
     if evaluation.target_return is not None and not evaluation.every_updates:

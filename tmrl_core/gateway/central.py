@@ -1,8 +1,8 @@
 """The central agent: all of its sessions feed one Trainer through the Server, and act with its latest policy.
 
-The event loop's thread runs recorders and runners, for all sessions. Beside the sessions, one task takes the samples
-that are due and hands them to a sender thread, which sends them, waits for the link where that may block, and loads new
-weights into a second actor. Back in the event loop, the task lets that actor act. No answer waits for any of it.
+The event loop's thread runs the recorders and the policy, for all sessions. Beside the sessions, one task takes the
+samples that are due and hands them to a sender thread, which sends them, waits for the link where that may block, and
+loads new weights into a second actor. Back in the event loop, the task lets that actor act. No answer waits for it.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class CentralAgent:
         """Return True if the next episode is recorded, and the evaluation that it belongs to."""
         if not self.learning or self._trainer_has_finished():
             return False, None
-        return True, self.evaluations.take(self._uplink.evaluation, self.policy.version, time.monotonic())
+        return True, self.evaluations.take(self.link.directive.evaluation, self.policy.version, time.monotonic())
 
     def _trainer_has_finished(self) -> bool:
         """Return True until a trainer with another incarnation publishes a policy. The directive itself stays."""
@@ -266,7 +266,8 @@ class CentralAgent:
         self._task.add_done_callback(self._note_end)
 
     def _first_action(self, obs: Any) -> Any:
-        return self.policy.try_action(obs if self.obs_preprocessor is None else self.obs_preprocessor(obs))
+        self.policy.reset()
+        return self.policy.decide(obs if self.obs_preprocessor is None else self.obs_preprocessor(obs), True, True)[0]
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (failure := task.exception()) is not None:
@@ -355,7 +356,7 @@ class CentralAgent:
 
 
 class CentralPlayer:
-    """One session of a central agent: its recorder, its runner, and the action that its client has yet to answer.
+    """One session of a central agent: recorder, acting state, and the action that its client has yet to answer.
 
     Args:
         agent: of the session.
@@ -369,12 +370,12 @@ class CentralPlayer:
     __slots__ = (
         "_action",
         "_agent",
+        "_carried",
         "_explores",
         "_extras",
         "_held",
         "_part",
         "_records",
-        "_runner",
         "_version",
         "key_id",
         "recorder",
@@ -386,7 +387,7 @@ class CentralPlayer:
         self.key_id = key_id
         self.repeats = False
         self._agent = agent
-        self._runner = agent.policy.runner()
+        self._carried = agent.policy.carried
         self._action: Any = None
         self._extras: dict[str, Any] | None = None
         self._version: Version = (0, 0)
@@ -422,7 +423,7 @@ class CentralPlayer:
             self._finish()
             self._open(obs, {}, records, part)
             return self._answer(action, extras)
-        action, extras = self._decide(obs)
+        action, extras = self._decide(obs, self._explores)
         if self._records:
             if info or len(held) >= self._agent.held_steps:
                 self._record_held()
@@ -440,36 +441,31 @@ class CentralPlayer:
         preprocess = self._agent.obs_preprocessor
         return obs if preprocess is None else preprocess(obs)
 
-    def _decide(self, obs: Any) -> tuple[Any, dict[str, Any] | None]:
-        """Choose an action. After a failure the runner is as before, so that the client may repeat its request."""
-        runner = self._runner
-        self._agent.policy.refresh(runner)
-        before = runner.carried
-        explores = self._explores and self._agent.policy.explores
+    def _decide(self, obs: Any, explores: bool, anew: bool = False) -> tuple[Any, dict[str, Any] | None]:
+        """Choose an action. After a failure the session is as before, so that the client may repeat its request."""
+        policy = self._agent.policy
+        if anew:
+            policy.reset()
+        else:
+            policy.carried = self._carried
         try:
-            return runner.decide(obs, not explores, self._explores)
+            found = policy.decide(obs, not (explores and policy.explores), explores)
         except TmrlError as exc:
-            runner.carried = before
             if not isinstance(exc, ObservationError):  # the client's fault, and not the policy's
                 self._agent.note_policy_failure(exc)
             raise
+        self._carried, self._explores = policy.carried, explores
+        return found
 
     def _decide_anew(self, obs: Any) -> tuple[Any, dict[str, Any] | None, tuple[bool, Assignment | None]]:
         """Choose the first action of an episode, and decide of what kind it is."""
-        agent, runner = self._agent, self._runner
-        records, part = assigned = agent.assign()
-        before, explored = runner.carried, self._explores
-        agent.policy.refresh(runner)
-        runner.reset()
-        self._explores = records and part is None
+        records, part = assigned = self._agent.assign()
         try:
-            action, extras = self._decide(obs)
+            return *self._decide(obs, records and part is None, anew=True), assigned
         except TmrlError:
-            runner.carried, self._explores = before, explored
             if part is not None:
-                agent.evaluations.give_back(part)
+                self._agent.evaluations.give_back(part)
             raise
-        return action, extras, assigned
 
     def _answer(self, action: Any, extras: dict[str, Any] | None) -> Any:
         self._action, self._extras, self._version = action, extras, self._agent.policy.version
@@ -489,7 +485,7 @@ class CentralPlayer:
             info,
             collect=collect,
             seed=None if part is None else part.seed,
-            extras=self._runner.reset_extras() if collect else None,
+            extras=self._agent.policy.reset_extras() if collect else None,
         )
         if part is not None:
             episode.evaluation = part.evaluation

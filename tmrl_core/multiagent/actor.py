@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tmrl_core.errors import ConfigError, ContractError, EpisodeError, ObservationError
@@ -62,6 +62,7 @@ class Actor:
         seed: int | None = None,
         *,
         test: bool = False,
+        before_decision: Callable[[], object] | None = None,
     ) -> tuple[dict[str, Any], Experiences]:
         """Play an episode.
 
@@ -72,6 +73,8 @@ class Actor:
             epsilons: by agent id; None leaves them as they are.
             seed: of the environment and the policies; None leaves their generators as they are.
             test: act deterministically, without exploration.
+            before_decision: called before each action is executed. An error that it raises ends the episode, and
+                propagates.
 
         Returns:
             The performance, under the name `local`, and the experiences by agent.
@@ -95,7 +98,7 @@ class Actor:
         agents.deterministic = test
         self._needs_reset = True
         try:
-            performance, experiences = self._play()
+            performance, experiences = self._play(before_decision)
         except ObservationError as exc:
             raise EpisodeError(f"a policy cannot act: {exc}") from exc
         finally:
@@ -107,7 +110,7 @@ class Actor:
                 logger.warning("the next episode begins with another reset of the environment", exc_info=True)
         return {"local": performance}, experiences
 
-    def _play(self) -> tuple[Any, Experiences]:
+    def _play(self, before_decision: Callable[[], object] | None) -> tuple[Any, Experiences]:
         """Play an episode to its end. Return its performance and experiences."""
         env, choose_action, on_env_feedback = self.env, self.agents.choose_action, self.agents.on_env_feedback
         action, decisions = None, 0
@@ -132,6 +135,8 @@ class Actor:
                 )
             decisions += 1
             action = choose_action(event, snapshots)
+            if before_decision is not None:
+                before_decision()
         experiences = self.agents.post_process(snapshots)
         try:
             return env.metrics, experiences

@@ -24,7 +24,7 @@ from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.manager import AgentManager, Mode
 from tmrl_core.multiagent.settings import AgentPolicySection, MultiAgentSection
-from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, PolledEnvironment, Stage
+from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, RestartedEnvironment, Stage
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.transports.selection import link_settings
@@ -163,7 +163,7 @@ def probe_environment(config: Config) -> None:
         ConfigError: see `environment_maker`.
         Exception: exceptions of the environment propagate.
     """
-    environment = PolledEnvironment(environment_maker(config))
+    environment = RestartedEnvironment(environment_maker(config))
     environment.reset()
     environment.step(None)
     environment.close()
@@ -234,7 +234,7 @@ def make_worker(
             )
         collector.uplink = Uplink(
             link,
-            collector,
+            collector.recorder,
             collector,
             files=PolicyFiles(copy, config.worker_history_path, settings.model_history),
             drain_timeout_s=settings.drain_timeout_s,

@@ -1,6 +1,6 @@
 """The worker of many agents: plays whole episodes that the trainer requests, and sends their experiences.
 
-An `Actor` plays each episode. Its environment polls the link between two decisions, so that a cancelled assignment, a
+An `Actor` plays each episode. The collector polls the link between two decisions, so that a cancelled assignment, a
 stop and the end of the run leave the episode at once. Evaluations have a manager and an environment of their own, so
 that they change nothing in the episodes between which they are played.
 """
@@ -11,30 +11,35 @@ import contextlib
 import itertools
 import logging
 import math
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.checked_environment import report_failure
+from tmrl_core.actor.rollout.collector import Collector, Hook
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
-from tmrl_core.actor.rollout.loop import Hook
+from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
-from tmrl_core.actor.rollout.polling import PollingInterval
-from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
+from tmrl_core.actor.rollout.polling import next_slice
+from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
+from tmrl_core.actor.rollout.schedule import Schedule
+from tmrl_core.actor.rollout.uplink import close_unreferenced
 from tmrl_core.errors import CodecError, EpisodeError, PolicyFailedError, WeightsError
 from tmrl_core.long_calls import watched
 from tmrl_core.multiagent.actor import Actor
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, PlayedEpisode, chunks_of
 from tmrl_core.multiagent.manager import AgentManager
+from tmrl_core.multiagent.trajectory import Experiences
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Evaluation, Version
-from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.samples.segments import MOST_METRIC_CHARACTERS, MOST_METRICS
 from tmrl_core.signal_handlers import take_back
 
@@ -44,21 +49,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class _EpisodeLeft(EpisodeError):
-    """The episode ends here, although nothing is wrong with it. An actor passes this error on."""
+class _EpisodeLeft(Exception):
+    """The episode ends here, although nothing is wrong with it."""
 
 
-class PolledEnvironment(EventEnvironment):
-    """An environment that polls a hook between decisions, and is made again after a failed reset.
+class RestartedEnvironment(EventEnvironment):
+    """An environment that is made again after a failed reset, and whose calls are watched.
 
     Args:
         make: makes the environment.
 
     Attributes:
-        begun: True: the episode has its first event.
-        decisions: number of decisions of the present or latest episode.
+        begun: True: the episode has its first event. Its owner assigns False before an episode.
         truncated: True: the metrics of the latest step say that a limit cut the episode.
-        hook_error: error that the hook has raised.
     """
 
     def __init__(self, make: Callable[[], EventEnvironment]) -> None:
@@ -67,43 +70,8 @@ class PolledEnvironment(EventEnvironment):
             self.env = make()
         finally:
             take_back()
-        self.begun = False
-        self.decisions = 0
-        self.truncated = False
-        self.hook_error: BaseException | None = None
-        self._allow: Hook = lambda: 1
-        self._polling = PollingInterval()
-        self._slice = self._left = 0
-        self._broken = self._stopping = False
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Number of decisions before the hook is called again."""
-        return self._polling.length
-
-    def begin(self, allow: Hook, length: int) -> None:
-        """Begin an episode, whose first slice has `length` decisions. `allow` returns the length of each further one.
-
-        The episode is left if that is 0, or if `allow` calls `leave`.
-        """
-        self._allow = allow
-        self.begun = False
-        self.decisions = 0
-        self.truncated = False
-        self.hook_error = None
-        self._begin_slice(length)
-
-    def leave(self) -> None:
-        """Leave the episode from within the hook.
-
-        Raises:
-            EpisodeError: always; it ends the actor's roll-out.
-        """
-        raise _EpisodeLeft("the episode was left")
-
-    def stop(self) -> None:
-        """Leave the present and all further episodes at the next decision. Safe from any thread and signal handlers."""
-        self._stopping = True
+        self.begun = self.truncated = False
+        self._broken = False
 
     def set_seed(self, seed: int) -> None:
         """See `EventEnvironment`."""
@@ -128,17 +96,10 @@ class PolledEnvironment(EventEnvironment):
     @watched("the environment's step")
     def step(self, action: Any) -> tuple[Any, Any, bool]:
         """See `EventEnvironment`."""
-        if action is not None:
-            if self._left <= 0:
-                self._poll()
-            self._left -= 1
-            self.decisions += 1
-        if self._stopping:
-            self.leave()
         result = self.env.step(action)
-        if not self.begun:
+        if action is None:
             take_back()
-        self.begun = True
+            self.begun = True
         metrics = result[0] if isinstance(result, tuple) and result else None
         self.truncated = isinstance(metrics, Mapping) and bool(metrics.get("truncated"))
         return result
@@ -161,23 +122,6 @@ class PolledEnvironment(EventEnvironment):
         finally:
             take_back()
 
-    def _poll(self) -> None:
-        self._polling.end(self._slice)
-        try:
-            length = self._allow()
-        except _EpisodeLeft:
-            raise
-        except BaseException as exc:  # not a failure of the environment, for which the actor would take it
-            self.hook_error = exc
-            raise _EpisodeLeft("the link failed") from exc
-        if not length:
-            self.leave()
-        self._begin_slice(length)
-
-    def _begin_slice(self, length: int) -> None:
-        self._slice = self._left = length
-        self._polling.begin()
-
 
 class Stage:
     """A manager and an environment that play episodes together.
@@ -192,12 +136,12 @@ class Stage:
         self, manager: AgentManager, make_environment: Callable[[], EventEnvironment], max_decisions: int
     ) -> None:
         self.manager = manager
-        self.env = PolledEnvironment(make_environment)
+        self.env = RestartedEnvironment(make_environment)
         self.actor = Actor(self.env, manager, max_decisions=max_decisions)
 
 
-class MultiAgentCollector:
-    """Collect whole episodes of many agents for a `LockstepSchedule`; source and target of an `Uplink`.
+class MultiAgentCollector(Collector):
+    """Collect whole episodes of many agents for a `Schedule`; the target of its `uplink`.
 
     Args:
         make_stage: makes the stage of training episodes, given False, and that of tests, given True, at the first test.
@@ -209,13 +153,8 @@ class MultiAgentCollector:
             same name, see `Uplink.own_seed`. None: they are not seeded, unless the trainer does.
 
     Attributes:
-        uplink: uplink to the trainer, assigned once after the constructor.
-        buffer: episodes that were not sent yet, and figures of the latest ones.
-        episodes: number of episodes begun, of every kind.
-        failures: number of failures of the environment.
+        stage: that of training episodes.
     """
-
-    uplink: Uplink
 
     def __init__(
         self,
@@ -227,89 +166,36 @@ class MultiAgentCollector:
         max_head_bytes: int = 1 << 20,
         seed_of: Callable[[int], int | None] = lambda place: None,
     ) -> None:
+        super().__init__(
+            StepRecorder(Buffer(None), name=name), max_failures=max_failures, seed=seed_of(1), seed_of=seed_of
+        )
         self.stage = make_stage(False)
-        self.buffer = Buffer(None)
-        self.episodes = 0
-        self.failures = 0
         self._make_stage = make_stage
         self._test_stage: Stage | None = None
-        self._name = name
-        self._max_failures = max_failures
         self._max_episode_bytes = max_episode_bytes
         self._max_head_bytes = max_head_bytes
-        self._seed_of: Callable[[int], int | None] | None = seed_of
-        self._seed = self._next_seed = seed_of(1)
-        self._numbers = itertools.count()
-        self._version: Version = (0, 0)
-        self._steps_collected = 0
-        self._recording = False
-        self._stopping = False
-        self._failures_in_a_row = 0
-        self._policy_failures_in_a_row = 0
+        self._first_seed = self.next_seed
+        self._slice = self._left = 0
+        """Decisions of the present slice of an episode: all, and those that are left."""
+        self._began_s = 0.0
         self._loaded: PolicyBundle | None = None
         """Policies and exploration parameters in use; None: those that the manager was made with."""
 
-    # --- for the schedule ---------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """Return the worker's label."""
-        return self._name
-
-    @property
-    def version(self) -> Version:
-        """Return the version of the acting policies."""
-        return self._version
-
-    @property
-    def recording(self) -> bool:
-        """True: a training episode is open."""
-        return self._recording
-
-    @property
-    def unsent(self) -> Sequence[Chunk]:
-        """Return the samples that were not passed to the link."""
-        return self.buffer.chunks
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Return the number of decisions before the link is polled again."""
-        return self.stage.env.steps_until_poll
-
-    def seed_next_episode(self, seed: int) -> None:
-        """Begin the next episode with this seed of the environment and the policies."""
-        self._seed_of = None  # this seed is the worker's own
-        self._next_seed = seed
-
     def train(self, allow: Hook) -> bool:
-        """Collect an episode; see `LockstepCollector`."""
-        own = self.uplink.own_seed(self._seed_of) if self._seed_of is not None else None
-        if own is not None:
-            self.seed_next_episode(own)
+        """Collect an episode; see `Collector`."""
+        self.follow_place()
         return self._play(self.stage, allow)
 
     def give_up_episode(self) -> None:
-        """End the open episode immediately; it is dropped. Called from within the hook of `train`."""
-        if self._recording:
-            self.stage.env.leave()
+        """Leave the open episode, which is dropped. Called from within the hook of `train`."""
+        if self.recording:
+            raise _EpisodeLeft
 
-    def evaluate_if_due(self) -> bool:
-        """Run the evaluation that the trainer requests, if it is new and its policies have arrived."""
-        evaluation = self.uplink.due_evaluation()
-        if evaluation is None:
-            return False
-        logger.info("worker %s runs %d episodes of evaluation %d", self.name, len(evaluation.seeds), evaluation.id)
-        for seed in evaluation.seeds:
-            ended = self.test(seed, evaluation)
-            self.uplink.send()
-            if not ended:
-                self.uplink.postpone_evaluation()
-                break
-        return True
+    def evaluate(self, evaluation: Evaluation, index: int) -> bool:
+        """See `Collector`."""
+        return self.test(evaluation.seeds[index], evaluation.id)
 
-    # --- episodes -----------------------------------------------------------------------------------------------------
-
-    def test(self, seed: int | None = None, evaluation: Evaluation | None = None) -> bool:
+    def test(self, seed: int | None = None, evaluation: int | None = None) -> bool:
         """Play an episode in the test environment without exploration, and record its score.
 
         Returns:
@@ -317,111 +203,83 @@ class MultiAgentCollector:
         """
         if self._test_stage is None:
             self._test_stage = self._make_stage(True)
-            seed = self._seed if seed is None else seed
-            if self._stopping:
-                self._test_stage.env.stop()
-        stage = self._test_stage
+            seed = self._first_seed if seed is None else seed
         if self._loaded is not None:
-            _load(stage.manager, self._loaded)
-        return self._play(stage, lambda: self._unless_ending(stage), seed, evaluation)
+            _load(self._test_stage.manager, self._loaded)
+        return self._play(self._test_stage, self._unless_ending, seed, evaluation)
 
-    def _unless_ending(self, stage: Stage) -> int:
-        return 0 if self.uplink.ending() else stage.env.steps_until_poll
-
-    def _play(self, stage: Stage, allow: Hook, seed: int | None = None, evaluation: Evaluation | None = None) -> bool:
+    def _play(self, stage: Stage, allow: Hook, seed: int | None = None, evaluation: int | None = None) -> bool:
         """Play one episode to its end. After a failure of the environment, play another one."""
         train = stage is self.stage
+        recorder = self.recorder
         while True:
             length = allow()
             if not length:
                 return False
-            if train:
-                seed = self._next_seed
-            number = next(self._numbers)
-            self.episodes += 1
-            stage.env.begin(allow, length)
-            self._recording = train
+            episode = recorder.begin(None, {}, collect=False, seed=self.next_seed if train else seed)
+            episode.test, episode.evaluation = not train, evaluation
+            stage.env.begun = False
+            self._begin_slice(length)
             try:
-                performances, experiences = stage.actor.roll_out(seed=seed, test=not train)
-                performance = performances["local"]
-                score = _score(stage.manager, performance)
-                chunks = self._chunks(number, seed, performance, experiences) if train else []
-            except _EpisodeLeft:
-                self._record_aborted(stage, number, seed)
-                if stage.env.hook_error is not None:
-                    raise stage.env.hook_error from None
-                return False
-            except PolicyFailedError as failure:
-                self._record_aborted(stage, number, seed)
-                self._await_better_policy(failure)
-                return False
-            except (EpisodeError, CodecError) as fault:
-                self._record_aborted(stage, number, seed)
-                self._count_failure(fault)
-                continue
-            finally:
-                self._recording = False
-                if train and stage.env.begun:
-                    self._next_seed = None
-            self._failures_in_a_row = self._policy_failures_in_a_row = 0
-            self.buffer.extend(chunks)
-            self._steps_collected += sum(chunk.rows for chunk in chunks)
-            self.buffer.end_episode(
-                self._record(
-                    stage,
-                    number,
-                    seed,
-                    "truncated" if stage.env.truncated else "terminated",
-                    score,
-                    evaluation,
-                    metrics_of(performance),
+                performances, experiences = stage.actor.roll_out(
+                    seed=episode.seed, test=not train, before_decision=partial(self._before_decision, episode, allow)
                 )
-            )
+                performance = performances["local"]
+                episode.total = _score(stage.manager, performance)
+                chunks = self._chunks(episode, performance, experiences) if train else []
+            except BaseException as exc:
+                if train and episode.steps:
+                    recorder.finish(episode, "aborted")
+                recorder.end()
+                if isinstance(exc, EpisodeError | CodecError):
+                    self._count_failure(exc)
+                    continue
+                if isinstance(exc, PolicyFailedError):
+                    self._await_better_policy(exc)
+                elif not isinstance(exc, _EpisodeLeft):
+                    raise
+                return False
+            finally:
+                if train and stage.env.begun:
+                    self.next_seed = None
+            self._note_success()
+            recorder.add(chunks)
+            recorder.finish(episode, "truncated" if stage.env.truncated else "terminated", metrics_of(performance))
             return True
 
-    def _chunks(self, number: int, seed: int | None, performance: Any, experiences: Any) -> list[Chunk]:
+    def _before_decision(self, episode: Episode, allow: Hook) -> None:
+        """Count a decision, and poll the link if the slice is over.
+
+        Raises:
+            _EpisodeLeft: the episode ends here.
+        """
+        if self._left <= 0:
+            elapsed_s = time.perf_counter() - self._began_s
+            self.steps_until_poll = next_slice(self.steps_until_poll, self._slice, elapsed_s)
+            self._begin_slice(allow())
+        if self._stopping or not self._slice:
+            raise _EpisodeLeft
+        self._left -= 1
+        episode.steps += 1
+
+    def _begin_slice(self, length: int) -> None:
+        self._slice = self._left = length
+        self._began_s = time.perf_counter()
+
+    def _chunks(self, episode: Episode, performance: Any, experiences: Experiences) -> list[Chunk]:
         return chunks_of(
             PlayedEpisode(
                 experiences=experiences,
                 performance=performance,
                 epsilons=self.stage.manager.explorer.epsilons,
-                seed=seed,
-                number=number,
-                version=self._version,
-                length=self.stage.env.decisions,
+                seed=episode.seed,
+                number=episode.number,
+                version=self.version,
+                length=episode.steps,
             ),
             max_bytes=self._max_episode_bytes,
             max_head_bytes=self._max_head_bytes,
         )
-
-    def _record(
-        self,
-        stage: Stage,
-        number: int,
-        seed: int | None,
-        end: Literal["terminated", "truncated", "aborted"],
-        score: float = 0.0,
-        evaluation: Evaluation | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> EpisodeRecord:
-        return EpisodeRecord(
-            agent="",
-            episode_return=score,
-            length=stage.env.decisions,
-            mode="train" if stage is self.stage else "test",
-            end=end,
-            episode=number,
-            version=self._version,
-            seed=seed,
-            evaluation=evaluation.id if evaluation is not None else None,
-            worker=self.name,
-            metrics=dict(metrics or {}),
-        )
-
-    def _record_aborted(self, stage: Stage, number: int, seed: int | None) -> None:
-        """Record a dropped training episode, if there were decisions in it."""
-        if stage is self.stage and stage.env.decisions:
-            self.buffer.end_episode(self._record(stage, number, seed, "aborted"))
 
     def _count_failure(self, fault: EpisodeError | CodecError) -> None:
         """Log a failure; the next episode begins with a reset.
@@ -436,33 +294,11 @@ class MultiAgentCollector:
             str(fault),
             "fix the environment or the manager",
             in_a_row=self._failures_in_a_row,
-            most=self._max_failures,
+            most=self.max_failures,
             dropped="the episode is dropped",
             cause=cause if isinstance(cause, Exception) else fault,
             show=isinstance(cause, Exception),
         )
-
-    def _await_better_policy(self, failure: PolicyFailedError) -> None:
-        """Wait for another version if actions were not finite too often in a row.
-
-        Raises:
-            PolicyFailedError: there is no Server, so that none will arrive.
-        """
-        if self.uplink.link is None:
-            raise failure
-        self._policy_failures_in_a_row += 1
-        if self._policy_failures_in_a_row == 1:
-            logger.error("%s. The episode ends here.", failure)
-        if self._policy_failures_in_a_row > self._max_failures:
-            logger.error("the policies failed too often in a row: worker %s waits for others", self.name)
-            self.uplink.await_policy()
-
-    def stop(self) -> None:
-        """End all episodes at the next decision, permanently. Safe from any thread and signal handlers."""
-        self._stopping = True
-        for stage in (self.stage, self._test_stage):
-            if stage is not None:
-                stage.env.stop()
 
     def close(self) -> None:
         """Close the environments."""
@@ -470,34 +306,6 @@ class MultiAgentCollector:
             for stage in (self.stage, self._test_stage):
                 if stage is not None:
                     closing.callback(stage.env.close)
-
-    # --- source of samples --------------------------------------------------------------------------------------------
-
-    @property
-    def steps_collected(self) -> int:
-        """Return the number of collected rows, those of heads and ends included."""
-        return self._steps_collected
-
-    @property
-    def samples_lost(self) -> int:
-        """Return 0: only whole episodes are recorded, and none of them is dropped."""
-        return 0
-
-    def set_version(self, version: Version) -> None:
-        """Act with this version, which was just loaded."""
-        self._version = version
-
-    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
-        """Return episodes and records, and remove them."""
-        return self.buffer.take()
-
-    def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
-        """Put back what could not be sent."""
-        self.buffer.extend(chunks, records)
-
-    def discard(self) -> None:
-        """Remove the samples, because there is no link."""
-        self.buffer.clear()
 
     # --- target of policies -------------------------------------------------------------------------------------------
 
@@ -575,12 +383,12 @@ class MultiAgentWorker:
     @property
     def episodes(self) -> int:
         """Number of episodes begun, of every kind."""
-        return self.collector.episodes
+        return self.collector.recorder.episodes
 
     @property
     def steps_collected(self) -> int:
         """Number of collected rows: experiences, and two further rows per episode."""
-        return self.collector.steps_collected
+        return self.collector.recorder.steps_collected
 
     @property
     def buffer(self) -> Buffer:
@@ -596,7 +404,7 @@ class MultiAgentWorker:
             TmrlError: the link has failed permanently.
         """
         with self._one_run.running(self.name):
-            LockstepSchedule(self.collector).run()
+            Schedule(self.collector, LockstepRule(self.collector)).run()
 
     def run_episode(self, seed: int | None = None) -> bool:
         """Play one episode without exploration in the test environment. Its record is stored in the Buffer.

@@ -186,7 +186,7 @@ def make_worker(
         backend="torch" if worker.backend == "torch" else "auto",
     )
     if films:
-        made.collector.evaluation_videos = config.run_folder / "worker" / "videos"
+        made.loop.evaluation_videos = config.run_folder / "worker" / "videos"
     return made
 
 

@@ -20,8 +20,8 @@ from gymnasium import spaces
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
-from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
 from tmrl_core.actor.rollout.worker import Worker, make_loop
@@ -167,21 +167,25 @@ class RolloutWorker(Worker):
                 header_size=header_size,
                 max_buf_len=max_buf_len,
             )
+        recorder = StepRecorder(
+            self.buffer_cls(given(buffer_maxlen, settings.buffer_maxlen)),
+            name=label.text,
+            sample_compressor=sample_compressor,
+            crc_debug=crc_debug,
+            max_samples_per_episode=max_samples_per_episode,
+            info_metrics=given(info_metrics, settings.info_metrics),
+        )
         loop = make_loop(
             env_cls,
             choose_actor(actor_module_cls, device=device, backend=given(backend, settings.backend)),
-            buffer=self.buffer_cls(given(buffer_maxlen, settings.buffer_maxlen)),
-            name=label.text,
+            recorder,
             device=device,
             seed=chosen_seed,
-            sample_compressor=sample_compressor,
+            seed_of=seed_of,
             obs_preprocessor=obs_preprocessor,
-            crc_debug=crc_debug,
-            max_samples_per_episode=max_samples_per_episode,
             max_failures=given(max_failures, settings.max_failures),
             strict_spaces=given(strict_spaces, settings.strict_spaces),
             safe_action=given(safe_action, settings.safe_action),
-            info_metrics=given(info_metrics, settings.info_metrics),
         )
         with contextlib.ExitStack() as undo:
             undo.callback(loop.environment.close)
@@ -206,12 +210,12 @@ class RolloutWorker(Worker):
             recording = None
             if record_into is not None:
                 limit = given(record_bytes, settings.record_bytes)
-                compressed = loop.recorder.sample_compressor is not None
+                compressed = recorder.sample_compressor is not None
                 recording = open_recording(record_into, label.text, loop.environment.env, limit, compressed)
                 undo.callback(recording.close)
-            uplink = Uplink(
+            loop.uplink = Uplink(
                 link,
-                loop.recorder,
+                recorder,
                 loop.runner,
                 files=PolicyFiles(
                     copy,
@@ -223,14 +227,14 @@ class RolloutWorker(Worker):
                 recording=recording,
             )
             super().__init__(
-                Collector(loop, uplink, seed=chosen_seed, seed_of=seed_of),
+                loop,
                 send_every=given(send_every, settings.send_every),
                 update_weights=given(update_weights, settings.update_weights),
                 max_env_steps_per_update=given(max_env_steps_per_update, settings.max_env_steps_per_update),
             )
             if link is not None:
                 link.start()
-            close_unreferenced(self, loop.environment.close, uplink)
+            close_unreferenced(self, loop.environment.close, loop.uplink)
             undo.pop_all()
 
     def close(self) -> CloseReport | None:

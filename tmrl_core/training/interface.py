@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from tmrl_core.networking.protocol.messages import Collect, Progress
@@ -25,20 +25,33 @@ class Delivery:
     """One received message, until its samples are accepted or refused as a whole.
 
     Args:
-        buffer: samples and episode records of the message.
-        refusal: reason of a refusal; empty: accepted; None: undecided.
+        chunks: samples of the message.
+        records: its episode records.
         expert: True: the samples are of an expert, whose policy is not the trainer's and so has no policy lag.
+
+    Attributes:
+        refusal: reason of a refusal; empty: accepted; None: undecided.
     """
 
-    def __init__(self, buffer: Buffer, refusal: str | None = None, expert: bool = False) -> None:
-        self.buffer = buffer
-        self.refusal = refusal
+    def __init__(
+        self, chunks: Sequence[Chunk] = (), records: Sequence[EpisodeRecord] = (), expert: bool = False
+    ) -> None:
+        self.chunks = chunks
+        self.records = records
         self.expert = expert
+        self.refusal: str | None = None
 
     @property
-    def chunks(self) -> list[Chunk]:
-        """Return the samples."""
-        return self.buffer.chunks
+    def rows(self) -> int:
+        """Return the number of samples."""
+        return sum([chunk.rows for chunk in self.chunks])
+
+    @property
+    def buffer(self) -> Buffer:
+        """Return a new Buffer of the samples and records."""
+        buffer = Buffer(maxlen=None)
+        buffer.extend(self.chunks, self.records)
+        return buffer
 
     def accept(self) -> None:
         """Record that the samples are stored, unless they were refused."""
@@ -84,7 +97,7 @@ class TrainingInterface(ABC):
         buffer = Buffer(maxlen=None)
         for delivery in self.receive():
             delivery.accept()
-            buffer += delivery.buffer
+            buffer.extend(delivery.chunks, delivery.records)
         return buffer
 
     @abstractmethod
@@ -167,7 +180,7 @@ class LocalInterface(TrainingInterface):
         self._on_publish = on_publish
         self._changed = threading.Condition()
         # `_changed` guards the samples not retrieved yet and the stop flag.
-        self._waiting = Buffer(maxlen=None)
+        self._waiting: list[Delivery] = []
         self._stopping = False
         self._version: Version = (1, counter) if counter else (0, 0)
         self.actor: Policy = None
@@ -180,7 +193,9 @@ class LocalInterface(TrainingInterface):
     def put(self, buffer: Buffer) -> None:
         """Add a copy of the samples in `buffer`, and its episode records."""
         with self._changed:
-            self._waiting += buffer
+            self._waiting += [Delivery([chunk]) for chunk in buffer.chunks]
+            if buffer.episodes:
+                self._waiting.append(Delivery(records=list(buffer.episodes)))
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -193,14 +208,7 @@ class LocalInterface(TrainingInterface):
         """Return the added samples, each chunk as a delivery."""
         self.commit()
         with self._changed:
-            taken, self._waiting = self._waiting, Buffer(maxlen=None)
-        parts: list[tuple[list[Chunk], list[EpisodeRecord]]] = [([chunk], []) for chunk in taken.chunks]
-        if taken.episodes:
-            parts.append(([], list(taken.episodes)))
-        deliveries = []
-        for chunks, records in parts:
-            deliveries.append(Delivery(Buffer(maxlen=None)))
-            deliveries[-1].buffer.extend(chunks, records)
+            deliveries, self._waiting = self._waiting, []
         self._outstanding += deliveries
         return deliveries
 
@@ -213,7 +221,7 @@ class LocalInterface(TrainingInterface):
                 logger.error("samples refused: %s", delivery.refusal)
                 self.refused += [(chunk, delivery.refusal) for chunk in delivery.chunks]
             else:
-                self.samples_committed += len(delivery.buffer)
+                self.samples_committed += delivery.rows
 
     def broadcast_model(self, actor: Policy) -> Version:
         """Make this policy `actor`. It is the training agent's own object, not a copy."""
@@ -232,8 +240,12 @@ class LocalInterface(TrainingInterface):
         """Wait for `put`, `stop` or the time limit."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) or self._stopping, deadline - time.monotonic())
-            return len(self._waiting) > 0
+            self._changed.wait_for(lambda: self._has_samples or self._stopping, deadline - time.monotonic())
+            return self._has_samples
+
+    @property
+    def _has_samples(self) -> bool:
+        return any(delivery.chunks for delivery in self._waiting)
 
     def report(self, progress: Progress) -> None:
         """Store the latest progress in `progress`."""

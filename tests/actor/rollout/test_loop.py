@@ -754,7 +754,7 @@ def test_exploration_and_environment_use_different_random_numbers_for_one_seed(b
 
     worker = make(NoisyEnv(), NoiseActor, seed=None if between_episodes else 3)
     if between_episodes:
-        worker.collector.seed_next_episode(3)
+        worker.loop.seed_next_episode(3)
     worker.collect_train_episode()
     assert noise[:2] == np.random.default_rng(3).standard_normal(2).astype(np.float32).tolist()
     assert len(actions) == 40

@@ -10,8 +10,10 @@ from gymnasium import spaces
 
 from tmrl_core.actor import NumpyGaussianRNNActor, TorchActorModule
 from tmrl_core.actor.module import ActorModule, BatchActor, State
+from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner, exploration_seed
 from tmrl_core.errors import ConfigError, PolicyFailedError, WeightsError
+from tmrl_core.samples import Buffer
 
 OBS = spaces.Box(-9, 9, (2,), np.float32)
 ACT = spaces.Box(-9, 9, (1,), np.float32)
@@ -291,3 +293,73 @@ def test_later_failures_of_a_policy_and_those_of_the_machine_are_its_own() -> No
     policy.actor.error = ConnectionError("the server of the policy is away")  # type: ignore[attr-defined]
     with pytest.raises(ConnectionError):
         policy.decide(SEEN, False, False)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_rows_of_a_batch_act_as_they_would_alone(cell: str) -> None:
+    def make(**given: Any) -> Any:
+        return NumpyGaussianRNNActor(**given, cell=cell, cell_size=8, state_interval=2, seed=1)
+
+    together, alone = runner(make, rows=3), [runner(make) for _ in range(3)]
+    weights = NumpyGaussianRNNActor(OBS, ACT, cell=cell, cell_size=8).to_blob()
+    seen = np.random.default_rng(0).standard_normal((7, 3, 2)).astype(np.float32)
+    for row, one in enumerate(alone):
+        together.reset(row)
+        one.reset()
+    for tick, observations in enumerate(seen):
+        if tick == 3:  # the episode of one row ends
+            together.reset(1)
+            alone[1].reset()
+        if tick == 5:
+            for policy in (together, *alone):
+                policy.load(*weights)
+        found = together.decide_rows(list(observations), True, True)
+        for (action, extras), one, obs in zip(found, alone, observations, strict=True):
+            expected, more = one.decide(obs, True, True)
+            assert more is not None
+            assert extras.keys() == more.keys()
+            np.testing.assert_allclose(action, expected, rtol=0, atol=1e-6)
+            for name, value in more.items():
+                np.testing.assert_allclose(extras[name], value, rtol=0, atol=1e-6)
+
+
+def test_a_policy_without_batches_acts_for_several_rows_too() -> None:
+    found = runner(Plain, rows=2).decide_rows([SEEN, 2 * SEEN], False, True)
+    assert [(action.tolist(), extras) for action, extras in found] == [([1], None), ([2], None)]
+
+
+def test_one_policy_acts_in_three_environments(counting_env: Any) -> None:
+    """Each row has a recorder of its own; an episode that ends resets its row alone."""
+
+    class Ticks(Counting):
+        def act_batch(self, obs_B: Any, state_B: State, rng: np.random.Generator, deterministic: bool) -> Any:
+            assert obs_B.shape == (3, 3)
+            steps = state_B["steps"] + 1
+            return steps.astype(np.float32), {"steps": steps}, {"before": state_B["steps"]}
+
+        def reset_extras(self) -> dict[str, Any]:
+            return {"before": np.zeros(1, np.float32)}
+
+    envs = [counting_env(length=length) for length in (2, 3, 5)]
+    policy = PolicyRunner(Ticks, counting_env.observation_space, counting_env.action_space, rows=3)
+    recorders = [StepRecorder(Buffer(None)) for _ in envs]
+
+    def begin(row: int) -> Any:
+        obs, info = envs[row].reset()
+        policy.reset(row)
+        recorders[row].begin(obs, info, extras=policy.reset_extras())
+        return obs
+
+    observations = [begin(row) for row in range(3)]
+    for _ in range(10):
+        for row, (action, extras) in enumerate(policy.decide_rows(observations, False, True)):
+            obs, reward, terminated, truncated, info = envs[row].step(action)
+            over = recorders[row].step(action, obs, reward, terminated, truncated, info, extras)
+            observations[row] = begin(row) if over else obs
+    for env, recorder in zip(envs, recorders, strict=True):
+        assert [record.length for record in recorder.buffer.episodes] == [env.length] * (10 // env.length)
+        samples = recorder.buffer.memory
+        assert [sample[1][2] for sample in samples if sample[0] is not None][: env.length] == [
+            *range(1, env.length + 1)
+        ]
+        assert env.actions == [1 + step % env.length for step in range(10)]

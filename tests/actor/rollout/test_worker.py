@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tests.actor.rollout.composing import compose
-from tmrl_core.actor.rollout import asynchronous_schedule as asynchronous
-from tmrl_core.actor.rollout import collector
+from tmrl_core.actor.rollout import loop, schedule
 from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import EnvironmentFailedError, RefusedError, StarvedError
@@ -157,7 +156,7 @@ def test_finish_is_noticed_within_an_endless_episode(make: Any, link: Any) -> No
 def test_an_endless_unsent_episode_is_logged_once_and_shown(
     mode: str, send_every: int, make: Any, link: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(collector, "LONG_EPISODE_S", 0.0)
+    monkeypatch.setattr(loop, "LONG_EPISODE_S", 0.0)
     worker = make(length=10**9, max_samples_per_episode=2000, send_every=send_every)
     if mode == "asynchronous":
         worker.run(nb_episodes=2, verbose=False)
@@ -222,7 +221,7 @@ def test_starvation_by_the_rate_limit_ends_the_run_with_the_numbers(
 ) -> None:
     clock = itertools.count()
     monkeypatch.setattr(
-        asynchronous, "StarvationWatch", lambda longest: StarvationWatch(longest, clock=lambda: float(next(clock)))
+        schedule, "StarvationWatch", lambda longest: StarvationWatch(longest, clock=lambda: float(next(clock)))
     )
     worker = make(max_env_steps_per_update=0.5)
     link.progress = Progress(samples=4, updates=2, start_training=1, lack="2 updates / 4 samples received is too many")

@@ -277,8 +277,8 @@ class Worker:
         seal: WorkerSeal | None = None,
     ) -> None:
         self.state = WorkerState(run=run, name=name, peer=bytes([number]) * 16, token=token, seal=seal)
-        stream, sealer = (bytes([number + 100]) * 16, None) if seal is None else self.state.new_stream()
-        self.sender = StreamSender(stream, queue_bytes=queue or 1 << 21, drop_oldest=queue is not None, sealer=sealer)
+        stream = bytes([number + 100]) * 16 if seal is None else self.state.new_stream()
+        self.sender = StreamSender(stream, queue_bytes=queue or 1 << 21, drop_oldest=queue is not None, sealer=seal)
         self.state.add_stream(self.sender, b"signature of " + name.encode())
         self.link = self.connection()
 

@@ -126,10 +126,9 @@ class Worker(Client):
         self.accepted = seal.accepted if seal is not None else (0, 0)
         """The newest policy version that an earlier process of its machine had accepted."""
         self.state = WorkerState(run=run, name=name, peer=peer or network.random.randbytes(16), seal=seal)
-        sealer = None
         if seal is not None:
-            self.stream, sealer = self.state.new_stream()
-        self.sender = sender(self.stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest, sealer=sealer)
+            self.stream = self.state.new_stream()
+        self.sender = sender(self.stream, queue_bytes=queue_bytes, drop_oldest=drop_oldest, sealer=seal)
         self.state.add_stream(self.sender, b"")
         self.samples: list[int] = []
         """Samples of each message that was taken over, by its number."""

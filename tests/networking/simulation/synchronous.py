@@ -2,7 +2,7 @@
 
 The ratio, the worker's watch and the trainer's check are the real ones (`rate_limit.py`, `actor/rollout/starvation.py`,
 `training/remote/interface.py`); the loops around them, which wait for real time, are played here as events
-(`actor/rollout/synchronous_schedule.py`, `training/loops/offline.py`).
+(`actor/rollout/synchronous_rule.py`, `training/loops/offline.py`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LinkView:
 
 
 class Pace:
-    """The worker's side: `SynchronousSchedule`, a slice of steps an event."""
+    """The worker's side: `SynchronousRule`, a slice of steps an event."""
 
     def __init__(self, scenario: SynchronousScenario, worker: Worker) -> None:
         self.scenario = scenario
@@ -109,7 +109,7 @@ class Pace:
 
     @property
     def allowed(self) -> bool:
-        """As `SynchronousSchedule`."""
+        """As `SynchronousRule`."""
         return self.limit.allows(self.steps + 1, 1 + self.models)
 
     def turn(self) -> None:

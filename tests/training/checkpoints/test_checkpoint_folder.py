@@ -82,7 +82,7 @@ class Recorded(LocalInterface):
         buffer = Buffer(maxlen=None)
         records = [EpisodeRecord("", float(number), 4, "train", "truncated")]
         buffer.extend([self._make_rows(stream, number // 2, 4 * (number % 2), 4)], records)
-        return [Delivery(buffer)]
+        return [Delivery(buffer.chunks, buffer.episodes)]
 
 
 def weights(training: TrainingOffline) -> list[torch.Tensor]:
@@ -188,7 +188,8 @@ class Versioned(Recorded):
             buffer.extend([self._make_rows(stream, number // 2, 4 * (number % 2), 4, version=self.version)], [])
             self._recording.append(buffer)
         self.position += 1
-        return [Delivery(self._recording[self.position - 1])]
+        buffer = self._recording[self.position - 1]
+        return [Delivery(buffer.chunks, buffer.episodes)]
 
 
 @pytest.mark.parametrize(

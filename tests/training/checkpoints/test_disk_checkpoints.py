@@ -61,7 +61,7 @@ class Kept(LocalInterface):
         buffer = Buffer(maxlen=None)
         buffer.extend([self._make_rows(1, 0, 4 * self.number, 4)], [])
         self.number += 1
-        return [Delivery(buffer)]
+        return [Delivery(buffer.chunks, buffer.episodes)]
 
     def commit(self) -> None:
         if self.number > self.acknowledged:

@@ -60,7 +60,7 @@ class Sent(LocalInterface):
         buffer = Buffer(maxlen=None)
         buffer.extend([writer.message(self.number)], [])
         self.number += 1
-        return [Delivery(buffer)]
+        return [Delivery(buffer.chunks, buffer.episodes)]
 
     def commit(self) -> None:
         self.memory.commit(writer.offsets_after(self.number), samples=writer.ROWS * self.number)

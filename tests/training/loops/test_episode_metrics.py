@@ -42,7 +42,7 @@ class Playing(LocalInterface):
         ]
         buffer.extend([self.make_rows(1, self.played, 0, 3, end="truncated")], records)
         self.played += 1
-        return [Delivery(buffer)]
+        return [Delivery(buffer.chunks, buffer.episodes)]
 
 
 def test_rows_have_the_means_over_the_latest_hundred_training_episodes(make_rows: Any) -> None:

@@ -11,7 +11,7 @@ from tmrl_core.training.loops.limiter import RateLimiter
 def run(limiter: RateLimiter, samples: int, updates: int, steps: int, eager: str) -> tuple[int, int]:
     """Insert or sample `steps` times, the eager one first, as the limiter allows."""
     for _ in range(steps):
-        sample, insert = limiter.can_sample(samples, updates), limiter.can_insert(samples, updates)
+        sample, insert = limiter.updates_left(samples, updates), limiter.can_insert(samples, updates)
         assert sample or insert, "one of them may always go on"
         if sample and (eager == "sample" or not insert):
             updates += 1
@@ -46,12 +46,24 @@ def test_a_changed_band_starts_in_its_middle() -> None:
 
 def test_updates_per_sample_are_limited_in_addition_to_the_band() -> None:
     limiter = RateLimiter(8.0, min_size=50, batch_size=4, max_updates_per_sample=0.5)
-    assert limiter.can_sample(100, 50), "one more update passes"
-    assert not limiter.can_sample(100, 51)
+    assert limiter.updates_left(100, 50), "one more update passes"
+    assert not limiter.updates_left(100, 51)
     assert limiter.shortfall(100, 50) == ""
     assert limiter.shortfall(100, 51) == (
         "51 updates / 100 samples received is above trainer.max_training_steps_per_env_step = 0.5"
     )
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 32.0])
+def test_as_many_updates_are_left_as_may_be_made_one_by_one(ratio: float) -> None:
+    limiter = RateLimiter(ratio, min_size=10, error_buffer=60, batch_size=16, max_updates_per_sample=1.3)
+    updates = 0
+    for samples in range(5, 200, 3):
+        left = limiter.updates_left(samples, updates)
+        for made in range(int(left) + 1):
+            assert (limiter.shortfall(samples, updates + made) == "") == (made < left), (samples, updates, made)
+        updates += int(left)
+    assert updates
 
 
 @pytest.mark.parametrize(
@@ -65,7 +77,7 @@ def test_impossible_numbers_are_named(arguments: Any, said: str) -> None:
 
 def test_without_a_ratio_nothing_is_held() -> None:
     limiter = RateLimiter(None, min_size=10)
-    assert limiter.can_sample(10, 10**9)
+    assert limiter.updates_left(10, 10**9)
     assert limiter.can_insert(10**9, 0)
     assert (limiter.samples_per_insert, limiter.error_buffer) == (None, None)
 
@@ -92,4 +104,4 @@ def test_changed_settings_apply_after_the_checkpoint() -> None:
         RateLimiter(1.0, min_size=10, error_buffer=20).load_state_dict({**state, "band": [-1.0, 20.0, 0, 0]})
     off = RateLimiter(None, min_size=10)
     off.load_state_dict(limiter.state_dict())
-    assert off.can_sample(samples, 10**9)
+    assert off.updates_left(samples, 10**9)

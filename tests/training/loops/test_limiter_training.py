@@ -87,7 +87,7 @@ def test_training_waits_above_the_band_and_reports_the_reason(make_rows: Any, ma
     training.run_epoch(interface)
     assert training.sampled == 100 * BATCH
     assert 0 < off(training, 2.0) <= 16
-    assert training.limiter.can_sample(training.total_samples + 5, training.total_updates)
+    assert training.limiter.updates_left(training.total_samples + 5, training.total_updates)
     assert interface.lacks[-1].endswith(
         "is above 2 for each (trainer.limiter.samples_per_insert) after the first 20, and 16 over"
     )

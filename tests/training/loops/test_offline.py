@@ -360,15 +360,10 @@ def test_the_messages_of_refused_samples_are_found_without_a_search(make_rows: A
             looks += 1
             return super().__iter__()
 
-    class OneMessage(Buffer):
-        @property
-        def chunks(self) -> list[Chunk]:
-            return Chunks(super().chunks)
-
-    deliveries = [Delivery(OneMessage(maxlen=None)) for _ in range(100)]
-    for episode, delivery in enumerate(deliveries):
+    deliveries = []
+    for episode in range(100):
         dtype = np.int32 if episode and episode != 50 else np.float32  # the first ones define the structure
-        delivery.buffer.extend([make_rows(1, episode, 0, 3, dtype=dtype)])
+        deliveries.append(Delivery(Chunks([make_rows(1, episode, 0, 3, dtype=dtype)])))
     training = make()
     training._take(deliveries, 0)
     assert [episode for episode, delivery in enumerate(deliveries) if not delivery.refusal] == [0, 50]

@@ -183,7 +183,7 @@ class Live(LocalInterface):
         self.position += 1
         buffer = Buffer(maxlen=None)
         buffer.extend([self._make_rows(1, self.position, 0, 4)])
-        return [Delivery(buffer)]
+        return [Delivery(buffer.chunks, buffer.episodes)]
 
 
 @pytest.mark.parametrize("storage", ["ram", "disk"])

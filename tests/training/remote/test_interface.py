@@ -420,7 +420,7 @@ def test_a_worker_that_invents_metrics_makes_a_bounded_number_of_series() -> Non
     recorder.close()
     series = {name for record in sink.records for name in record.values if "/ep_info/" in name}
     assert len(series) == MAX_NAMES_EACH + 1
-    assert all("is_success" in one.metrics for delivery in deliveries for one in delivery.buffer.episodes)
+    assert all("is_success" in one.metrics for delivery in deliveries for one in delivery.records)
 
 
 def test_messages_that_stand_for_much_are_read_a_few_at_a_time(make_rows: Callable[..., Chunk]) -> None:
@@ -472,5 +472,5 @@ def test_a_message_has_a_bounded_number_of_episode_records() -> None:
         payload = encode_message(None, [episode(1.0)] * records)
         link._trainer.inbox.append(Received(bytes(16), number, 0, memoryview(payload), len(payload)))
     honest, hostile = interface.receive()
-    assert len(honest.buffer.episodes) == 250
-    assert len(hostile.buffer.episodes) == MAX_RECORDS
+    assert len(honest.records) == 250
+    assert len(hostile.records) == MAX_RECORDS

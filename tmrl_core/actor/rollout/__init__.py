@@ -1,1 +1,1 @@
-"""Collection: the parts of a worker, the three schedules and the class that composes them."""
+"""Collection: the parts of a worker, its schedule with three rules, and the class that composes them."""

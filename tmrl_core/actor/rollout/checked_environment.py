@@ -47,6 +47,7 @@ class CheckedEnvironment:
             repair it.
         real_time: the environment of rtgym inside of all wrappers; None: it is another one.
         when_stepped: called after the first valid step.
+        default_action: action that the environment executed at its latest reset, as rtgym's do; None: it executed none.
     """
 
     def __init__(self, make: Callable[[], Any], *, strict_spaces: bool = False, safe_action: Any = None) -> None:
@@ -58,8 +59,9 @@ class CheckedEnvironment:
             take_back()
         self.fault: Exception | None = None
         self.real_time: RealTimeEnv | None
-        self._find_real_time()
+        self._look_inside()
         self._check = StepCheck(self.env.observation_space, strict_spaces)
+        self._check.reward_type = None  # the first result is checked in full
         self._broken = False
         self._moving = False
         self._first_step = False
@@ -73,14 +75,6 @@ class CheckedEnvironment:
             raise
 
     @property
-    def default_action(self) -> Any:
-        """Action that the environment executed at its latest reset, as rtgym's do; None: it executed none."""
-        if self.real_time is not None:
-            return self.real_time.act_buf[-1]
-        inner = self._inner
-        return inner.default_action if isinstance(inner, ActsAtReset) else None
-
-    @property
     def time_step(self) -> tuple[float, float] | None:
         """Duration of a time step and its elasticity, in seconds; None: the environment has no rate."""
         inner, real_time = self._inner, self.real_time
@@ -91,14 +85,12 @@ class CheckedEnvironment:
         duration_s = float(found)
         return duration_s, duration_s if real_time is None else real_time.time_step_timeout
 
-    @property
-    def _inner(self) -> Any:
-        return unwrapped(self.env)
-
-    def _find_real_time(self) -> None:
+    def _look_inside(self) -> None:
         # Once for each environment, because a check of a protocol takes as long as a step of a simple simulator.
-        inner = self._inner
-        self.real_time = inner if isinstance(inner, RealTimeEnv) else None
+        self._inner: Any = unwrapped(self.env)
+        self.real_time = self._inner if isinstance(self._inner, RealTimeEnv) else None
+        self._acts_at_reset = isinstance(self._inner, ActsAtReset)
+        self.default_action: Any = None
 
     @watched("the environment's reset")
     def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -117,12 +109,17 @@ class CheckedEnvironment:
         self._moving = self._first_step = True
         try:
             result: Any = self.env.reset() if seed is None else self.env.reset(seed=seed)
-            problem = reset_problem(result)
-            if problem is not None:
-                raise failure(problem)
+            if type(result) is not tuple or len(result) != 2:
+                problem = reset_problem(result)
+                if problem is not None:
+                    raise failure(problem)
             obs, info = result
             obs = self._check.observation(obs, ", after a reset")
             self._has_reset = True
+            if real_time is not None:
+                self.default_action = real_time.act_buf[-1]
+            elif self._acts_at_reset:
+                self.default_action = self._inner.default_action
             return obs, info
         except Exception as exc:
             self._broken = True
@@ -154,11 +151,10 @@ class CheckedEnvironment:
             if self._first_step:
                 self._first_step = False
                 take_back()
-                return self._checked(result)
             obs, reward, terminated, truncated, info = result
             check = self._check
             if (
-                # The most common case avoids a call; `_checked` handles all others.
+                # The most common case avoids a call; `StepCheck.step` handles all others, the first result too.
                 type(obs) is ndarray
                 and obs.dtype is check.dtype
                 and obs.shape == check.few
@@ -167,18 +163,14 @@ class CheckedEnvironment:
                 and isfinite(sum(obs.tolist()))
             ):
                 return result if type(reward) is float else (obs, float(reward), terminated, truncated, info)
-            return self._checked(result)
+            obs, reward = check.step(obs, reward)
+            if not self._has_stepped:
+                self._has_stepped = True
+                self.when_stepped()
+            return obs, reward, terminated, truncated, info
         except Exception as exc:
             self._judge(exc, self._has_stepped)
             raise
-
-    def _checked(self, result: tuple[Any, Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
-        obs, reward, terminated, truncated, info = result
-        checked = *self._check.step(obs, reward), terminated, truncated, info
-        if not self._has_stepped:
-            self._has_stepped = True
-            self.when_stepped()
-        return checked
 
     def _judge(self, exc: Exception, proven: bool) -> None:
         """Record a failure. Raise a ContractError if it shows a wrong interface, and no result was valid before."""
@@ -236,7 +228,7 @@ class CheckedEnvironment:
             logger.warning("the environment that failed could not be closed either", exc_info=True)
         try:
             self.env = self._make()
-            self._find_real_time()
+            self._look_inside()
         except Exception as exc:
             self.fault = exc
             raise

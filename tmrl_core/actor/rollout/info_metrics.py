@@ -59,6 +59,8 @@ class InfoMetrics:
 
     def take(self, info: Any) -> dict[str, float]:
         """Return the metrics of the episode, given the info of its last step."""
+        if not self._sums and type(info) is dict and IS_SUCCESS not in info:  # the most common case
+            return {}
         metrics = {key.replace(MEAN, "_mean"): total / count for key, (total, count) in self._sums.items()}
         success = self._number(info, IS_SUCCESS, [IS_SUCCESS])
         if success is not None:

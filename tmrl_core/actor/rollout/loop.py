@@ -1,5 +1,7 @@
 """Environment loop: environment, policy and recorder, step by step and episode by episode.
 
+It runs episodes for training, tests and the trainer's evaluations, and follows the directives of its uplink.
+
 An exception of the environment, or caused by an invalid result of it, leads to a fresh reset; errors of the policy, of
 a compressor or of the codec propagate. An action that is not finite is never executed: the episode ends there, with its
 samples so far (`PolicyFailedError`).
@@ -12,25 +14,36 @@ import math
 import time
 from collections.abc import Callable
 from math import isfinite
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy import ndarray
 
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, report_failure
-from tmrl_core.actor.rollout.lateness import Lateness
-from tmrl_core.actor.rollout.polling import PollingInterval
+from tmrl_core.actor.rollout.collector import Collector, Hook
+from tmrl_core.actor.rollout.lateness import Lateness, lateness_text
+from tmrl_core.actor.rollout.polling import next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
+from tmrl_core.blas_threads import one_blas_thread
+from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
+from tmrl_core.long_calls import remarks
+from tmrl_core.metrics.text import return_text
+from tmrl_core.networking.protocol.messages import Evaluation
 
 logger = logging.getLogger(__name__)
 
 FORGIVEN_AFTER_STEPS = 1000
 """Number of successful steps in one episode after which earlier failures no longer count as consecutive."""
 
-Hook = Callable[[], int]
-"""Called before each slice of an episode; returns the maximum number of its steps. 0: end the episode here."""
+LOG_EVERY_S = 2.0
+"""Minimum seconds between two log lines about episodes, because a simulator may end a hundred per second."""
+
+LONG_EPISODE_S = 30.0
+"""Seconds after which a worker says that no sample of an episode has been sent."""
 
 
 class Stepper(Protocol):
@@ -45,7 +58,7 @@ class Stepper(Protocol):
         """Act on an observation and step the environment."""
 
 
-class EnvironmentLoop:
+class EnvironmentLoop(Collector):
     """Run a policy in an environment, and record the steps.
 
     Args:
@@ -54,14 +67,16 @@ class EnvironmentLoop:
         recorder: records the steps.
         obs_preprocessor: applied to each observation before the policy and the recorder get it.
         max_failures: maximum number of consecutive failures of the environment.
+        seed: seed of the first reset, and of resets after evaluations; None: from the operating system.
+        seed_of: returns the seed by the worker's number among those of the same name, see `Uplink.own_seed`; None:
+            `seed` stays, whoever has it too.
 
     Attributes:
+        evaluation_videos: folder for videos of the first episode of each evaluation, if the environment is `Filmed`.
+        whole: True: samples are sent at the ends of episodes, so a long one is reported.
+        seeded: True: another run with the same seed must play the same episodes.
         stepper: object that makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its
             methods.
-        failures: number of failures of the environment.
-        policy_failures: number of actions that were not finite; none of them was executed.
-        policy_failures_in_a_row: that number since the last episode that ended in order.
-        next_seed: seed of the next reset; None: the environment's generator continues.
         longest_episode_s: duration of the longest episode, in seconds.
         lateness: lateness of the steps; None: the environment has no rate.
         env_step: step of the environment, which records its lateness.
@@ -75,39 +90,32 @@ class EnvironmentLoop:
         *,
         obs_preprocessor: Callable[[Any], Any] | None = None,
         max_failures: int = 3,
+        seed: int | None = None,
+        seed_of: Callable[[int], int | None] | None = None,
     ) -> None:
+        super().__init__(recorder, max_failures=max_failures, seed=seed, seed_of=seed_of)
         self.environment = environment
         self.runner = runner
-        self.recorder = recorder
         self.obs_preprocessor = obs_preprocessor
-        self.max_failures = max_failures
         self.stepper: Stepper | None = None
-        self.failures = 0
-        self.policy_failures = 0
-        self.policy_failures_in_a_row = 0
-        self.next_seed: int | None = None
+        self.seeded = seed is not None
+        self.whole = True
+        self.evaluation_videos: Path | None = None
         self.longest_episode_s = 0.0
         self.lateness = Lateness() if environment.time_step is not None else None
         self.env_step = environment.step if self.lateness is None else self._timed_step
-        self._failures_in_a_row = 0
-        self._polling = PollingInterval()
-        self._stopping = False
         self._obs: Any = None
-
-    @property
-    def steps_until_poll(self) -> int:
-        """Number of steps to take before the link is polled again."""
-        return self._polling.length
-
-    def stop(self) -> None:
-        """End `play` permanently after the present step. Safe from any thread and signal handlers."""
-        self._stopping = True
+        self._seeds = np.random.default_rng(seed)
+        self._rest_logged = False
+        self._unsent_logged = self._shows_unsent = False
+        self._logged_at = -math.inf
 
     # --- single steps -------------------------------------------------------------------------------------------------
 
     def reset(self, collect_samples: bool) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, as `Worker.reset` documents."""
-        self.recorder.end()
+        if self.recorder.episode is not None and self.recorder.episode.open:
+            self.recorder.end()
         seed = self.next_seed
         obs, info = self.environment.reset(seed)
         if self.lateness is not None and self.environment.time_step is not None:
@@ -147,7 +155,7 @@ class EnvironmentLoop:
             action, new_obs, reward, terminated, truncated, info, extras, collect_samples, test
         )
         if terminated or truncated:
-            self._failures_in_a_row = self.policy_failures_in_a_row = 0
+            self._note_success()
         return new_obs, reward, terminated, truncated, info
 
     def _timed_step(self, action: Any, keep: bool = False) -> tuple[Any, Any, Any, Any, Any]:
@@ -156,35 +164,57 @@ class EnvironmentLoop:
         self.lateness.note(time.perf_counter())
         return result
 
+    def seed_next_episode(self, seed: int) -> None:
+        """Reset the next episode with this seed, and seed the exploration with it."""
+        super().seed_next_episode(seed)
+        self._seeds = np.random.default_rng(seed)
+        self.runner.seed(seed)
+
     # --- whole episodes -----------------------------------------------------------------------------------------------
+
+    def train(self, allow: Hook | None = None, max_samples: float | None = None) -> bool:
+        """Collect an episode; see `play`."""
+        return self.play(True, False, allow, max_samples)
+
+    def test(self, max_samples: float | None = None, explore: bool = False) -> bool:
+        """Run an episode without collecting it; see `play`."""
+        return self.play(False, not explore, None, max_samples)
 
     def play(
         self,
-        *,
         collect: bool,
         test: bool,
-        limit: float,
-        allow: Hook,
+        allow: Hook | None = None,
+        max_samples: float | None = None,
         seed: int | None = None,
         evaluation: int | None = None,
     ) -> bool:
         """Run one episode to its end. After a failure of the environment, run another one.
 
+        After an action that is not finite, wait for another policy.
+
         Args:
             collect: store its samples.
             test: the actor does not explore.
-            limit: number of steps after the reset at which the episode is truncated.
-            allow: called before the reset and before each slice.
+            allow: called before the reset and before each slice; None: the episode may continue until the run ends.
+            max_samples: number of steps after the reset at which it is truncated; None: the recorder's limit.
             seed: seed of the reset; None: `next_seed`.
             evaluation: id of the evaluation that the episode belongs to.
 
         Returns:
-            True: the episode ended in order. False: `allow` ended it or began another one.
+            True: the episode ended in order. False: `allow` or a bad action ended it, or `allow` began another one.
 
         Raises:
             EnvironmentFailedError: the environment failed too often in a row.
-            PolicyFailedError: an action was not finite; the episode has been ended.
+            PolicyFailedError: an action was not finite, and there is no Server.
+            ValueError: `max_samples` is below 1.
         """
+        limit = self.recorder.max_samples_per_episode if max_samples is None else max_samples
+        if not limit >= 1:
+            raise ValueError(f"an episode has at least 1 step, got max_samples={limit}")
+        if allow is None:
+            allow = self._unless_ending
+        self.follow_place()
         while True:
             started = time.perf_counter()
             try:
@@ -192,26 +222,13 @@ class EnvironmentLoop:
                     return False
                 if seed is not None:
                     self.next_seed = seed
-                before = self.recorder.episode
-                (self.stepper or self).reset(collect)
-                episode = self.recorder.episode
-                if episode is None or episode is before:
-                    raise RuntimeError(f"{type(self.stepper).__name__}.reset did not call the reset that it overrides")
-                episode.limit, episode.test, episode.evaluation = limit, test, evaluation
-                while episode.open:
-                    longest = allow()
-                    if episode is not self.recorder.episode or not episode.open:
+                with one_blas_thread:
+                    if not self._play(collect, test, limit, allow, evaluation):
                         return False
-                    if not longest:
-                        self.recorder.end()
-                        return False
-                    self._polling.begin()
-                    self._polling.end(self._advance(episode, longest))
-            except PolicyFailedError:
+            except PolicyFailedError as failure:
                 self.recorder.end()
-                self.policy_failures += 1
-                self.policy_failures_in_a_row += 1
-                raise
+                self._await_better_policy(failure)
+                return False
             except Exception as exc:
                 if exc is not self.environment.fault and not isinstance(exc, ObservationError):
                     raise
@@ -221,15 +238,67 @@ class EnvironmentLoop:
             self.longest_episode_s = max(self.longest_episode_s, time.perf_counter() - started)
             return True
 
-    def _advance(self, episode: Episode, longest: int) -> int:
-        """Run up to `longest` steps of the open episode. Return their number."""
-        advance = self._advance_by_stepper if self.stepper is not None else self._advance_by_itself
-        played = advance(episode, longest)
-        if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
-            self._failures_in_a_row = 0
-        return played
+    def _play(self, collect: bool, test: bool, limit: float, allow: Hook, evaluation: int | None) -> bool:
+        before = self.recorder.episode
+        (self.stepper or self).reset(collect)
+        episode = self.recorder.episode
+        if episode is None or episode is before:
+            raise RuntimeError(f"{type(self.stepper).__name__}.reset did not call the reset that it overrides")
+        episode.limit, episode.test, episode.evaluation = limit, test, evaluation
+        advance = self._advance_by_itself if self.stepper is None else self._advance_by_stepper
+        while episode.open:
+            longest = allow()
+            if episode is not self.recorder.episode or not episode.open:
+                return False
+            if not longest:
+                self.recorder.end()
+                return False
+            began = time.perf_counter()
+            if self.whole and (began - episode.began >= LONG_EPISODE_S or self._shows_unsent):
+                self._tell_unsent(episode, began - episode.began)
+            played = advance(episode, longest)
+            self.steps_until_poll = next_slice(self.steps_until_poll, played, time.perf_counter() - began)
+            if self._failures_in_a_row and episode.steps >= FORGIVEN_AFTER_STEPS:
+                self._failures_in_a_row = 0
+        return True
+
+    def give_up_episode(self) -> None:
+        """End the open episode immediately, and drop its unsent samples."""
+        self.recorder.drop_unsent()
+        self.recorder.end()
+
+    def _tell_unsent(self, episode: Episode, lasts_s: float) -> None:
+        """Say of a long open episode that its samples are sent at its end: once in the log, and on displays."""
+        self._shows_unsent = lasts_s >= LONG_EPISODE_S and episode.collect and not episode.sent
+        key = f"unsent samples of {self.name}"
+        if not self._shows_unsent or self.uplink.link is None:
+            remarks.pop(key, None)
+            return
+        remarks[key] = text = (
+            f"an episode has gone on for {episode.steps} steps and {lasts_s:.0f} s, and its samples are sent when it "
+            "ends. Set worker.send_every to send them before, or worker.max_samples_per_episode to end it."
+        )
+        if not self._unsent_logged:
+            self._unsent_logged = True
+            logger.warning("worker %s: %s", self.name, text)
+
+    def log_episode(self, verbose: bool) -> None:
+        """Log the latest training episode, if `verbose` and not just after another one."""
+        if verbose and time.monotonic() - self._logged_at >= LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            recorder = self.recorder
+            logger.info(
+                "worker %s: episode %d, %d steps, return %s, policy %d.%d%s",
+                recorder.name,
+                recorder.episodes,
+                recorder.buffer.stat_train_steps,
+                return_text(recorder.buffer.stat_train_return),
+                *recorder.version,
+                "" if self.lateness is None else f"; {lateness_text(self.lateness.figures)}",
+            )
 
     def _advance_by_itself(self, episode: Episode, longest: int) -> int:
+        """Run up to `longest` steps of the open episode. Return their number."""
         # The same as `step`, with local variables only, because a worker spends most of its time here.
         runner, env_step, record = self.runner, self.env_step, self.recorder.step
         preprocess, test, collect, obs = self.obs_preprocessor, episode.test, episode.collect, self._obs
@@ -257,7 +326,7 @@ class EnvironmentLoop:
         finally:
             self._obs = obs
         if not episode.open:
-            self._failures_in_a_row = self.policy_failures_in_a_row = 0
+            self._note_success()
         return played
 
     def _advance_by_stepper(self, episode: Episode, longest: int) -> int:
@@ -291,3 +360,53 @@ class EnvironmentLoop:
             cause=raised,
             show=not found_here or raised is not fault,
         )
+
+    # --- directives ---------------------------------------------------------------------------------------------------
+
+    def obey(self) -> None:
+        """Run a requested evaluation, and wait during a pause. Called between episodes.
+
+        A worker also waits while no policy of the trainer fits it and its samples are refused. Samples of its untrained
+        policy would only use bandwidth.
+        """
+        uplink = self.uplink
+        while uplink.link is not None and not uplink.ending():
+            directive = uplink.link.directive
+            if directive.evaluation is not None and self.evaluate_if_due():
+                continue
+            unfit = bool(uplink.refusal) and uplink.unfit
+            if not directive.pause and not unfit:
+                return
+            uplink.send()
+            if unfit and not self._rest_logged:
+                self._rest_logged = True
+                logger.warning("worker %s waits until a policy fits: its samples are refused", self.name)
+            uplink.wait()
+            if unfit:
+                uplink.take_policy(verbose=True)
+
+    def evaluate_if_due(self) -> bool:
+        """See `Collector`."""
+        if not super().evaluate_if_due():
+            return False
+        env = self.environment.env
+        if isinstance(env, Filmed):
+            env.stop()
+        # The last seed determines the environment's generator, so that training would see the same episodes after each
+        # evaluation.
+        self.next_seed = int(self._seeds.integers(2**31))
+        return True
+
+    def evaluate(self, evaluation: Evaluation, index: int) -> bool:
+        """See `Collector`. The first episode of an evaluation is filmed."""
+        env = self.environment.env
+        if isinstance(env, Filmed) and self.evaluation_videos is not None:
+            if index == 0:
+                env.start(self.evaluation_videos / f"evaluation-{evaluation.id}.mp4")
+            else:
+                env.stop()
+        return self.play(collect=False, test=True, seed=evaluation.seeds[index], evaluation=evaluation.id)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.environment.close()

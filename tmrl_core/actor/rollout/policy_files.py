@@ -39,11 +39,7 @@ class PolicyFiles:
     @property
     def keeps(self) -> bool:
         """True: `keep` writes files."""
-        return self.path is not None or self._copies
-
-    @property
-    def _copies(self) -> bool:
-        return self.history is not None and self.every > 0
+        return self.path is not None or (self.history is not None and self.every > 0)
 
     def keep(self, data: bytes, versions: int = 1) -> Path | None:
         """Store the weights of a version. Return the path of the dated copy if one was made.
@@ -57,7 +53,7 @@ class PolicyFiles:
         """
         if self.path is not None:
             write_whole(self.path, data, 0o600)
-        if not self._copies:
+        if self.history is None or self.every <= 0:
             return None
         self.since += versions
         if self.since < self.every:

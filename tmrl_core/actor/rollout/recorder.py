@@ -10,7 +10,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -148,8 +148,10 @@ class StepRecorder:
         Raises:
             CodecError: something cannot be stored; the message names it.
         """
-        self.end()
-        self._info_metrics.begin()
+        if self.episode is not None and self.episode.open:
+            self.end()
+        if self._adds_steps:
+            self._info_metrics.begin()
         episode = self.episode = Episode(next(self._numbers), collect, not collect, seed)
         episode.limit = self.max_samples_per_episode if limit is None else limit
         self.episodes += 1
@@ -221,7 +223,7 @@ class StepRecorder:
         if not test:
             episode.test = False
         if terminated or truncated:
-            self._end_episode(episode, "terminated" if terminated else "truncated")
+            self.finish(episode, "terminated" if terminated else "truncated")
         return truncated
 
     def end(self, record: bool = True) -> None:
@@ -234,7 +236,7 @@ class StepRecorder:
         if episode is None or not episode.open:
             return
         if record and episode.collect:
-            self._end_episode(episode, "aborted")
+            self.finish(episode, "aborted")
         episode.open = False
 
     def set_version(self, version: Version) -> None:
@@ -258,8 +260,9 @@ class StepRecorder:
                 stream in any order.
         """
         chunks, records = self.buffer.take()
-        if chunks and self.episode is not None and self._collecting:
-            self.episode.sent = True
+        episode = self.episode
+        if chunks and episode is not None and episode.open and episode.collect:
+            episode.sent = True
             if repeat_last:
                 self.buffer.extend([chunks[-1].last_row()])
         return chunks, records
@@ -298,8 +301,27 @@ class StepRecorder:
         step = 0 if previous is None else 1 + (self.episode.steps if self.episode is not None else 0)
         return {**info, "crc_sample": original, "crc_sample_ts": (self.compared, step)}
 
-    def _end_episode(self, episode: Episode, end: Literal["terminated", "truncated", "aborted"]) -> None:
+    def add(self, chunks: list[Chunk]) -> None:
+        """Add samples that were made elsewhere."""
+        self.buffer.extend(chunks)
+        self.steps_collected += sum(chunk.rows for chunk in chunks)
+
+    def finish(
+        self,
+        episode: Episode,
+        end: Literal["terminated", "truncated", "aborted"],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """End an episode, and leave its record.
+
+        Args:
+            episode: the open one.
+            end: its end.
+            metrics: its metrics; None: those of its infos.
+        """
         episode.open = False
+        if metrics is None:
+            metrics = {} if end == "aborted" else self._info_metrics.take(episode.info)
         self.buffer.end_episode(
             EpisodeRecord(
                 agent="",
@@ -312,6 +334,6 @@ class StepRecorder:
                 seed=episode.seed,
                 evaluation=episode.evaluation,
                 worker=self.name,
-                metrics={} if end == "aborted" else self._info_metrics.take(episode.info),
+                metrics=dict(metrics),
             )
         )

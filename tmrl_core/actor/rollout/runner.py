@@ -1,17 +1,21 @@
-"""The policy runner: an actor, its device, its random generator and the state that it carries through an episode."""
+"""The policy runner, owner of the acting state: an actor, its device, its random generator, the state of each row.
+
+A row is one environment, client session or agent that the policy acts for. Rows that act at the same time are one
+batch. Others, such as sessions, keep their part (`carried`) themselves and lend it to the runner for an action.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 from numpy import ndarray
 
 from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, RecurrentActor, State
-from tmrl_core.actor.policies.spaces import first_of_batch
 from tmrl_core.actor.policies.weights import exploration_in, with_exploration
 from tmrl_core.actor.rollout.checked_environment import check_maker
 from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
@@ -22,6 +26,24 @@ from tmrl_core.storage import read_whole
 
 Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
 """`(observation, action, extras)` of the policy -> the action and extras that count."""
+
+
+class Carried(NamedTuple):
+    """Acting state of B rows, which changes by being replaced.
+
+    Attributes:
+        state_B: recurrent state; empty without recurrence.
+        ticks: number of actions of each row's episode.
+        weights: number of the weights that chose each row's latest action; 0: its episode has none.
+    """
+
+    state_B: State
+    ticks: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+Acted = tuple[Any, dict[str, Any], dict[str, Any]]
+"""Action of a policy, its extras, and the recurrent state before the action by the names of its columns."""
 
 
 def exploration_seed(seed: int) -> int:
@@ -55,13 +77,14 @@ def cannot_act(actor: ActorModule, action_space: Any, failure: Exception) -> Con
 
 
 class PolicyRunner:
-    """Run a policy: one action for each observation, and a state that is reset with each episode.
+    """Run a policy: an action for each row's observation, and a state that is reset with each row's episode.
 
     Args:
         make_actor: `(observation_space=, action_space=)` creates the actor.
-        observation_space, action_space: spaces of the environment.
+        observation_space, action_space: spaces of one row's environment.
         device: device of the actor.
         seed: seed of the environment; `exploration_seed` derives the actor's. None: from the operating system.
+        rows: number of rows. `decide` and `act` are for one, `decide_rows` for any number.
 
     Raises:
         ConfigError: `make_actor` does not return an actor.
@@ -73,8 +96,8 @@ class PolicyRunner:
             slice.
         always_finite: True: the action space holds integers only.
         few: shape of actions that are short vectors: such an action is finite if the sum of its values is.
-        carried: recurrent state of the open episode (empty without recurrence), its number of actions, and True if the
-            next state is stored whatever that number is. To return to an earlier step, assign its value again.
+        carried: acting state of the rows. To return to an earlier step, or to act for other rows, assign theirs.
+        keeps_extras: True: the actor returns values besides the action, to be stored with it.
     """
 
     def __init__(
@@ -85,6 +108,7 @@ class PolicyRunner:
         *,
         device: Any = "cpu",
         seed: int | None = None,
+        rows: int = 1,
     ) -> None:
         check_maker("actor_module_cls", make_actor)
         actor = make_actor(observation_space=observation_space, action_space=action_space)
@@ -98,32 +122,34 @@ class PolicyRunner:
         self.few = few_values(action_space)
         self.always_finite = only_integers(action_space)
         self._rng = np.random.default_rng()
-        self.carried: tuple[State, int, bool] = {}, 0, True
+        self._rows = rows
         self._action_space = action_space
-        self._first = first_of_batch(action_space)
+        # The action of a Box is an array, even with the shape ().
+        self._indices: list[Any] = [(row, ...) if isinstance(action_space, spaces.Box) else row for row in range(rows)]
         self._has_acted = False
+        self._weights = 0
+        self.carried = Carried({}, (0,) * rows, (0,) * rows)
         self.actor = actor.to_device(device)
         if seed is not None:
             self.seed(seed)
 
     @property
     def actor(self) -> ActorModule:
-        """The actor. A new one, or one with new weights, continues with the state of the one before it."""
+        """The actor. A new one, or one with new weights, continues with the states of the one before it."""
         return self._actor
 
     @actor.setter
     def actor(self, actor: ActorModule) -> None:
         self._actor = actor
+        self._weights += 1
         self._batch = actor if isinstance(actor, BatchActor) else None
         self._interval = actor.state_interval if isinstance(actor, RecurrentActor) else 0
-        state, tick, _ = self.carried
-        if self._batch is not None and not state:
-            state = self._batch.initial_state(1)
-        self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in state.items()}
-        self.carried = state, tick, True
-        self._bind()
+        first = {} if self._batch is None else self._batch.initial_state(1)
+        self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in first.items()}
+        if not self.carried.state_B:
+            self.reset_state()
         self.keeps_extras = self._batch is not None or type(actor).act_with_extras is not ActorModule.act_with_extras
-        """True: the actor returns values besides the action, to be stored with it."""
+        self._bind()
 
     def seed(self, seed: int) -> None:
         """Seed the exploration, given the seed of the environment."""
@@ -131,11 +157,24 @@ class PolicyRunner:
         self._actor.seed(derived)
         self._rng = np.random.default_rng(derived)
 
-    def reset(self) -> None:
-        """Begin an episode."""
-        self.carried = {} if self._batch is None else self._batch.initial_state(1), 0, True
+    def reset(self, row: int = 0) -> None:
+        """Begin an episode in a row."""
+        self.reset_state(row)
         self._bind()
         self._actor.begin_episode()
+
+    def reset_state(self, row: int = 0) -> None:
+        """Give a row the state of an episode's beginning; all rows if they have none yet."""
+        state_B, ticks, weights = self.carried
+        if self._batch is not None and (self._rows == 1 or not state_B):
+            state_B = self._batch.initial_state(self._rows)
+        elif self._batch is not None:
+            first = self._batch.initial_state(1)
+            state_B = {
+                name: np.concatenate([value_B[:row], first[name], value_B[row + 1 :]])
+                for name, value_B in state_B.items()
+            }
+        self.carried = Carried(state_B, (*ticks[:row], 0, *ticks[row + 1 :]), (*weights[:row], 0, *weights[row + 1 :]))
 
     def reset_extras(self) -> dict[str, Any] | None:
         """Return the extras of a reset, which has no action; None: the actor has none."""
@@ -148,18 +187,24 @@ class PolicyRunner:
             obs: after the worker's `obs_preprocessor`.
             test: True: no exploration.
         """
-        return self._act_batch(obs, test)[0] if self._batch is not None else self._actor.act_(obs, test=test)
+        return self._act_batch([obs], test)[0][0] if self._batch is not None else self._actor.act_(obs, test=test)
 
     def decide(
-        self, obs: Any, test: bool, extras: bool, act: Callable[..., Any] | None = None
+        self,
+        obs: Any,
+        test: bool,
+        extras: bool,
+        act: Callable[..., Any] | None = None,
+        acted: Acted | None = None,
     ) -> tuple[Any, dict[str, Any] | None]:
-        """Return the action to execute, and the extras to store with it.
+        """Return the action of one row to execute, and the extras to store with it.
 
         Args:
             obs: observation after the worker's `obs_preprocessor`.
             test: True: no exploration.
             extras: True: return extras too, if the actor has any.
             act: `(obs, test)` acts in place of an actor without extras.
+            acted: action of the policy that was chosen already; None: it is chosen here.
 
         Raises:
             PolicyFailedError: the action is not finite.
@@ -169,7 +214,7 @@ class PolicyRunner:
         states: dict[str, Any] = {}
         try:
             if self._batch is not None:
-                action, more, states = self._act_batch(obs, test)
+                action, more, states = acted or self._act_batch([obs], test)[0]
             elif extras and self.keeps_extras:
                 action, more = self._actor.act_with_extras(obs, test=test)
             else:
@@ -187,6 +232,13 @@ class PolicyRunner:
             more = {**(more or {}), **states}
         self.check(action)
         return action, more
+
+    def decide_rows(self, observations: Sequence[Any], test: bool, extras: bool) -> list[tuple[Any, Any]]:
+        """Return the results of `decide` for the observations of all rows, which a `BatchActor` gets as one batch."""
+        batch: Sequence[Acted | None] = (
+            [None] * len(observations) if self._batch is None else self._act_batch(observations, test)
+        )
+        return [self.decide(obs, test, extras, acted=acted) for obs, acted in zip(observations, batch, strict=True)]
 
     def plain_act(self, extras: bool) -> Callable[[Any, bool], Any] | None:
         """Return the function `(obs, test)` that is all of `decide` but its checks; None: `decide` does more.
@@ -253,18 +305,37 @@ class PolicyRunner:
         actor = self._actor
         self._act = actor.act if type(actor).act_ is ActorModule.act_ else actor.act_
 
-    def _act_batch(self, obs: Any, test: bool) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """Return an action, the policy's extras, and the state before the action as extras, zeros between intervals."""
+    def _act_batch(self, observations: Sequence[Any], test: bool) -> list[Acted]:
+        """Return of each row the action, the policy's extras, and the state before it, zeros between intervals."""
         assert self._batch is not None
-        obs_B = map_leaves(lambda value: np.asarray(value)[None], obs)
-        state_B, tick, stored = self.carried
-        action_B, after_B, extras_B = self._batch.act_batch(obs_B, state_B, self._rng, test)
-        self.carried = after_B, tick + 1, False
-        states: dict[str, Any] = {}
-        if self._interval:
-            stored = stored or tick % self._interval == 0
-            states = (
-                {STATE_COLUMN + name: value_B[0] for name, value_B in state_B.items()} if stored else self._no_state
-            )
-        action = map_leaves(lambda value_B: np.asarray(value_B)[self._first], action_B)
-        return action, {name: np.asarray(value)[0] for name, value in extras_B.items()}, states
+        state_B, ticks, weights = self.carried
+        action_B, after_B, extras_B = self._batch.act_batch(_stacked(observations), state_B, self._rng, test)
+        self.carried = Carried(after_B, tuple([tick + 1 for tick in ticks]), (self._weights,) * self._rows)
+        acted = []
+        for row, index in enumerate(self._indices):
+            states: dict[str, Any] = {}
+            if self._interval:
+                stored = weights[row] != self._weights or ticks[row] % self._interval == 0
+                states = (
+                    {STATE_COLUMN + name: value_B[row] for name, value_B in state_B.items()}
+                    if stored
+                    else self._no_state
+                )
+            action = _at(index, action_B)
+            acted.append((action, {name: np.asarray(value)[row] for name, value in extras_B.items()}, states))
+        return acted
+
+
+def _stacked(observations: Sequence[Any]) -> Any:
+    """Return observations as one batch, whose arrays have a leading dimension."""
+    first = observations[0]
+    if isinstance(first, dict):
+        return {key: _stacked([obs[key] for obs in observations]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_stacked(entries) for entries in zip(*observations, strict=True))
+    return np.asarray(first)[None] if len(observations) == 1 else np.stack(observations)
+
+
+def _at(index: Any, action_B: Any) -> Any:
+    """Return the action of one row of a batch."""
+    return map_leaves(lambda value_B: np.asarray(value_B)[index], action_B)

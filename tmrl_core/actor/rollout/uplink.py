@@ -12,7 +12,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -101,7 +101,10 @@ class Uplink:
         link: link to the Server; None: no Server.
         files: store of the policy.
         policies_refused: number of versions that could not be read, are not finite or do not fit.
+        refusal: reason of the latest refusal of a policy, which is logged once; empty: the latest one fits.
         latest_version: version of the latest policy that has arrived, including refused ones.
+        sent_at: `time.perf_counter` at the latest `send`.
+        steps_sent: number of environment steps passed to the link; a reset is none.
     """
 
     def __init__(
@@ -118,6 +121,8 @@ class Uplink:
         self.link = link
         self.policies_refused = 0
         self.latest_version: Version = (0, 0)
+        self.sent_at = -math.inf
+        self.steps_sent = 0
         self._source = source
         self._target = target
         self.files = files if files is not None else PolicyFiles(None)
@@ -130,8 +135,7 @@ class Uplink:
         """Id of the latest evaluation that `due_evaluation` has returned; None: also after it was postponed."""
         self._postponed: Version | None = None
         """Version of the policy that the latest postponed evaluation failed with."""
-        self._refusal = ""
-        """Reason of the latest refusal of a policy, so that the same reason is logged once."""
+        self.refusal = ""
         self._finish_logged = False
         self._keep_failed = False
         """True: the latest policy could not be kept, which is logged once until one can be."""
@@ -167,6 +171,11 @@ class Uplink:
         link.check()
         return False
 
+    def wait(self) -> None:
+        """Wait until a policy, directive or progress arrives or the run ends, at most `WAIT_S` seconds."""
+        if self.link is not None:
+            self.link.wait_change(WAIT_S)
+
     def close(self) -> CloseReport | None:
         """Send the remaining samples, wait for acknowledgements and close the link.
 
@@ -188,7 +197,8 @@ class Uplink:
         left = 0
         deadline = time.monotonic() + self._drain_timeout_s
         for chunks, records in _with_records(*self._source.take()):
-            self._record(chunks, records)
+            if self._recording is not None:
+                self._recording.put(chunks, records)
             try:
                 self.link.send(chunks, records, timeout_s=max(0.0, deadline - time.monotonic()))
             except TmrlError:
@@ -214,6 +224,7 @@ class Uplink:
 
     def send(self) -> None:
         """Send the recorded samples, as `Worker.send_and_clear_buffer` documents."""
+        self.sent_at = time.perf_counter()
         if self.link is None:
             if self._recording is not None:
                 self._recording.put(*self._source.take())
@@ -237,11 +248,9 @@ class Uplink:
                     raise
                 else:
                     break
-            self._record(chunks, records)
-
-    def _record(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
-        if self._recording is not None:
-            self._recording.put(chunks, records)
+            self.steps_sent += steps_in(chunks)
+            if self._recording is not None:
+                self._recording.put(chunks, records)
 
     def steps_that_count(self) -> int:
         """Return the number of samples collected, without those that were dropped or refused."""
@@ -272,11 +281,6 @@ class Uplink:
 
     # --- directives in ------------------------------------------------------------------------------------------------
 
-    @property
-    def evaluation(self) -> Evaluation | None:
-        """Evaluation that the trainer requests."""
-        return self.link.directive.evaluation if self.link is not None else None
-
     def due_evaluation(self) -> Evaluation | None:
         """Return the evaluation that the trainer requests, once, as soon as its policy has arrived."""
         evaluation = self.next_evaluation()
@@ -286,7 +290,7 @@ class Uplink:
 
     def next_evaluation(self) -> Evaluation | None:
         """Return the evaluation that `due_evaluation` would return."""
-        evaluation = self.evaluation
+        evaluation = self.link.directive.evaluation if self.link is not None else None
         if evaluation is None or evaluation.id == self._evaluated:
             return None
         # A policy of another incarnation may be older with a higher number: see `Welcome.anew`.
@@ -307,7 +311,7 @@ class Uplink:
         link = self.link
         return (
             link is not None
-            and bool(self._refusal)
+            and bool(self.refusal)
             and not any(self._source.version)
             and link.counts.samples_refused > 0
         )
@@ -330,7 +334,7 @@ class Uplink:
             if published > 0 or not blocking or self.ending():
                 self._versions_counted += published
                 return published
-            link.wait_change(WAIT_S)
+            self.wait()
 
     def ignore_policy(self) -> int:
         """Discard waiting policies, as experts do; return the number of versions published since the last call."""
@@ -360,11 +364,11 @@ class Uplink:
             self._load(update)
         except (WeightsError, RemoteProtocolError) as exc:
             self.policies_refused += 1
-            if str(exc) != self._refusal:
-                self._refusal = str(exc)
+            if str(exc) != self.refusal:
+                self.refusal = str(exc)
                 logger.error("%s of the policy is refused, the old one stays: %s", name, exc)
             return
-        self._refusal = ""
+        self.refusal = ""
         self._source.set_version(update.version)
         if verbose:
             logger.info("worker %s acts with version %d.%d of the policy", self._source.name, *update.version)
@@ -374,7 +378,7 @@ class Uplink:
         link = self.link
         while link is not None and link.versions_published == self._versions_taken and not self.ending():
             self.send()
-            link.wait_change(WAIT_S)
+            self.wait()
 
     def _load(self, update: PolicyUpdate) -> None:
         self._target.load_policies(update.policies, update.exploration)
@@ -440,6 +444,11 @@ def _close_parts(close_environment: Callable[[], object], uplink: Uplink) -> Non
 
 def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tuple[list[Chunk], list[EpisodeRecord]]]:
     """Return one item to send for each chunk. The records belong to the last."""
-    if not chunks:
-        return [([], records)] if records else []
+    if len(chunks) <= 1:
+        return [(chunks, records)] if chunks or records else []
     return [([chunk], records if chunk is chunks[-1] else []) for chunk in chunks]
+
+
+def steps_in(chunks: Sequence[Chunk]) -> int:
+    """Return the number of environment steps in these chunks; a reset, step 0 of its episode, does not count."""
+    return sum(segment.rows - (segment.first_step == 0) for chunk in chunks for segment in chunk.segments)

@@ -13,23 +13,23 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core.actor.module import ActorModule
-from tmrl_core.actor.rollout.asynchronous_schedule import SEND_PAUSE_S, AsynchronousSchedule, count_to
+from tmrl_core.actor.rollout.asynchronous_rule import SEND_PAUSE_S, AsynchronousRule
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment, check_maker
-from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.lateness import LatenessFigures, lateness_text
 from tmrl_core.actor.rollout.link import RolloutLink
-from tmrl_core.actor.rollout.lockstep_schedule import LockstepSchedule
+from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
 from tmrl_core.actor.rollout.real_time import Benchmarked, benchmark_lines
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
-from tmrl_core.actor.rollout.synchronous_schedule import SynchronousSchedule
+from tmrl_core.actor.rollout.schedule import Rule, Schedule
+from tmrl_core.actor.rollout.synchronous_rule import SynchronousRule
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer
@@ -58,45 +58,40 @@ def _close_environments_at_exit() -> None:
 
 
 class Worker:
-    """Collect samples with a collector and one of three schedules, or run episodes without collecting.
+    """Collect samples with an environment loop by one of three rules, or run episodes without collecting.
 
     A subclass may override `act`, `step` and `reset`. Episodes then use these methods.
 
     Args:
-        collector: runs the episodes.
+        loop: runs the episodes; its `uplink` is assigned.
         send_every: number of steps after which samples are also sent within an episode; 0: at episode ends.
         update_weights: `episode`: load new weights between episodes; `step`: as soon as they have arrived.
-        max_env_steps_per_update: limit of asynchronous collection, see `AsynchronousSchedule`; None: never wait.
+        max_env_steps_per_update: limit of asynchronous collection, see `AsynchronousRule`; None: never wait.
         send_pause_s: in asynchronous collection, episodes that end within this number of seconds are sent together.
 
     Attributes:
-        collector, loop, runner, recorder, uplink: the parts.
+        loop, runner, recorder, uplink: the parts.
         one_run: guard of the `run` methods.
     """
 
     def __init__(
         self,
-        collector: Collector,
+        loop: EnvironmentLoop,
         *,
         send_every: int = 0,
         update_weights: str = "episode",
         max_env_steps_per_update: float | None = None,
         send_pause_s: float = SEND_PAUSE_S,
     ) -> None:
-        self.collector = collector
-        self.loop = collector.loop
-        self.runner = collector.loop.runner
-        self.recorder = collector.recorder
-        self.uplink = collector.uplink
+        self.loop = loop
+        self.runner = loop.runner
+        self.recorder = loop.recorder
+        self.uplink = loop.uplink
         self._send_every = send_every
+        loop.whole = not send_every
         self._update_each_step = update_weights == "step"
-        self._asynchronous = AsynchronousSchedule(
-            collector,
-            send_every=send_every,
-            update_each_step=self._update_each_step,
-            max_env_steps_per_update=max_env_steps_per_update,
-            send_pause_s=send_pause_s,
-        )
+        self._max_env_steps_per_update = max_env_steps_per_update
+        self._send_pause_s = send_pause_s
         self.one_run = OneRun()
         _open.add(self)
         _close_environments_at_exit()
@@ -195,7 +190,7 @@ class Worker:
             EnvironmentFailedError: the observation does not belong to the space. Exceptions of the environment
                 propagate.
         """
-        self.collector.follow_place()
+        self.loop.follow_place()
         return self.loop.reset(collect_samples)
 
     def step(
@@ -231,7 +226,7 @@ class Worker:
             EnvironmentFailedError: the environment failed too often in a row.
         """
         self._through_overrides()
-        self.collector.train(max_samples=max_samples)
+        self.loop.train(max_samples=max_samples)
 
     def run_episode(self, max_samples: float | None = None, train: bool = False) -> None:
         """Run one episode without collecting it. Its record is stored in the Buffer.
@@ -244,17 +239,17 @@ class Worker:
             EnvironmentFailedError: the environment failed too often in a row.
         """
         self._through_overrides()
-        self.collector.test(max_samples, explore=train)
+        self.loop.test(max_samples, explore=train)
 
     def run_episodes(
         self, max_samples_per_episode: float | None = None, nb_episodes: float = math.inf, train: bool = False
     ) -> None:
         """Run episodes as `run_episode` does, until `nb_episodes` or the end of the run."""
         with self._running():
-            for _ in count_to(nb_episodes):
-                if self.uplink.ending():
-                    return
+            episodes = 0
+            while episodes < nb_episodes and not self.uplink.ending():
                 self.run_episode(max_samples_per_episode, train=train)
+                episodes += 1
 
     # --- schedules ----------------------------------------------------------------------------------------------------
 
@@ -281,8 +276,21 @@ class Worker:
             EnvironmentFailedError: the environment failed too often in a row.
             TmrlError: the link has failed permanently.
         """
-        with self._running():
-            self._asynchronous.run(test_episode_interval, nb_episodes, verbose, expert)
+        if self.link is not None:
+            self.link.expert = expert
+        self._collect(
+            AsynchronousRule(
+                self.loop,
+                0 if expert else test_episode_interval,
+                verbose,
+                max_env_steps_per_update=self._max_env_steps_per_update,
+                within=self._send_every > 0,
+                expert=expert,
+                pause_s=self._send_pause_s,
+            ),
+            nb_episodes,
+            update_each_step=self._update_each_step and not expert,
+        )
 
     def run_synchronous(
         self,
@@ -314,18 +322,16 @@ class Worker:
             StarvedError: worker and trainer wait for each other.
             TmrlError: the link has failed permanently.
         """
-        schedule = SynchronousSchedule(
-            self.collector,
+        rule = SynchronousRule(
+            self.loop,
+            test_episode_interval,
+            verbose,
             max_steps_per_update=max_steps_per_update,
             initial_steps=initial_steps,
             nb_steps=nb_steps,
             end_episodes=end_episodes,
-            send_every=self._send_every,
-            update_each_step=self._update_each_step,
-            verbose=verbose,
         )
-        with self._running():
-            schedule.run(test_episode_interval)
+        self._collect(rule, update_each_step=self._update_each_step)
 
     def run_lockstep(self, verbose: bool = False) -> None:
         """Collect the assignments of the trainer, each with exactly the policy version that it names.
@@ -341,8 +347,11 @@ class Worker:
             StarvedError: the worker is standalone.
             TmrlError: the link has failed permanently.
         """
+        self._collect(LockstepRule(self.loop, verbose))
+
+    def _collect(self, rule: Rule, nb_episodes: float = math.inf, *, update_each_step: bool = False) -> None:
         with self._running():
-            LockstepSchedule(self.collector, send_every=self._send_every, verbose=verbose).run()
+            Schedule(self.loop, rule, send_every=self._send_every, update_each_step=update_each_step).run(nb_episodes)
 
     # --- samples and policies -----------------------------------------------------------------------------------------
 
@@ -499,45 +508,39 @@ class Worker:
 def make_loop(
     env_cls: Callable[[], Any],
     make_actor: Callable[..., Any],
+    recorder: StepRecorder,
     *,
-    buffer: Buffer,
-    name: str = "",
     device: Any = "cpu",
     seed: int | None = None,
-    sample_compressor: Callable[..., Any] | None = None,
+    seed_of: Callable[[int], int | None] | None = None,
     obs_preprocessor: Callable[[Any], Any] | None = None,
-    crc_debug: bool = False,
-    max_samples_per_episode: float = math.inf,
     max_failures: int = 3,
     strict_spaces: bool = False,
     safe_action: Any = None,
-    info_metrics: Sequence[str] = (),
 ) -> EnvironmentLoop:
     """Make a loop of an environment, a policy and a recorder of the steps.
 
     Args:
         env_cls: creates the environment; called again after a failed reset.
         make_actor: `(observation_space=, action_space=)` creates the actor.
-        buffer, name, sample_compressor, crc_debug, max_samples_per_episode, info_metrics: parameters of the recorder.
-        device, seed: parameters of the policy runner.
-        obs_preprocessor, max_failures: parameters of the loop.
+        recorder: records the steps.
+        device: device of the actor.
+        seed, seed_of, obs_preprocessor, max_failures: parameters of the loop; the seed is also the policy's.
         strict_spaces, safe_action: parameters of the environment's checks.
 
     Raises:
         ConfigError: the result of `env_cls` is not an environment, or that of `make_actor` is not an actor.
-        ValueError: `max_samples_per_episode` is below 1.
     """
-    check_maker("env_cls", env_cls)
     check_maker("actor_module_cls", make_actor)
-    recorder = StepRecorder(
-        buffer,
-        name=name,
-        sample_compressor=sample_compressor,
-        crc_debug=crc_debug,
-        max_samples_per_episode=max_samples_per_episode,
-        info_metrics=info_metrics,
-    )
     environment = CheckedEnvironment(env_cls, strict_spaces=strict_spaces, safe_action=safe_action)
     env = environment.env
     runner = PolicyRunner(make_actor, env.observation_space, env.action_space, device=device, seed=seed)
-    return EnvironmentLoop(environment, runner, recorder, obs_preprocessor=obs_preprocessor, max_failures=max_failures)
+    return EnvironmentLoop(
+        environment,
+        runner,
+        recorder,
+        obs_preprocessor=obs_preprocessor,
+        max_failures=max_failures,
+        seed=seed,
+        seed_of=seed_of,
+    )

@@ -140,10 +140,13 @@ class TrainingAgentAlgorithm(ActingPolicy):
                 f"at most sequence_length = {params.sequence_length}. Sequences begin where the policy's state is "
                 "stored. Change the stride or the state_interval"
             )
-        if isinstance(agent, RecurrentDQNAgent | RecurrentSacAgent) and agent.burn_in >= params.sequence_length:
+        if not isinstance(agent, RecurrentDQNAgent | RecurrentSacAgent):
+            return
+        burn_in = agent.settings.burn_in
+        if burn_in >= params.sequence_length:
             raise ConfigError(
-                f"burn_in is {agent.burn_in}, allowed: less than sequence_length = {params.sequence_length}. Lower the "
-                "first or raise the second"
+                f"burn_in is {burn_in}, allowed: less than sequence_length = {params.sequence_length}. Lower the first "
+                "or raise the second"
             )
 
     def check_experiences(self, experiences: Columns) -> None:
@@ -181,10 +184,10 @@ class TrainingAgentAlgorithm(ActingPolicy):
     def _check_discounts(self, columns: Mapping[str, Any]) -> None:
         agent = self.agent
         computes = isinstance(agent, PPOAgent) or (self._on_sequences and isinstance(agent, OffPolicyAgent))
-        if computes and not np.allclose(columns["discount"], agent.gamma):
+        if computes and not np.allclose(columns["discount"], agent.settings.gamma):
             raise ValueError(
                 f"{type(agent).__name__} computes its own returns, from single steps with its gamma = "
-                f"{agent.gamma:g}; the batch has discounts from {np.min(columns['discount']):g} to "
+                f"{agent.settings.gamma:g}; the batch has discounts from {np.min(columns['discount']):g} to "
                 f"{np.max(columns['discount']):g}. Make the experiences with k = 1 and this gamma"
             )
 

@@ -152,7 +152,7 @@ class WorkerLink(Link):
         self._queue_bytes = queue_bytes
         self._drop_oldest = when_full == "drop_oldest"
         # In `block` mode, `send` enforces the limit, and submitted samples are never refused.
-        stream, sealer = self._worker.new_stream()
+        stream = self._worker.new_stream()
         announced = encode_value(dict(signature or {}))
         authority = identity.authority if identity is not None else ""
         files: StreamFiles | None = None
@@ -167,7 +167,7 @@ class WorkerLink(Link):
             stream,
             queue_bytes=queue_bytes if self._drop_oldest else 1 << 62,
             drop_oldest=self._drop_oldest,
-            sealer=sealer,
+            sealer=seal,
             store=files,
             store_bytes=spool_bytes or 0,
         )
@@ -219,20 +219,24 @@ class WorkerLink(Link):
             return
         stream = bytes.fromhex(info.stream)
         samples = sum(message.samples for message in messages)
-        problem, sealer = "", None
+        problem = ""
         if info.run != worker.run:
             problem = f"they are of run {info.run!r}"
         else:
             secret = StreamSecret(info.identity, info.started_s, info.key) if info.key else None
-            possible, sealer = worker.continued(stream, secret)
-            if not possible or info.authority != authority:
+            if not worker.can_continue(stream, secret) or info.authority != authority:
                 problem = "they were collected with other credentials, or another network.end_to_end"
         if problem:
             files.close()
             logger.warning("%d samples wait in %s and are not delivered: %s", samples, files.folder, problem)
             return
         sender = StreamSender(
-            stream, queue_bytes=self._queue_bytes, drop_oldest=True, sealer=sealer, store=files, store_bytes=1 << 62
+            stream,
+            queue_bytes=self._queue_bytes,
+            drop_oldest=True,
+            sealer=worker.seal,
+            store=files,
+            store_bytes=1 << 62,
         )
         sender.restore(messages)
         worker.add_stored_stream(sender, info.signature, info.name)

@@ -64,6 +64,8 @@ class Connection:
     LEGAL: ClassVar[dict[str, frozenset[type]]] = {}
     MAX_UNREAD_BYTES: ClassVar[float] = float("inf")
     """Maximum size of unsent control messages with which further messages are handled."""
+    read_bytes = sys.maxsize
+    """Maximum bytes to read at a time."""
 
     def __init__(self, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
         self.silent_s = silent_s
@@ -87,6 +89,8 @@ class Connection:
         self.bytes_in = 0
         self.bytes_out = 0
         self._reader = FrameReader()
+        self.get_buffer = self._reader.get_buffer
+        """Returns the buffer for the next bytes from the other side; never empty."""
         self._control: deque[bytes] = deque()
         self.unread_bytes = 0
         """Bytes of control messages that are not sent yet, because the other side does not read."""
@@ -108,14 +112,11 @@ class Connection:
         self._now = self._connected_at = self._last_in = self._last_out = self._last_taken = now
         self._on_connected()
 
-    def get_buffer(self) -> memoryview:
-        """Return the buffer for the next bytes from the other side; never empty."""
-        return self._reader.get_buffer()
-
     def received(self, n: int, now: float) -> None:
         """Handle `n` bytes written into `get_buffer()`; 0: the other side closed. Never raise for a peer's fault."""
         self._now = now
-        if self._closing_now():
+        already_closing = self.closing  # read again below, because handling a frame may change it
+        if already_closing:
             return
         if n == 0:
             self._fail(NetworkError("the other side closed the connection"))
@@ -132,7 +133,7 @@ class Connection:
                     if self.state == "greeting":
                         raise RemoteProtocolError("it sent data before it identified itself")
                     self._on_frame(frame)
-                if self._closing_now():
+                if self.closing:
                     return
                 if self.unread_bytes > self.MAX_UNREAD_BYTES:
                     raise RemoteProtocolError("it does not read the answers to its messages")
@@ -141,11 +142,6 @@ class Connection:
 
     def charge(self, seconds: float, n: int, now: float) -> None:
         """Handle the processor time that the last `n` received bytes took, with decryption."""
-
-    @property
-    def read_bytes(self) -> int:
-        """Return the maximum bytes to read at a time."""
-        return sys.maxsize
 
     @property
     def overspent(self) -> bool:
@@ -160,8 +156,6 @@ class Connection:
         self._now = self._last_taken = now
         out: list[bytes | bytearray | memoryview] = []
         size = 0
-        if not self.closing:
-            self._before_send()
         self.unread_bytes = 0
         while self._control:
             frame = self._control.popleft()
@@ -300,9 +294,6 @@ class Connection:
             self.reason = RemoteProtocolError(reason)
             self.wake()
 
-    def _closing_now(self) -> bool:
-        return self.closing  # a method call, because handling a frame may have changed the state
-
     def _fail(self, reason: NetworkError | None) -> None:
         self.closing = True
         self.reason = reason
@@ -331,9 +322,6 @@ class Connection:
     def _on_frame(self, frame: Frame) -> None:
         """Handle a DATA or WEIGHTS frame."""
         raise RemoteProtocolError(f"a frame of kind {frame.kind} is not expected here")
-
-    def _before_send(self) -> None:
-        """Fill last-value slots before output is collected."""
 
     def _next_frame(self) -> bytes | bytearray | memoryview | Wire | None:
         """Return the next frame of data; None: nothing now."""

@@ -56,20 +56,20 @@ Body: TypeAlias = Sequence[bytes | memoryview]
 
 
 class Sealer(Protocol):
-    """Worker's end of the authentication of one stream."""
+    """Worker's end of the authentication of its streams."""
 
     @property
     def seal_bytes(self) -> int:
         """Bytes that a seal adds to a message."""
 
     @property
-    def ready(self) -> bool:
+    def can_seal(self) -> bool:
         """True: messages can be sealed."""
 
-    def seal(self, head: MessageHead, body: Body) -> Body:
+    def seal(self, stream: bytes, head: MessageHead, body: Body) -> Body | None:
         """Return the body with its seal, `seal_bytes` longer. Each call seals anew, also the same message."""
 
-    def check_ack(self, ack: Ack) -> bool:
+    def check_ack(self, stream: bytes, next_number: int, refused: Sequence[Refusal], tag: bytes) -> bool:
         """Return True if the trainer has made this acknowledgement; otherwise count it as forged."""
 
 
@@ -179,7 +179,7 @@ class StreamSender:
         queue_bytes: maximum bytes of message bodies in memory. Beyond the limit, the oldest message in memory is
             dropped or the offer is refused. One message is always accepted, however large.
         drop_oldest: True: drop messages at the limit; False: refuse the offer.
-        sealer: authenticates the stream; None: nothing does.
+        sealer: authenticates the worker's streams; None: nothing does.
         store: place for bodies besides the memory; None: there is none.
         store_bytes: maximum bytes of bodies in `store`. Beyond the limit, the oldest message is dropped.
 
@@ -511,7 +511,7 @@ class StreamSender:
 
     @property
     def _may_send(self) -> bool:
-        return self._active and (self._sealer is None or self._sealer.ready)
+        return self._active and (self._sealer is None or self._sealer.can_seal)
 
     def on_ack(self, ack: Ack) -> None:
         """Release every message below `ack.next`, which are all committed or refused. Ignore a forged acknowledgement.
@@ -519,7 +519,7 @@ class StreamSender:
         Raises:
             RemoteProtocolError: `ack` covers a message that was never made.
         """
-        if self._sealer is not None and not self._sealer.check_ack(ack):
+        if self._sealer is not None and not self._sealer.check_ack(self.stream, ack.next, ack.refused, ack.tag):
             return
         if ack.next > self._next_number:
             raise RemoteProtocolError(
@@ -568,7 +568,10 @@ class StreamSender:
                 continue
             self._unqueue()
             fields = MessageHead(message.number, message.floor if self._sent else 0, message.position, message.samples)
-            body = body if self._sealer is None else self._sealer.seal(fields, body)
+            if self._sealer is not None:
+                sealed = self._sealer.seal(self.stream, fields, body)
+                assert sealed is not None
+                body = sealed
             head = SAMPLES_HEAD.pack(*fields, message.body_bytes + self._seal_bytes)
             self._current = message
             self._current_sent = 0

@@ -143,6 +143,7 @@ class RelayConnection(Connection):
         self._sent: Version | None = None
         """Version that was sent completely and is not confirmed yet."""
         self._read_size = ReadSize()
+        self.read_bytes = self._read_size.bytes
         self._sample_frames = 0.0
         """Frames of samples since the last charge; small ones, which cost more than their bytes, count in part."""
         self._charged = (0, 0)
@@ -313,6 +314,7 @@ class RelayConnection(Connection):
             return
         if self._read_size.spent(seconds, n):
             self.pause(0.0)
+        self.read_bytes = self._read_size.bytes
         frames = self.frames_in - self._charged[1]
         if self.state == "trainer":
             self._charged, self._uncharged = (self.bytes_in, self.frames_in), (0.0, 0)
@@ -348,11 +350,6 @@ class RelayConnection(Connection):
         overhead = max(0, self._overhead_bytes - _MAX_RECORD_BYTES)
         self._overhead_bytes -= overhead
         return min(1.0, content * _RECORD_BYTES / (SMALL_BYTES * overhead)) if overhead else 1.0
-
-    @property
-    def read_bytes(self) -> int:
-        """Return the maximum bytes to read at a time, which shrinks if reads cost much time."""
-        return self._read_size.bytes
 
     @property
     def overspent(self) -> bool:

@@ -712,9 +712,11 @@ class TrainerConnection(Connection):
             body = encode_body(state.progress)
             self.put("report", Report(body if state.seal is None else state.seal.seal_report(state.holding, body)))
 
-    def _before_send(self) -> None:
-        if self.state != "open":
-            return
+    def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
+        """Return the buffers to send now, acknowledgements, credit and the latest policy included."""
+        if self.state != "open" or self.closing:
+            return super().to_send(now)
+        self._now = now
         state = self.trainer
         if state.seal is not None and state.seal.forged != self._told_forged:
             self._told_forged = state.seal.forged
@@ -735,6 +737,7 @@ class TrainerConnection(Connection):
             self._granted = limit
             self._slots["credit"] = Credit(0, 0, limit)
         self._begin_policy()
+        return super().to_send(now)
 
     def _begin_policy(self) -> None:
         """Begin to send the latest policy, unless it was sent or another one is in transit."""

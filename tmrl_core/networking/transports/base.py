@@ -133,53 +133,42 @@ class Driver(ABC):
             self._scheduled = True
             self.loop.call_soon(self._pump)
 
-    def _pump(self) -> None:
-        self._scheduled = False
-        self._close_on_error(self._move)
-
-    def _close_on_error(self, step: Callable[[], None]) -> None:
+    def _pump(self, tick: bool = False) -> None:
+        connection = self.connection
         try:
-            step()
+            if tick:
+                self._timer = None
+                now = self.loop.time()
+                if now - self._timer_at > _LATE_S:
+                    connection.compensate_pause(now - self._timer_at, now)
+                connection.tick(now)
+            self._scheduled = False
+            begun = time.thread_time()
+            while self._writable() or (connection.closing and not self._finishing):
+                buffers = connection.to_send(self.loop.time())
+                if not buffers:
+                    break
+                self._write(buffers)
+                # A trainer's credit may suffice for a hundred thousand tiny messages.
+                if not connection.closing and time.thread_time() - begun > _SEND_S:
+                    self.wake()
+                    break
+            if connection.closing:
+                self._finish_once()
+            elif connection.started:
+                # A deadline that was postponed is checked when the timer fires; an earlier one needs a new timer. A
+                # past deadline is handled immediately, but says nothing about the delay of this process.
+                deadline = max(connection.deadline(), self.loop.time())
+                if self._timer is None or deadline < self._timer_at:
+                    self._cancel_timer()
+                    # Stored separately, because uvloop's handle of a past time has no `when`.
+                    self._timer_at = deadline
+                    self._timer = self.loop.call_at(deadline, self._pump, True)
         except Exception:
             # An exception here is a defect of this package. A stalled link would hide it, and a new link starts
             # cleanly.
             logger.exception("a link failed and is closed; its client connects again")
             self.abort()
-
-    def _move(self) -> None:
-        connection = self.connection
-        begun = time.thread_time()
-        while self._writable() or (connection.closing and not self._finishing):
-            buffers = connection.to_send(self.loop.time())
-            if not buffers:
-                break
-            self._write(buffers)
-            # A trainer's credit may suffice for a hundred thousand tiny messages.
-            if not connection.closing and time.thread_time() - begun > _SEND_S:
-                self.wake()
-                break
-        if connection.closing:
-            self._finish_once()
-        elif connection.started:
-            # A deadline that was postponed is checked when the timer fires; an earlier one needs a new timer. A past
-            # deadline is handled immediately, but says nothing about the delay of this process.
-            deadline = max(connection.deadline(), self.loop.time())
-            if self._timer is None or deadline < self._timer_at:
-                self._cancel_timer()
-                # Stored separately, because uvloop's handle of a past time has no `when`.
-                self._timer_at = deadline
-                self._timer = self.loop.call_at(deadline, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._close_on_error(self._pass_time)
-
-    def _pass_time(self) -> None:
-        now = self.loop.time()
-        if now - self._timer_at > _LATE_S:
-            self.connection.compensate_pause(now - self._timer_at, now)
-        self.connection.tick(now)
-        self._pump()
 
     async def leave(self) -> None:
         """Close in order, or abort if that takes longer than `LEAVE_S`."""

@@ -13,7 +13,7 @@ from tmrl_core.errors import ForgedError, NetworkError, RemoteProtocolError, Unk
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.delivery import Body, Sealer, StreamSecret, StreamSender
+from tmrl_core.networking.protocol.delivery import StreamSecret, StreamSender
 from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, spare
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
@@ -32,7 +32,6 @@ from tmrl_core.networking.protocol.messages import (
     HandOver,
     Have,
     Lateness,
-    MessageHead,
     OpenStream,
     Place,
     Progress,
@@ -113,31 +112,6 @@ class PolicyReceiver:
         return self._version, body
 
 
-class _StreamSealer:
-    """Authentication of one stream of a worker."""
-
-    def __init__(self, state: WorkerState, seal: WorkerSeal, stream: bytes) -> None:
-        self._state = state
-        self._seal = seal
-        self._stream = stream
-        self.seal_bytes = seal.seal_bytes
-
-    @property
-    def ready(self) -> bool:
-        # Without a card, only the Server's spool can take messages. They are then signed, unless they must be secret.
-        if self._state.contested:
-            return False
-        return self._seal.ready or (self._state.ending and self._seal.mode == "authenticate")
-
-    def seal(self, head: MessageHead, body: Body) -> Body:
-        sealed = self._seal.seal(self._stream, head, body)
-        assert sealed is not None
-        return sealed
-
-    def check_ack(self, ack: Ack) -> bool:
-        return not self._state.contested and self._seal.check_ack(self._stream, ack.next, ack.refused, ack.tag)
-
-
 class WorkerState(ClientState):
     """A worker's side of delivery and of the last-value channels.
 
@@ -152,8 +126,6 @@ class WorkerState(ClientState):
         self.seal = seal
         if seal is not None:
             self.incarnation = seal.incarnation
-        self.contested = False
-        """True: the trainer has the incarnation of another one, whose card was accepted, so that it is ignored."""
         self.trainer_authenticates = False
         """True: the trainer authenticates, and this worker does not, so that it ignores the trainer."""
         self.senders: list[tuple[StreamSender, bytes]] = []
@@ -168,6 +140,9 @@ class WorkerState(ClientState):
         self.bodies = BodyPool(_POLICY_KEEP_BYTES)
         """Memory in which policies are assembled; successive links share it."""
         self.directives: dict[str, Directive] = {}
+        """The trainer's directives for all workers and for this one."""
+        self.directive = Directive()
+        """Both together."""
         self.progress = Progress()
         self.waits = ""
         """Wait reason of this worker, with its numbers; empty while the worker collects."""
@@ -184,12 +159,9 @@ class WorkerState(ClientState):
         self.hand_over_refusal = ""
         """Reason why the Server stopped storing the handed-over samples."""
 
-    def new_stream(self) -> tuple[bytes, Sealer | None]:
-        """Return the id of a new stream, and its authentication, for a `StreamSender`."""
-        if self.seal is None:
-            return os.urandom(16), None
-        stream = self.seal.new_stream()
-        return stream, _StreamSealer(self, self.seal, stream)
+    def new_stream(self) -> bytes:
+        """Return the id of a new stream, whose `StreamSender` has this state's seal."""
+        return os.urandom(16) if self.seal is None else self.seal.new_stream()
 
     def add_stream(self, sender: StreamSender, signature: bytes) -> None:
         """Add a stream, which the next connection announces to the Server.
@@ -207,26 +179,22 @@ class WorkerState(ClientState):
         self.stored[len(self.senders)] = name
         self.senders.append((sender, signature))
 
-    def continued(self, stream: bytes, secret: StreamSecret | None) -> tuple[bool, Sealer | None]:
-        """Return whether a stream of an earlier process can be continued, and its authentication for its sender."""
+    def can_continue(self, stream: bytes, secret: StreamSecret | None) -> bool:
+        """Continue the authentication of a stream of an earlier process. Return False if that is not possible."""
         if secret is None or self.seal is None:
-            return secret is None and self.seal is None, None
-        if not self.seal.continue_stream(stream, secret):
-            return False, None
-        return True, _StreamSealer(self, self.seal, stream)
+            return secret is None and self.seal is None
+        return self.seal.continue_stream(stream, secret)
 
     def announcement(self, sender: StreamSender, signature: bytes) -> bytes:
         """Return a stream's signature, in its record if it is authenticated. The certificate may have been renewed."""
         return signature if self.seal is None else self.seal.record(sender.stream, signature)
 
-    @property
-    def directive(self) -> Directive:
-        """Merge the trainer's directive for this worker with its directive for all workers."""
+    def directed(self, receiver: str, directive: Directive) -> None:
+        """Merge the trainer's directive for this worker ("own") with its directive for all workers ("all")."""
+        self.directives[receiver] = directive
         everyone = self.directives.get("all", Directive())
-        own = self.directives.get("own")
-        if own is None:
-            return everyone
-        return Directive(
+        own = self.directives.get("own", everyone)
+        self.directive = Directive(
             revision=own.revision,
             evaluation=own.evaluation or everyone.evaluation,
             pause=own.pause or everyone.pause,
@@ -403,7 +371,7 @@ class WorkerConnection(Connection):
             partial(self._directed, message),
         )
         if order is not None:
-            state.directives["all" if stream is None else "own"] = decode_body(order, Directive)
+            state.directed("all" if stream is None else "own", decode_body(order, Directive))
         state.on_change()
         if state.seal is not None and state.seal.group_keys is not keys:
             unopened, self._unopened = self._unopened, {}
@@ -436,10 +404,10 @@ class WorkerConnection(Connection):
         outdated = seal.outdated
         if seal.announced(message.body):
             state.incarnation = seal.incarnation
-            state.contested = False
+            seal.contested = False
             self.wake()
         elif seal.ready and seal.outdated > outdated and message.incarnation == seal.incarnation:
-            state.contested = True
+            seal.contested = True
             self._contest(message.incarnation)
 
     def _contest(self, incarnation: int) -> None:
@@ -462,7 +430,7 @@ class WorkerConnection(Connection):
         if state.seal is None:
             state.trainer_authenticates = body[-len(PROOF_ENDS) :] == PROOF_ENDS
             return None if state.trainer_authenticates else body
-        if state.contested:
+        if state.seal.contested:
             return None
         self._unopened.pop(kind, None)
         try:
@@ -488,9 +456,11 @@ class WorkerConnection(Connection):
             self.put("have", Have(*version))
             self._published(version, body)
 
-    def _before_send(self) -> None:
-        if self.state != "open" or self._ended:
-            return
+    def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
+        """Return the buffers to send now, credit that is wanted, and last values, included."""
+        if self.state != "open" or self.closing or self._ended:
+            return super().to_send(now)
+        self._now = now
         state = self.worker
         if state.seal is not None and (ignored := (state.seal.forged, state.seal.outdated)) != self._told_ignored:
             self._told_ignored = ignored
@@ -508,6 +478,7 @@ class WorkerConnection(Connection):
             unused = sender.unused()
             if unused is not None:
                 self.send(unused)
+        return super().to_send(now)
 
     def _next_frame(self) -> Wire | None:
         if self._ended:
@@ -528,6 +499,8 @@ class WorkerConnection(Connection):
 
     def hand_over(self) -> None:
         """Request the handoff to the Server's spool; called once this worker ends (`WorkerState.ending`)."""
+        if self.worker.seal is not None:
+            self.worker.seal.signs = True
         if self.state == "open" and self.spool_bytes and not self._ended:
             for channel in sorted(self._halted):
                 self.send(HandOver(channel))

@@ -123,6 +123,10 @@ class WorkerSeal:
         """Number of messages without a valid proof of their origin."""
         self.outdated = 0
         """Number of cards, policies, directives and reports that were older than accepted ones."""
+        self.contested = False
+        """True: the trainer has the incarnation of another one, whose card was accepted, so that it is ignored."""
+        self.signs = False
+        """True: without a card, messages are signed for the Server's spool, unless they must be secret."""
         self._verifier = verifier
         self._on_accepted = on_accepted
         self._on_forged = on_forged
@@ -139,6 +143,11 @@ class WorkerSeal:
     def ready(self) -> bool:
         """Return True if a trainer's card is accepted."""
         return self._card is not None
+
+    @property
+    def can_seal(self) -> bool:
+        """Return True if messages can be sealed now."""
+        return not self.contested and (self._card is not None or (self.signs and self.mode == "authenticate"))
 
     @property
     def incarnation(self) -> int:
@@ -247,6 +256,8 @@ class WorkerSeal:
 
     def check_ack(self, stream: bytes, next_number: int, refused: Sequence[tuple[int, str]], tag: bytes) -> bool:
         """Return True if the trainer made this acknowledgement."""
+        if self.contested:
+            return False
         own, card = self._streams.get(stream), self._card
         if own is None or card is None:
             valid = False

@@ -62,8 +62,11 @@ class RateLimiter:
         self._ratio = RateLimit(max_updates_per_sample)
         self._configured = (samples_per_insert, error_buffer)
         self._band = self._checked(samples_per_insert, error_buffer, 0, 0)
-        self._seen = (0, 0)
-        """Samples received and transitions sampled at the last call of `shortfall`."""
+        self.seen = (0, 0)
+        """Samples received and updates made when the limits were last looked at. The loop sets it where a checkpoint
+        may be written."""
+        self.changes = 0
+        """Number of changes of the band."""
 
     def _checked(
         self, samples_per_insert: float | None, error_buffer: float | None, stored: int, sampled: int
@@ -102,17 +105,16 @@ class RateLimiter:
 
     def _set(self, samples_per_insert: float | None, error_buffer: float | None, stored: int, sampled: int) -> None:
         self._band = self._checked(samples_per_insert, error_buffer, max(0, stored - self.min_size), sampled)
+        self.changes += 1
 
-    def can_sample(self, samples: int, updates: int) -> bool:
-        """Return True if one more update may follow these numbers of updates and received samples."""
-        return self._ratio.allows(updates, samples) and self._in_band(samples, updates)
-
-    def _in_band(self, samples: int, updates: int) -> bool:
-        band = self._band
-        if band is None:
-            return True
-        sampled = (updates + 1) * self.batch_size - band.sampled
-        return samples >= self.min_size and band.above.allows(sampled, samples - band.stored - self.min_size)
+    def updates_left(self, samples: int, updates: int) -> float:
+        """Return the number of updates that may follow these numbers of updates and received samples."""
+        left, band = self._ratio.most(samples) + 1 - updates, self._band
+        if band is not None:
+            paid = samples - band.stored - self.min_size
+            most = (band.above.most(paid) + band.sampled) // self.batch_size if samples >= self.min_size else updates
+            left = min(left, most - updates)
+        return max(0, left)
 
     def can_insert(self, samples: int, updates: int) -> bool:
         """Return True if further samples may be inserted after these numbers of updates and received samples."""
@@ -123,18 +125,18 @@ class RateLimiter:
 
     def shortfall(self, samples: int, updates: int) -> str:
         """Describe the limit that holds training; empty: it may continue."""
-        band, sampled = self._band, updates * self.batch_size
-        self._seen = (samples, sampled)
-        if not self._ratio.allows(updates, samples):
+        self.seen = (samples, updates)
+        if self.updates_left(samples, updates):
+            return ""
+        band = self._band
+        if band is None or not self._ratio.allows(updates, samples):
             return (
                 f"{updates} updates / {samples} samples received is above trainer.max_training_steps_per_env_step = "
                 f"{self._ratio.ratio:g}"
             )
-        if band is None or self._in_band(samples, updates):
-            return ""
         return (
-            f"{sampled - band.sampled} transitions sampled of {samples - band.stored} samples is above "
-            f"{band.above.ratio:g} for each (trainer.limiter.samples_per_insert) after the first "
+            f"{updates * self.batch_size - band.sampled} transitions sampled of {samples - band.stored} samples is "
+            f"above {band.above.ratio:g} for each (trainer.limiter.samples_per_insert) after the first "
             f"{self.min_size}, and {band.above.slack:g} over"
         )
 
@@ -144,7 +146,7 @@ class RateLimiter:
         """Return the band and its settings, for a checkpoint."""
         band = self._band
         held = None if band is None else [band.above.ratio, band.above.slack, band.stored, band.sampled]
-        return {"made": self._made, "band": held, "seen": list(self._seen)}
+        return {"made": self._made, "band": held, "seen": [self.seen[0], self.seen[1] * self.batch_size]}
 
     @property
     def _made(self) -> list[Any]:

@@ -37,8 +37,8 @@ from tmrl_core.training.loops.storage_failures import Unwritten
 from tmrl_core.training.loops.threads import Threads
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
 from tmrl_core.training.memories.sample_schema import expect
-from tmrl_core.training.updates.skipped_updates import BadUpdates
-from tmrl_core.training.value_types import Batch, Device, Indices, State
+from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates
+from tmrl_core.training.value_types import Batch, Device, Indices, Metrics, State
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,9 @@ REASON_LENGTH = 300
 INSERT_S = 0.5
 """Seconds after which further portions of arrived samples wait until training has continued. An honest fleet's samples
 take less; a hostile worker's tiny messages, which stand for GB, do not stop training for longer."""
+
+NOTED_S = 0.05
+"""Seconds of updates after which their metrics and duration are recorded, if no other work is due before."""
 
 TURN_POLL_S = 0.01
 """Seconds between two checks for the trainer's turn."""
@@ -197,6 +200,9 @@ class TrainingOffline(TrainingLoop):
         key, path = ("memory.recorded", recorded) if offline is None else ("trainer.offline", offline)
         self._sessions = None if path is None else SessionLoader(path, key, action_space, recorded_actions)
         self._at_once = UpdatesAtOnce(self._agent)
+        self._made: list[Metrics] = []
+        """Metrics of the updates that are not recorded yet."""
+        self._made_s = 0.0
         self._threads = Threads(threads, self._agent.device or device)
         self.constructed = constructed_settings(self.agent, "agent") | constructed_settings(self.memory, "memory")
         """Settings after construction. On resume, changed settings take effect."""
@@ -214,6 +220,8 @@ class TrainingOffline(TrainingLoop):
         "_metrics",
         "_bad",
         "_at_once",
+        "_made",
+        "_made_s",
         "_threads",
         "_sessions",
         "_agent",
@@ -377,8 +385,11 @@ class TrainingOffline(TrainingLoop):
         statistics = self.statistics = RoundStatistics()
         if not self._hold_ratio(interface):
             return False
-        batches = iter(self.memory)
+        limiter, batches = self.limiter, iter(self.memory)
+        due = change = 0  # updates until other work is due; changes of the limits when that was computed
+        indices: Indices | None = None
         while self.step < self.steps:
+            limiter.seen = self.total_samples, self.total_updates
             interface.rest()
             before = time.perf_counter()
             batch = next(batches, None)
@@ -387,68 +398,93 @@ class TrainingOffline(TrainingLoop):
                 batches = iter(self.memory)
                 continue
             statistics.sampling_s += time.perf_counter() - before
-            indices: Indices | None = None
-            if self.total_updates % self.update_buffer_interval == 0:
-                # Appended rows may overwrite sampled ones.
-                indices = self._memory.indices_of(batch)
-                self._poll_samples(interface)
-            self._update([batch, *self._further(batches)], indices)
+            if due == 0:
+                if self.total_updates % self.update_buffer_interval == 0:
+                    # Appended rows may overwrite sampled ones.
+                    indices = self._memory.indices_of(batch)
+                    self._poll_samples(interface)
+                change, due = limiter.changes, self._until_due()
+            due -= self._update(batch, batches, due, indices)
+            indices = None
+            if due and limiter.changes == change:
+                if interface.stopping:
+                    break
+                continue
+            due = 0
+            self._note_updates()
             if self.total_updates % self.update_model_interval == 0:
                 self._publish(interface)
                 interface.report(self._progress())
                 interface.give_turn()
             if not self._hold_ratio(interface):
                 break
+        self._note_updates()
         self.updates_skipped += self._bad.read_deferred()
         return self.step >= self.steps
 
-    def _further(self, batches: Iterator[Batch]) -> list[Batch]:
-        """Return the batches to compute in one call. No other work is due before the last of them."""
-        before = time.perf_counter()
-        most = min(
-            self._at_once.most(self._memory),
+    def _until_due(self) -> int:
+        """Return the number of updates, at least 1, until other work is due or a limit may hold training.
+
+        Only arriving samples, published policies and changed limits change what the limits allow.
+        """
+        done = self.total_updates
+        due = min(
             self.steps - self.step,
-            self.update_model_interval - self.total_updates % self.update_model_interval,
-            self.update_buffer_interval - self.total_updates % self.update_buffer_interval,
+            self.update_model_interval - done % self.update_model_interval,
+            self.update_buffer_interval - done % self.update_buffer_interval,
         )
-        while most > 1 and not self._allowed(most - 1):
-            most //= 2
-        if most < 2:
-            return []
-        further = list(islice(batches, most - 1))
-        self.statistics.sampling_s += time.perf_counter() - before
-        return further
+        if self.offline is not None:
+            return due
+        return max(1, int(min(due, self.limiter.updates_left(self.total_samples, done))))
 
-    def _allowed(self, updates: int) -> bool:
-        """Return True if one more update may follow after `updates` further ones; no limit holds without workers."""
-        return self.offline is not None or self.limiter.can_sample(self.total_samples, self.total_updates + updates)
+    def _update(self, batch: Batch, batches: Iterator[Batch], due: int, indices: Indices | None) -> int:
+        """Make an update, or several in one call of the agent, but at most `due`. Return their number.
 
-    def _update(self, batches: list[Batch], indices: Indices | None) -> None:
-        """Make updates with these batches. `indices` belong to the first batch's transitions, if known already."""
-        before = time.perf_counter()
-        if len(batches) == 1:
-            made = [self._agent.train(batches[0])]
-            self._update_priorities(batches[0])
+        Args:
+            batch: of the first update.
+            batches: yields those of further ones.
+            due: see `_until_due`.
+            indices: of the transitions of `batch`, if known already.
+        """
+        statistics, before = self.statistics, time.perf_counter()
+        count = min(due, self._at_once.most(self._memory)) if self._at_once.gains else 1
+        if count == 1:
+            made = [self._agent.train(batch)]
+            if self._agent.td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
+                self._memory.update_priorities(batch[6]["indices"], self._agent.td_error_B)
+            used = [batch]
         else:
-            made = self._agent.train_steps(batches)
+            used = [batch, *islice(batches, count - 1)]
+            sampled = time.perf_counter()
+            statistics.sampling_s += sampled - before
+            before = sampled
+            made = self._agent.train_steps(used)
+            count = len(used)
         training_s = time.perf_counter() - before
-        self.statistics.training_s += training_s
-        self._at_once.note(len(batches), training_s)
-        self._threads.note(len(batches), training_s)
-        self.step += len(batches)
-        self.total_updates += len(batches)
-        first = self.total_updates - len(batches) + 1
-        for update, (metrics, batch) in enumerate(zip(made, batches, strict=True), first):
-            self.updates_skipped += self._bad.note(
-                update, metrics, batch, self._memory, indices if update == first else None
-            )
-            self.statistics.add(metrics)
+        statistics.training_s += training_s
+        if self._at_once.gains:
+            self._at_once.note(count, training_s)
+        self.step += count
+        for metrics, one in zip(made, used, strict=True):
+            self.total_updates += 1
+            if SKIPPED in metrics:
+                self.updates_skipped += self._bad.note(self.total_updates, metrics, one, self._memory, indices)
+            else:
+                self._bad.in_row = 0
+            indices = None
+        self._made += made
+        self._made_s += training_s
+        if self._made_s >= NOTED_S:
+            self._note_updates()
+        return count
 
-    def _update_priorities(self, batch: Batch) -> None:
-        """Pass the TD errors to a memory with prioritized sampling."""
-        td_error_B = self._agent.td_error_B
-        if td_error_B is not None and len(batch) > 6 and "indices" in batch[6]:
-            self._memory.update_priorities(batch[6]["indices"], td_error_B)
+    def _note_updates(self) -> None:
+        """Record the metrics and the duration of the latest updates."""
+        made, self._made = self._made, []
+        made_s, self._made_s = self._made_s, 0.0
+        if made:
+            self.statistics.add(*made)
+            self._threads.note(len(made), made_s)
 
     def _poll_samples(self, interface: TrainingInterface) -> None:
         """Insert arrived samples, unless training is so far behind that they have to wait."""
@@ -494,13 +530,14 @@ class TrainingOffline(TrainingLoop):
         kept_in: dict[int, tuple[Chunk, Delivery]] = {}  # by the id of the chunk, which stays valid with the chunk
         received = 0
         for delivery in deliveries:
-            kept, stale = delivery.buffer, 0
+            kept = delivery.chunks
             if not delivery.expert:
-                kept, stale = without_stale(kept, counter, self.max_policy_lag, self.statistics.note_lag)
-            self.samples_stale += stale
-            received += len(delivery.buffer)
-            kept_in |= {id(chunk): (chunk, delivery) for chunk in kept.chunks}
-            arrived += kept
+                kept = without_stale(kept, counter, self.max_policy_lag, self.statistics.note_lag)
+            received += delivery.rows
+            for chunk in kept:
+                kept_in[id(chunk)] = chunk, delivery
+            arrived.extend(kept, delivery.records)
+        self.samples_stale += received - len(arrived)
         if len(arrived) or arrived.episodes:
             for refused, reason in self._memory.append(arrived) or ():
                 received -= refused.rows

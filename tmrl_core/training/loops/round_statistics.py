@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from tmrl_core.training.memories.trees import is_tensor
 from tmrl_core.training.value_types import Metrics
 
 
@@ -40,11 +40,12 @@ class RoundStatistics:
         self._lag_samples = 0
         self._metrics: dict[str, list[Any]] = {}
 
-    def add(self, metrics: Metrics) -> None:
-        """Record one update's metrics: numbers, or tensors with one element."""
-        self.updates += 1
-        for name, value in metrics.items():
-            self._metrics.setdefault(name, []).append(value)
+    def add(self, *made: Metrics) -> None:
+        """Record the metrics of each update: numbers, or tensors with one element."""
+        self.updates += len(made)
+        for metrics in made:
+            for name, value in metrics.items():
+                self._metrics.setdefault(name, []).append(value)
 
     def note_lag(self, lag: int, samples: int) -> None:
         """Record the number of received samples from a policy that is `lag` versions behind."""
@@ -76,8 +77,7 @@ class RoundStatistics:
 
 
 def _mean(values: list[Any]) -> float:
-    if all(map(is_tensor, values)):
-        import torch
-
+    torch = sys.modules.get("torch")
+    if torch is not None and all(issubclass(kind, torch.Tensor) for kind in set(map(type, values))):
         return float(torch.stack([value.detach().float().reshape(()) for value in values]).mean())
     return float(sum(float(value) for value in values) / len(values))

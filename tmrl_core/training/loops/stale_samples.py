@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples import Chunk
 from tmrl_core.samples.columns import MANY_SEGMENTS
 
 
 def without_stale(
-    buffer: Buffer, counter: int, max_lag: int | None, note_lag: Callable[[int, int], None]
-) -> tuple[Buffer, int]:
-    """Return a buffer without stale samples.
+    chunks: Sequence[Chunk], counter: int, max_lag: int | None, note_lag: Callable[[int, int], None]
+) -> list[Chunk]:
+    """Return the samples that are not stale.
 
     Args:
-        buffer: buffer of arrived samples.
+        chunks: arrived samples.
         counter: number of the latest version.
         max_lag: maximum policy lag of a sample, in versions; None: no limit.
         note_lag: called with the lag of each run of samples of one policy, and their number.
-
-    Returns:
-        The buffer, or one with the remaining samples; and the number of samples left out.
     """
-    stale = 0
     kept: list[Chunk] = []
-    for chunk in buffer.chunks:
+    for chunk in chunks:
         runs: list[tuple[int, int]] = []
         start = row = 0
         for segment in chunk.segments:
             lag = max(0, counter - segment.counter)
             note_lag(lag, segment.rows)
             if max_lag is not None and lag > max_lag:
-                stale += segment.rows
                 if row > start:
                     runs.append((start, row))
                 start = row + segment.rows
@@ -47,8 +42,4 @@ def without_stale(
             for start, stop in runs:
                 mask[start:stop] = True
             kept.append(chunk.where(mask))
-    if not stale:
-        return buffer, 0
-    remaining = Buffer(maxlen=None)
-    remaining.extend(kept, buffer.episodes)
-    return remaining, stale
+    return kept

@@ -15,10 +15,13 @@ class UpdatesAtOnce:
 
     Args:
         agent: an agent without `train_steps` computes one update at a time, because batches would gain nothing.
+
+    Attributes:
+        gains: False: one update at a time.
     """
 
     def __init__(self, agent: TrainingAgent) -> None:
-        self._gains = type(agent).train_steps is not TrainingAgent.train_steps
+        self.gains = type(agent).train_steps is not TrainingAgent.train_steps
         self._most = 1
 
     def note(self, updates: int, seconds: float) -> None:
@@ -30,4 +33,4 @@ class UpdatesAtOnce:
 
         The number never exceeds those batches, so that sampling does not depend on it.
         """
-        return min(self._most, 1 + memory.prefetched) if self._gains else 1
+        return min(self._most, 1 + memory.prefetched) if self.gains else 1

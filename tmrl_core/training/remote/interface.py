@@ -45,7 +45,7 @@ from tmrl_core.networking.protocol.messages import (
 )
 from tmrl_core.networking.trainer import Member
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
-from tmrl_core.samples import Buffer, EpisodeRecord, decode_message, decode_value
+from tmrl_core.samples import EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
@@ -249,7 +249,7 @@ class RemoteInterface(TrainingInterface):
                 self.evaluator.lost(one.stream)
             if not delivery.refusal:
                 deliveries.append(delivery)
-                self._note_episodes(delivery.buffer.episodes, one.stream)
+                self._note_episodes(delivery.records, one.stream)
         self._tick()
         return deliveries
 
@@ -275,17 +275,18 @@ class RemoteInterface(TrainingInterface):
 
     def _decoded(self, one: Received) -> Delivery:
         """Decode a message, and refuse it if training on it is impossible."""
-        delivery = Delivery(Buffer(maxlen=None))
+        delivery = Delivery()
         try:
             message = decode_message(one.payload, max_bytes=self.link.settings.max_message_bytes)
             chunk = message.chunk
-            if chunk is not None:
+            if chunk is not None and chunk.rows:
                 chunk.stream = one.stream
+                delivery.chunks = [chunk]
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
             delivery.expert = message.signature == EXPERT
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
-            if chunk is not None:
+            for chunk in delivery.chunks:
                 check_finite_samples(chunk)
         except (CodecError, SampleRefusedError) as exc:
             delivery.refuse(str(exc))
@@ -297,7 +298,7 @@ class RemoteInterface(TrainingInterface):
                     f"worker {name} sends more episode records in a message than are allowed; others are not used",
                     self.link.origin(one.stream),
                 )
-            records = [
+            delivery.records = [
                 msgspec.structs.replace(
                     record,
                     agent=plain(record.agent),  # kept for a while, and of any length
@@ -306,7 +307,6 @@ class RemoteInterface(TrainingInterface):
                 )
                 for record in message.records[:most]
             ]
-            delivery.buffer.extend([] if chunk is None else [chunk], records)
         return delivery
 
     def _log_refused(self, stream: bytes, worker: str, reason: str) -> None:

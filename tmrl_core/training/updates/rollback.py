@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,8 @@ class UpdateRollback:
 
     def __init__(self, agent: object) -> None:
         self._agent = agent
-        self._stamp: Any = None
+        self._states: list[object] = []
+        self._stamp: list[int] | None = None
         self._kept: list[Tensor] = []
         self._floats: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -47,11 +47,13 @@ class UpdateRollback:
             The metrics; `SKIPPED` alone if the update was rolled back. Where the device decides, the metrics with
             `SKIPPED` as a tensor.
         """
-        self._refresh()
+        if self._has_changed():
+            self._refresh()
         torch._foreach_copy_(self._copies, self._kept)
         with torch.enable_grad():
             metrics: Metrics = dict(update())
-        self._refresh()
+        if self._has_changed():
+            self._refresh()
         floats = floating([*batch, *metrics.values()])
         if self._wholes:
             return {**metrics, SKIPPED: self._roll_back_on_device(floats)}
@@ -72,15 +74,21 @@ class UpdateRollback:
             torch._foreach_copy_(tensors, _parts(torch.where(finite, whole, copies), tensors))
         return ~finite
 
+    def _has_changed(self) -> bool:
+        """Return True if an optimizer's state was created or loaded since the last call."""
+        states: list[object] = []
+        stamp: list[int] = []
+        for value in vars(self._agent).values():
+            if isinstance(value, torch.optim.Optimizer):
+                states.append(value.state)
+                stamp += id(value.state), len(value.state)
+        has_changed = stamp != self._stamp
+        # Earlier states are kept until here, so that no later one has the address of one of them.
+        self._states, self._stamp = states, stamp
+        return has_changed
+
     def _refresh(self) -> None:
-        """Refresh the list of the agent's tensors, only after an optimizer's state was created or loaded."""
-        optimizers = [v for v in vars(self._agent).values() if isinstance(v, torch.optim.Optimizer)]
-        stamp = [(optimizer.state, len(optimizer.state)) for optimizer in optimizers]
-        if self._stamp is not None and all(
-            a is b and n == m for (a, n), (b, m) in zip(stamp, self._stamp, strict=True)
-        ):
-            return
-        self._stamp = stamp
+        """Refresh the list of the agent's tensors."""
         known = {id(tensor): copy for tensor, copy in zip(self._kept, self._copies, strict=True)}
         self._kept = agent_tensors(self._agent)
         # New tensors belong to an optimizer and begin as zeros.

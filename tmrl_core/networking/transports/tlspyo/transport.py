@@ -244,8 +244,8 @@ class _LinkDriver(Driver):
         for buffer in buffers:
             spare(buffer)
 
-    def _pump(self) -> None:
-        super()._pump()
+    def _pump(self, tick: bool = False) -> None:
+        super()._pump(tick)
         self._post_rest()  # data of one loop iteration is sent in as few pieces as possible
 
     def _post_rest(self) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.actor.rollout.composing import compose
-from tmrl_core.actor.rollout import synchronous_schedule as synchronous
+from tmrl_core.actor.rollout import schedule
+from tmrl_core.actor.rollout import synchronous_rule as synchronous
 from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import StarvedError
@@ -190,7 +191,7 @@ def test_a_pause_waits_between_episodes(make: Any, link: Any) -> None:
 def test_the_starvation_error_names_the_numbers(make: Any, link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10**6, 4))
     monkeypatch.setattr(
-        synchronous, "StarvationWatch", lambda longest: StarvationWatch(longest, clock=lambda: float(next(clock)))
+        schedule, "StarvationWatch", lambda longest: StarvationWatch(longest, clock=lambda: float(next(clock)))
     )
     worker = make()
     link.progress = Progress(samples=4, updates=4, lack="1 sample more for update 6")

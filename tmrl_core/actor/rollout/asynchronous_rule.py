@@ -1,0 +1,139 @@
+"""Asynchronous collection: no step waits for weights, and at most a limit of the trainer's updates holds an episode."""
+
+from __future__ import annotations
+
+import math
+
+from tmrl_core.actor.rollout.loop import EnvironmentLoop
+from tmrl_core.actor.rollout.schedule import Rule
+from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.rate_limit import RateLimit
+
+SEND_PAUSE_S = 0.02
+"""Minimum seconds between two sends. Waking the I/O thread costs an environment's loop about half a millisecond, as
+much as thirty steps of Pendulum."""
+
+
+class EpisodeRule(Rule):
+    """Base of the rules with tests between the episodes, which follow the trainer's directives there.
+
+    Args:
+        loop: environment loop.
+        test_episode_interval: run a test episode before every n-th episode, including the first; 0: no test episodes.
+        verbose: log episodes at INFO, at most one line every two seconds.
+
+    Attributes:
+        episodes: number of training episodes begun, without preliminary ones.
+    """
+
+    counting = True
+    """False: the episodes so far are preliminary, and without tests."""
+
+    def __init__(self, loop: EnvironmentLoop, test_episode_interval: int, verbose: bool) -> None:
+        self._loop = loop
+        self._uplink = loop.uplink
+        self._test_episode_interval = test_episode_interval
+        self._verbose = verbose
+        self.episodes = 0
+
+    @property
+    def longest_episode_s(self) -> float | None:  # type: ignore[override]
+        """Duration of the longest episode, in seconds."""
+        return self._loop.longest_episode_s
+
+    def between(self) -> None:
+        """Load new weights, run a requested evaluation, and wait during a pause."""
+        self.take()
+        self._loop.obey()
+
+    def begin(self) -> None:
+        """Run a test episode if it is time."""
+        if self.counting:
+            if self._test_episode_interval and self.episodes % self._test_episode_interval == 0:
+                self._loop.test()
+            self.episodes += 1
+
+    def ended(self, in_order: bool) -> bool:
+        """Log the episode, which is sent now."""
+        self._loop.log_episode(self._verbose)
+        return True
+
+
+class AsynchronousRule(EpisodeRule):
+    """Keep at most a ratio of environment steps to updates.
+
+    Args:
+        loop, test_episode_interval, verbose: see `EpisodeRule`.
+        max_env_steps_per_update: limit on the environment steps of all workers together for each update, once training
+            has begun; None: never wait.
+        within: True: the limit holds within episodes too, since their samples are sent before they end.
+        expert: True: discard weights, and follow no directives.
+        pause_s: maximum seconds between the ends of episodes that are sent together.
+    """
+
+    def __init__(
+        self,
+        loop: EnvironmentLoop,
+        test_episode_interval: int,
+        verbose: bool,
+        *,
+        max_env_steps_per_update: float | None = None,
+        within: bool = False,
+        expert: bool = False,
+        pause_s: float = SEND_PAUSE_S,
+    ) -> None:
+        super().__init__(loop, test_episode_interval, verbose)
+        self._limit = None if max_env_steps_per_update is None else RateLimit(max_env_steps_per_update)
+        self._expert = expert
+        self.within = within
+        self.pause_s = pause_s
+
+    def between(self) -> None:
+        """See `EpisodeRule`. An expert follows no directives. The first episode waits for nothing."""
+        if self._expert:
+            self.take()
+        elif self.episodes:
+            super().between()
+
+    def take(self) -> bool:
+        """Load the latest policy, or discard it."""
+        if self._expert:
+            self._uplink.ignore_policy()
+        else:
+            self._uplink.update_policy(verbose=False)
+        return False
+
+    def room(self) -> float:
+        """Return 0 while the trainer has more environment steps than its updates require; otherwise infinite.
+
+        The limit has a slack of one update, so that a trainer at its own limit makes one update more, never one less.
+        """
+        link, limit = self._uplink.link, self._limit
+        if link is None or limit is None or not self.episodes:
+            return math.inf
+        progress = link.progress
+        # The trainer has not counted this worker's latest samples yet.
+        unacknowledged = link.counts.queued_samples + len(self._loop.buffer)
+        collected = progress.samples + unacknowledged - progress.start_training
+        return math.inf if limit.allows(collected, progress.updates + 1) else 0
+
+    def waits(self) -> str:
+        """Return the numbers of the limit; empty while training continues, since that wait is no starvation."""
+        link = self._uplink.link
+        return self._reason(link.progress) if link is not None and link.progress.lack else ""
+
+    def starved(self, progress: Progress | None) -> str:
+        """See `Rule`."""
+        assert progress is not None
+        return (
+            f"workers and trainer wait for each other. The worker: {self._reason(progress)}. The trainer: "
+            f"{progress.lack}. Raise worker.max_env_steps_per_update or trainer.max_training_steps_per_env_step: their "
+            "product must be at least 1."
+        )
+
+    def _reason(self, progress: Progress) -> str:
+        assert self._limit is not None
+        return (
+            f"{progress.samples} samples are above trainer.start_training = {progress.start_training} and "
+            f"worker.max_env_steps_per_update = {self._limit.ratio:g} for each of {progress.updates} + 1 updates"
+        )

@@ -1,0 +1,137 @@
+"""Lockstep collection: exactly the requested amount, with exactly the requested version of the policy.
+
+The request arrives as a `Collect` in the trainer's directive for this stream, and stays in force until another one
+arrives. Steps continue the open episode; whole episodes are sent completely. Evaluations run before the next
+assignment, never within one, so that a seeded worker depends only on its directives.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from tmrl_core.actor.rollout.collector import Collector
+from tmrl_core.actor.rollout.schedule import Rule
+from tmrl_core.actor.rollout.uplink import steps_in
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.protocol.messages import NEXT_ROUND, Collect, Progress, decode_body
+
+logger = logging.getLogger(__name__)
+
+SEND_S = 1.0
+"""Seconds after which collected samples of an assignment are sent, so that a killed worker loses few."""
+
+
+class LockstepRule(Rule):
+    """Allow the rest of the worker's assignment of each round, and nothing between two assignments.
+
+    Args:
+        collector: the collector.
+        verbose: log assignments at INFO.
+    """
+
+    hold_s = SEND_S
+
+    def __init__(self, collector: Collector, verbose: bool = False) -> None:
+        self._collector = collector
+        self._uplink = collector.uplink
+        self._level = logging.INFO if verbose else logging.DEBUG
+        self._body: bytes | None = None
+        self._requested: Collect | None = None
+        self._current: Collect | None = None
+        """The assignment that is being collected, or the latest one."""
+        self._origin = 0
+        """Number of the steps that had been sent when it began."""
+        self._episodes = 0
+        """Number of its episodes that have ended."""
+
+    @property
+    def whole(self) -> bool:  # type: ignore[override]
+        """True: the assignment is of whole episodes."""
+        return self._current is not None and self._current.episodes is not None
+
+    @property
+    def collected(self) -> int:
+        """Collected part of the latest assignment: a number of steps or of episodes, as requested."""
+        if self.whole:
+            return self._episodes
+        return self._uplink.steps_sent + steps_in(self._collector.buffer.chunks) - self._origin
+
+    def room(self) -> float:
+        """Return the rest of the assignment; 0 too once it is cancelled, which ends an episode that was to be whole."""
+        request, current = self._requested_now(), self._current
+        if request is None or current is None or not _same(request, current):
+            if self.whole and self._collector.recording:
+                self._collector.give_up_episode()
+            return 0
+        self._current = request  # the same assignment, perhaps with a larger or smaller amount
+        if not self.whole:
+            return request.amount - self.collected
+        return math.inf if self._collector.recording or self._episodes < request.amount else 0
+
+    def _requested_now(self) -> Collect | None:
+        link = self._uplink.link
+        body = link.directive.collect if link is not None else None
+        if body != self._body:
+            self._body = body
+            try:
+                self._requested = decode_body(body, Collect) if body is not None else None
+            except RemoteProtocolError as exc:
+                logger.error("the trainer's collection request cannot be read, so nothing is collected: %s", exc)
+                self._requested = None
+        return self._requested
+
+    def take(self) -> bool:
+        """Begin another assignment, if its policy has arrived."""
+        collector, request, before, link = self._collector, self._requested, self._current, self._uplink.link
+        if request is None or request == before or link is None or link.directive.pause:
+            return False
+        if collector.version != request.version:
+            self._uplink.take_policy(verbose=False)
+            if collector.version != request.version:
+                return False
+        self._current, self._episodes, self._origin = request, 0, self._uplink.steps_sent
+        logger.log(self._level, "worker %s collects %s of round %d", collector.name, request.amount, request.round)
+        if request.seed is not None:
+            collector.seed_next_episode(request.seed)
+        # A restarted trainer does not know the beginning of an open episode.
+        restarted = before is None or before.version[0] != request.version[0]
+        if collector.recording and (restarted or request.seed is not None or self.whole):
+            collector.give_up_episode()
+        return True
+
+    def ended(self, in_order: bool) -> bool:
+        """Count a whole episode, which is sent now. Steps are sent later, with those of the next episode."""
+        if not (self.whole and in_order):
+            return False
+        self._episodes += 1
+        return True
+
+    def waits(self) -> str:
+        """Return the text for an assignment that is done, or the reason why none has begun."""
+        request, mine = self._requested, self._collector.version
+        if request is not None and request == self._current:
+            return request.done
+        # The version of a round that ended without this worker does not arrive any more.
+        if request is None or (mine[0] == request.version[0] and mine > request.version):
+            return NEXT_ROUND
+        return (
+            f"version {request.version[0]}.{request.version[1]} of the policy, to collect round {request.round} with; "
+            f"it has {mine[0]}.{mine[1]}"
+        )
+
+    def starved(self, progress: Progress | None) -> str:
+        """See `Rule`."""
+        return (
+            "lockstep collects what a trainer asks for, and there is none: the worker is standalone. Use run_episodes, "
+            "or worker.collection: asynchronous."
+        )
+
+
+def _same(first: Collect, second: Collect) -> bool:
+    """Return True if both are the same assignment, perhaps with different amounts."""
+    return (first.round, first.version, first.episodes is None) == (
+        second.round,
+        second.version,
+        second.episodes is None,
+    )

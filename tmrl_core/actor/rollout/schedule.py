@@ -1,0 +1,174 @@
+"""The schedule: collect episode after episode, and wait where a rule allows no further step.
+
+The modes of collection differ in their rules only: `asynchronous_rule.py`, `synchronous_rule.py`, `lockstep_rule.py`. A
+rule answers one question from what the link knows: how many steps may be taken now? The schedule asks between episodes,
+and before each slice of an episode if the rule holds there too. While the answer is 0, it sends all samples, follows
+the trainer's directives, tells the trainer why it waits, and asks again when something has arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+
+from tmrl_core.actor.rollout.collector import Collector
+from tmrl_core.actor.rollout.starvation import StarvationWatch
+from tmrl_core.errors import StarvedError
+from tmrl_core.networking.protocol.messages import Progress
+
+logger = logging.getLogger(__name__)
+
+
+class Rule(ABC):
+    """Rule of a schedule: may the next step be taken?
+
+    Attributes:
+        within: True: it limits steps within episodes too; False: only the beginning of an episode.
+        turns: True: trainer and worker take turns, so that a report of a wait stays until the next one.
+        whole: True: the samples of an episode are sent together, at its end.
+        pause_s: minimum seconds between the ends of episodes after which samples are sent.
+        hold_s: maximum seconds that samples of an open episode are held; infinite: until its end.
+        done: True: everything is collected.
+        logs_waits: True: log each wait at INFO.
+        longest_episode_s: duration of the longest episode, for the detection of starvation; None: a wait never ends
+            with an error.
+    """
+
+    within = True
+    turns = False
+    logs_waits = False
+    done = False
+    whole = False
+    pause_s = 0.0
+    hold_s = math.inf
+    longest_episode_s: float | None = None
+
+    @abstractmethod
+    def room(self) -> float:
+        """Return the number of steps that may be taken now; 0: wait."""
+
+    @abstractmethod
+    def take(self) -> bool:
+        """Take what has arrived: a policy, an assignment. Return True to ask for room again without a wait."""
+
+    @abstractmethod
+    def waits(self) -> str | None:
+        """Return the reason of a wait, for the trainer; empty: it is no wait of interest; None: as reported before."""
+
+    @abstractmethod
+    def starved(self, progress: Progress | None) -> str:
+        """Return the message of an error: worker and trainer wait for each other, or (None) there is no trainer."""
+
+    def between(self) -> None:  # noqa: B027  # not abstract: a rule may have nothing to do
+        """Prepare the wait between two episodes."""
+
+    def begin(self) -> None:  # noqa: B027
+        """Prepare an episode that is about to begin."""
+
+    def ended(self, in_order: bool) -> bool:
+        """Note that an episode is over. Return True to send its samples, unless others were sent just before."""
+        return True
+
+
+class Schedule:
+    """Collect episodes as a rule allows.
+
+    Episodes that end within the rule's pause are sent together. All samples are sent before any wait.
+
+    Args:
+        collector: the collector.
+        rule: the rule.
+        send_every: number of rows after which samples are also sent within an episode; 0: at its end.
+        update_each_step: load new weights as soon as they have arrived; False: between episodes, and during waits.
+    """
+
+    def __init__(
+        self, collector: Collector, rule: Rule, *, send_every: int = 0, update_each_step: bool = False
+    ) -> None:
+        self._collector = collector
+        self._uplink = collector.uplink
+        self._rule = rule
+        self._send_every = send_every
+        self._update_each_step = update_each_step
+
+    def run(self, nb_episodes: float = math.inf) -> None:
+        """Collect episodes until the rule is done or the run ends.
+
+        Raises:
+            StarvedError: worker and trainer wait for each other, or a wait has no trainer.
+        """
+        rule, episodes = self._rule, 0
+        while not self._uplink.ending():
+            rule.between()
+            if not self._wait() or episodes >= nb_episodes:
+                break
+            rule.begin()
+            over = rule.ended(self._collector.train(self._allow))
+            episodes += 1
+            if over and time.perf_counter() - self._uplink.sent_at >= rule.pause_s:
+                self._uplink.send()
+        self._uplink.send()
+
+    def _allow(self) -> int:
+        """Return the maximum number of steps of the next slice; 0: the episode ends here."""
+        collector, rule = self._collector, self._rule
+        if self._uplink.ending():
+            return 0
+        longest: float = collector.steps_until_poll
+        if self._update_each_step:
+            self._uplink.take_policy(verbose=False)
+            longest = 1
+        if rule.within:
+            room = rule.room()
+            if room <= 0:
+                if rule.done or not self._wait():
+                    return 0
+                room = rule.room()
+            longest = min(longest, room)
+        unsent, send_every = len(collector.buffer), 0 if rule.whole else self._send_every
+        held_s = 0.0 if rule.whole else time.perf_counter() - self._uplink.sent_at
+        if unsent and (0 < send_every <= unsent or held_s > rule.hold_s):
+            self._uplink.send()
+            unsent = 0
+        if send_every:
+            longest = min(longest, max(1, send_every - unsent))
+        return math.ceil(longest)
+
+    def _wait(self) -> bool:
+        """Wait until the rule allows a step. Return False when the run ends or the rule is done."""
+        rule, uplink, link = self._rule, self._uplink, self._uplink.link
+        watch: StarvationWatch | None = None
+        logs = rule.logs_waits
+        try:
+            while not (uplink.ending() or rule.done):
+                if rule.room() > 0:
+                    return True
+                if link is None:
+                    raise StarvedError(rule.starved(None))
+                self._uplink.send()
+                if link.directive.evaluation is not None and uplink.next_evaluation() is not None:
+                    if not rule.turns:
+                        link.say_waits("")  # it does not wait meanwhile, and the trainer asks only workers that do
+                    self._collector.evaluate_if_due()
+                    continue
+                if rule.take():
+                    continue
+                progress, queued = link.progress, link.counts.queued_samples
+                longest_s = rule.longest_episode_s
+                if longest_s is not None:
+                    watch = watch or StarvationWatch(longest_s)
+                    if watch.starving(progress, link.versions_published, queued):
+                        raise StarvedError(rule.starved(progress))
+                waits = rule.waits()
+                if waits is not None:
+                    link.say_waits("" if queued else waits)
+                if waits and logs:
+                    logs = False
+                    logger.info("worker %s waits: %s", self._collector.name, waits)
+                uplink.wait()
+            return False
+        finally:
+            if link is not None:
+                link.say_waits("")

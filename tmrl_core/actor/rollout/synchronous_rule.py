@@ -1,0 +1,153 @@
+"""Synchronous collection: a maximum of environment steps for each received model.
+
+A worker with a seed takes turns with the trainer, so that runs are repeatable. It collects as much as the ratio allows
+with each version, reports that, and waits. The trainer trains on these samples until it publishes the next version, and
+then gives the turn back (`Progress.turn`). Without a seed both run concurrently.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from tmrl_core.actor.rollout.asynchronous_rule import EpisodeRule
+from tmrl_core.actor.rollout.loop import EnvironmentLoop
+from tmrl_core.networking.protocol.messages import Progress, turn_text
+from tmrl_core.rate_limit import RateLimit
+
+logger = logging.getLogger(__name__)
+
+
+TURNLESS_S = 10.0
+"""Seconds with a policy and no turn after which a worker assumes that its trainer has no seed, and gives no turns."""
+
+
+class SynchronousRule(EpisodeRule):
+    """Keep the ratio of environment steps to models received, for one run.
+
+    First, `initial_steps` are collected without waiting. Then the worker waits until the ratio allows them. Then steps
+    are counted from 0, and the ratio holds before each step, or with `end_episodes` before each episode.
+
+    Args:
+        loop, test_episode_interval, verbose: see `EpisodeRule`; tests only with `end_episodes`.
+        max_steps_per_update: the limit; infinite: no limit.
+        initial_steps, nb_steps: number of steps before the ratio holds, and after that.
+        end_episodes: True: wait between episodes only.
+
+    Raises:
+        ValueError: `max_steps_per_update` is not above 0.
+    """
+
+    def __init__(
+        self,
+        loop: EnvironmentLoop,
+        test_episode_interval: int,
+        verbose: bool,
+        *,
+        max_steps_per_update: float,
+        initial_steps: float,
+        nb_steps: float,
+        end_episodes: bool,
+    ) -> None:
+        if not max_steps_per_update > 0:
+            raise ValueError(f"max_steps_per_update must be above 0, got {max_steps_per_update}")
+        super().__init__(loop, test_episode_interval if end_episodes else 0, verbose)
+        self.within = not end_episodes
+        self.logs_waits = verbose
+        self.counting = False
+        self._limit = RateLimit(max_steps_per_update)
+        self._models = 0
+        self._initial_steps = initial_steps
+        self._nb_steps = nb_steps
+        self._origin = self._uplink.steps_that_count()
+        self.turns = loop.seeded and self._uplink.link is not None and not math.isinf(max_steps_per_update)
+        self._begun = not self.turns
+        self._turnless_since = math.inf
+
+    @property
+    def steps(self) -> int:
+        """Number of counted steps: the initial ones at first, later those after them."""
+        return self._uplink.steps_that_count() - self._origin
+
+    @property
+    def longest_episode_s(self) -> float | None:  # type: ignore[override]
+        """Duration of the longest episode, in seconds; None: the worker waits for its turn only."""
+        return None if self._allowed() else self._loop.longest_episode_s
+
+    @property
+    def done(self) -> bool:  # type: ignore[override]
+        """True: all steps are collected."""
+        return self.counting and self.steps >= self._nb_steps
+
+    def take(self) -> bool:
+        """Load the latest policy, and count the models since the last one."""
+        models = self._uplink.update_policy(verbose=self._verbose)
+        self._models += models
+        return models > 0
+
+    def room(self) -> float:
+        """Return the number of steps that the ratio allows; before it holds, the rest of the initial ones."""
+        if not self.counting:
+            left = self._initial_steps - self.steps
+            if left > 0 and self._begun:
+                return left
+        if not (self._allowed() and self._has_turn()):
+            return 0
+        self._begun = True
+        if not self.counting:
+            if left > 0:
+                return left
+            self.counting = True
+            self._origin = self._uplink.steps_that_count()
+        return min(self._limit.most(1 + self._models), self._nb_steps) - self.steps
+
+    def _allowed(self) -> bool:
+        return self._limit.allows(self.steps + 1, 1 + self._models)
+
+    def _has_turn(self) -> bool:
+        """Return True if the trainer has given this worker the turn, for the worker's present policy."""
+        link = self._uplink.link
+        if not self.turns or link is None:
+            return True
+        turn = link.progress.turn
+        return turn == self._uplink.latest_version != (0, 0) and not self._loop.evaluate_if_due()
+
+    def waits(self) -> str | None:
+        """Return the numbers of the ratio when the trainer's turn begins. The worker's own turn is awaited silently."""
+        link = self._uplink.link
+        if not self.turns or link is None:
+            return self._reason()
+        latest = self._uplink.latest_version
+        if not self._allowed():
+            # The trainer's turn begins here, when it has all samples of this worker.
+            return turn_text(latest) + self._reason() if self._has_turn() else None
+        if latest == (0, 0):
+            return turn_text(latest) + "it has not received a version yet"
+        if link.progress.turn == (0, 0):
+            now = time.monotonic()
+            self._turnless_since = min(self._turnless_since, now)
+            if now - self._turnless_since > TURNLESS_S:
+                logger.warning("this trainer takes no turns, so another run of the same seed may differ")
+                self.turns = False
+        return None
+
+    def _reason(self) -> str:
+        return (
+            f"({self.steps} steps + 1) / (1 + {self._models} models received) is above "
+            f"worker.max_steps_per_update = {self._limit.ratio:g}"
+        )
+
+    def starved(self, progress: Progress | None) -> str:
+        """See `Rule`."""
+        if progress is None:
+            return (
+                f"max_steps_per_update is {self._limit.ratio:g} and there is no trainer to send models: the worker is "
+                "standalone. Leave max_steps_per_update out."
+            )
+        return (
+            f"worker and trainer wait for each other. The worker: {self._reason()}. The trainer, with "
+            f"{progress.samples} samples and {progress.updates} updates: {progress.lack}. Raise "
+            "worker.max_steps_per_update, worker.initial_steps or trainer.max_training_steps_per_env_step, or lower "
+            "trainer.update_model_interval or trainer.start_training."
+        )
