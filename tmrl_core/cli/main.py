@@ -490,8 +490,13 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.cli.screens import Screen, WorkerDisplay
 
     roles.ensure_credentials(config)
-    # An empty file of remarks tells a supervisor that the environment is in use, so that other roles can start.
-    told: Callable[[], object] = Path(options.remarks).touch if options.remarks else lambda: None
+
+    def told() -> None:
+        """Tell a supervisor by an empty file of remarks that the environment is in use, so other roles can start."""
+        if options.remarks:
+            with contextlib.suppress(OSError):
+                Path(options.remarks).touch()
+
     made, collect = roles.worker_of_run(config, expert=options.role == "expert", in_use=told)
     try:
         shutdown.calls(made.stop)
@@ -501,7 +506,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     finally:
         # Closing drains. A second request to end interrupts it.
         made.close()
-    return DROPPED_SAMPLES if made.link is not None and made.link.counts.samples_dropped else 0
+    link = made.uplink.link
+    return DROPPED_SAMPLES if link is not None and link.counts.samples_dropped else 0
 
 
 def record_expert(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
@@ -669,8 +675,8 @@ def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: Shutdo
         for index in range(episodes):
             if not made.run_episode():
                 break
-            returns.append(made.buffer.stat_test_return)
-            print_episode(index, returns[-1], made.buffer.stat_test_steps)
+            returns.append(made.recorder.buffer.stat_test_return)
+            print_episode(index, returns[-1], made.recorder.buffer.stat_test_steps)
     print_mean(returns)
     return 0
 

@@ -143,15 +143,15 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 POLICIES = (
-    Policy("CategoricalMLPActor", CHOICES, "on_policy"),
-    Policy("DeterministicMLPActor", BOX, "off_policy"),
-    Policy("GaussianMLPActor", BOX, "on_policy"),
-    Policy("QValueMLPActor", DISCRETE, "off_policy"),
+    Policy("CategoricalMLPActor", CHOICES, "categorical"),
+    Policy("DeterministicMLPActor", BOX, "deterministic"),
+    Policy("GaussianMLPActor", BOX, "gaussian"),
+    Policy("QValueMLPActor", DISCRETE, "q_value"),
     Policy("SquashedGaussianMLPActor", BOX, "squashed_gaussian"),
-    Policy("CategoricalRNNActor", CHOICES, "recurrent"),
-    Policy("GaussianRNNActor", BOX, "recurrent"),
-    Policy("QValueRNNActor", DISCRETE, "recurrent"),
-    Policy("SquashedGaussianRNNActor", BOX, "recurrent"),
+    Policy("CategoricalRNNActor", CHOICES, "categorical"),
+    Policy("GaussianRNNActor", BOX, "gaussian"),
+    Policy("QValueRNNActor", DISCRETE, "q_value"),
+    Policy("SquashedGaussianRNNActor", BOX, "squashed_gaussian"),
 )
 
 ACTORS = {policy.name: policy.action_spaces for policy in POLICIES}

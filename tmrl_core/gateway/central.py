@@ -34,7 +34,7 @@ from tmrl_core.errors import ObservationError, TmrlError
 from tmrl_core.gateway.evaluations import Assignment, Evaluations
 from tmrl_core.gateway.first_action import try_action
 from tmrl_core.networking.protocol.messages import Version
-from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.samples import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -62,42 +62,6 @@ class _Held(NamedTuple):
     extras: dict[str, Any] | None
     version: Version
     collect: bool
-
-
-class _Outbox:
-    """Samples and records of all sessions on their way to the sender thread: the uplink's source.
-
-    The event loop's thread and the sender thread use it in turn, never at the same time.
-    """
-
-    def __init__(self, label: str) -> None:
-        self.name = label
-        self.version: Version = (0, 0)
-        self.loaded = False
-        """True: the sender thread has loaded a policy that does not act yet."""
-        self.steps_collected = 0
-        self.samples_lost = 0
-        self.chunks: list[Chunk] = []
-        self.records: list[EpisodeRecord] = []
-
-    def set_version(self, version: Version) -> None:
-        """Note the version of the policy that was loaded."""
-        self.version, self.loaded = version, True
-
-    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
-        """Return samples and records, and forget them."""
-        chunks, self.chunks = self.chunks, []
-        records, self.records = self.records, []
-        return chunks, records
-
-    def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
-        """Keep what was taken and could not be sent."""
-        self.chunks = chunks + self.chunks
-        self.records = records + self.records
-
-    def discard(self) -> None:
-        """Forget the samples."""
-        self.chunks = []
 
 
 class CentralAgent:
@@ -186,7 +150,8 @@ class CentralAgent:
         """Turn of the next samples of each API key that has sent lately: bytes sent for it, without unused turns."""
         self._turn = 0
         self._latest: CentralPlayer | None = None
-        self._outbox = _Outbox(label)
+        # The event loop's thread and the sender thread use it in turn, never at the same time.
+        self._outbox = StepRecorder(Buffer(None), name=label)
         self._uplink = Uplink(link, self._outbox, policy, files=files, drain_timeout_s=drain_timeout_s)
         self._on_close = on_close
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="tmrl-gateway-sender")
@@ -281,8 +246,7 @@ class CentralAgent:
                 await loop.run_in_executor(self._sender, self._exchange)
             except TmrlError as exc:
                 self._note_failure(exc)
-            if self._outbox.loaded:
-                self._outbox.loaded = False
+            if self.policy.version != self._outbox.version:
                 self.policy.adopt(self._outbox.version)
             if self._due:
                 await asyncio.sleep(0)
@@ -333,8 +297,7 @@ class CentralAgent:
             player.repeats = len(player.recorder.buffer) > 0
             if chunks:
                 self._latest = player
-            self._outbox.chunks += chunks
-            self._outbox.records += records
+            self._outbox.put_back(chunks, records)
             self._forget(player)
 
     async def close(self) -> None:

@@ -621,7 +621,7 @@ class Threads(Group):
         for index in range(self._count):
             worker, collect = roles.worker_of_run(config, name=f"worker-{index + 1}")
             self._workers.append(worker)
-            self._run(worker.name, functools.partial(run_and_close, worker, collect))
+            self._run(worker.recorder.name, functools.partial(run_and_close, worker, collect))
 
     def _run(self, name: str, call: Callable[[], None]) -> None:
         def body() -> None:

@@ -80,6 +80,9 @@ class Chunk:
         kinds: kind of the rows of each leaf, in the order of `fields`; `()` if all are "".
         stream: id of the chunk's stream, set on the trainer's side.
         origin: what stands for the credentials of the stream's worker, likewise; None: unknown.
+
+    Attributes:
+        finite: True: all numbers were found to be finite; set on the trainer's side. Parts and copies begin with False.
     """
 
     rows: int
@@ -95,6 +98,7 @@ class Chunk:
     kinds: tuple[Kind, ...] = ()
     stream: bytes = b""
     origin: Hashable = None
+    finite: bool = field(default=False, init=False, repr=False)
     _ends: tuple[tuple[Segment, ...], list[int]] | None = field(default=None, init=False, repr=False)
     """Segments, and the row after each of them; see `MANY_SEGMENTS`."""
 

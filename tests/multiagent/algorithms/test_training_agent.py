@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tmrl_core.actor import ActorModule
-from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor
+from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
 from tmrl_core.config.algorithms import algorithms
 from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
 from tmrl_core.multiagent.agent import Agent, AgentParameters

@@ -86,6 +86,7 @@ class Talker(Connection):
         super().__init__(silent_s=10, heartbeat_s=3, greeting_s=7)
         self.got: list[Control | Frame] = []
         self.data: list[bytes] = []
+        self.source = lambda: self.data.pop(0) if self.data else None
         self.closed_times = 0
 
     def _on_control(self, message: Control) -> None:
@@ -95,9 +96,6 @@ class Talker(Connection):
 
     def _on_frame(self, frame: Frame) -> None:
         self.got.append(frame)
-
-    def _next_frame(self) -> bytes | None:
-        return self.data.pop(0) if self.data else None
 
     def _on_closed(self) -> None:
         self.closed_times += 1

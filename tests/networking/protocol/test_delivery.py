@@ -654,12 +654,12 @@ class Delivery(RuleBasedStateMachine):
         # Frames of a message whose beginning has arrived would contradict its head; a relay sends whole messages.
         while self.flight and not self.flight[0][5] & FIRST:
             self.flight.popleft()
-        self.receiver._in_message = False
+        self.receiver.in_message = False
         self.accident = True
 
     def deliver(self) -> None:
         frame = parse(self.flight.popleft())
-        if not frame.flags & FIRST and not self.receiver._in_message and frame.epoch != self.receiver._ignored_epoch:
+        if not frame.flags & FIRST and not self.receiver.in_message and frame.epoch != self.receiver._ignored_epoch:
             return  # its beginning was lost
         number = SAMPLES_HEAD.unpack_from(frame.payload)[0] if frame.flags & FIRST else self.receiver._head[0]
         self.duplicates += bool(frame.flags & LAST and number < self.expected)

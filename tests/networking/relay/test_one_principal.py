@@ -394,7 +394,7 @@ def test_links_that_read_nothing_are_closed_and_hold_few_old_policies() -> None:
         end.tell(Have(place.relay.incarnation, counter - 1))  # it has received the version before
         place.publish(counter, 2 * MB)
         end.read(most=1)  # its link begins with this version
-    old = {link.old_policy.version for link in place.relay.workers.values() if link.old_policy is not None}
+    old = {policy.version for policy in place.relay.old_policies().values()}
     assert len(old) <= 2, "a quarter of the budget is two of them"
     budget = snapshot(place.relay, 0.0).budgets["old policies"]
     assert 0 < budget.used_bytes <= 16 * MB // 4 + 1_000
@@ -447,12 +447,12 @@ def test_versions_that_became_old_by_a_change_of_the_trainer_are_limited(change:
         frames = list(cut(Kind.WEIGHTS, head, [bytes(3 * MB)], epoch=0, channel=0))
         place.trainer.write(b"".join(map(bytes, frames[:-1])))
         silent.read(most=1)
-        assert silent.link._policy is place.relay.policies.arriving is not None
+        assert silent.link.policy is place.relay.policies.arriving is not None
     place.trainer.link.lost(None, 0.0)
     if change == "another run":
         End(place.relay, "trainer", "trainer", number=1, run="other")
         assert place.relay.policies.latest is None
-    held = {id(link._policy): link._policy for link in place.relay.workers.values() if link.old_policy is not None}
+    held = {id(policy): policy for policy in place.relay.old_policies().values()}
     assert len(held) == 1, "a quarter of the budget is one version"
 
 
@@ -470,7 +470,7 @@ def test_old_versions_of_one_principal_end_no_transfer_of_another() -> None:
         if counter == 3:
             begun = [frame for frame in honest.read(most=1) if frame.kind == Kind.WEIGHTS]
     assert begun
-    old = {link.old_policy.version[1] for link in place.relay.workers.values() if link.old_policy is not None}
+    old = {policy.version[1] for policy in place.relay.old_policies().values()}
     assert old == {1, 2, 3}, "two of the thief, and the honest one's"
     rest = [frame for frame in honest.read() if frame.kind == Kind.WEIGHTS]
     assert POLICY_HEAD.unpack_from(begun[0].payload)[1] == 3
@@ -491,8 +491,8 @@ def test_slow_links_receive_a_version_however_often_new_ones_come() -> None:
                 if frame.flags & 2:  # the last frame of a version
                     received[number] += 1
                     link = end.link
-                    assert link._sent is not None
-                    end.tell(Have(*link._sent))
+                    assert link.sent is not None
+                    end.tell(Have(*link.sent))
             frames[number] = []
     assert min(received.values()) >= 2, received
 
@@ -503,7 +503,7 @@ def test_a_version_is_not_kept_for_a_link_that_does_not_confirm_it() -> None:
     place.publish(1, MB)
     assert any(frame.kind == Kind.WEIGHTS for frame in end.read())
     place.publish(2, MB)
-    assert end.link.old_policy is None
+    assert end.link not in place.relay.old_policies()
     assert end.read() == [], "the next version waits for the confirmation"
     end.tell(Have(place.relay.incarnation, 1))
     assert any(frame.kind == Kind.WEIGHTS for frame in end.read())

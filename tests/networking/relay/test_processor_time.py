@@ -224,7 +224,7 @@ def test_samples_that_were_received_in_vain_are_charged(how: str) -> None:
         *wires, _ = cut(Kind.DATA, SAMPLES_HEAD.pack(0, 0, 0, 1, MB), [bytes(MB)], epoch=1, channel=0)
         end.write(b"".join(bytes(wire) for wire in wires))
     assert spooled or left(place, "certificate worker wolf")[0] == before
-    (stream,) = end.link.relay.streams.values()
+    (stream,) = place.relay.streams.values()
     if how == "closed":
         end.tell(CloseStream(0))
     elif how == "opened again":
@@ -399,7 +399,7 @@ def test_the_bytes_of_the_status_are_charged_although_its_requests_cost_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     price_s = 1_000 * STATUS_BYTE_S
-    monkeypatch.setattr("tmrl_core.networking.relay.connection.STATUS_BYTE_S", price_s)
+    monkeypatch.setattr("tmrl_core.networking.relay.core.STATUS_BYTE_S", price_s)
     place = Place()
     wolf, sent, now = End(place.relay, "trainer", "wolf", request="observer"), 0, 0.0
     paused = Paused(wolf)

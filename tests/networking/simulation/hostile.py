@@ -201,6 +201,7 @@ class StolenLink(Connection):
         self.channels: dict[int, Channel] = {}
         self.next_channel = 0
         self.wires: deque[Wire] = deque()
+        self.source = lambda: self.wires.popleft() if self.wires else None
 
     def _on_connected(self) -> None:
         self.send(self.hello)
@@ -247,9 +248,6 @@ class StolenLink(Connection):
             self.arriving = POLICY_HEAD.unpack_from(frame.payload)[:2]
         if frame.flags & LAST and self.confirms:
             self.send(Have(*self.arriving))
-
-    def _next_frame(self) -> Wire | None:
-        return self.wires.popleft() if self.wires else None
 
     def ping(self) -> None:
         """Send a heartbeat."""
@@ -341,7 +339,7 @@ class Thief:
         held = sum(map(_memory_of, streams))
         if held > OF_A_THIEF_BYTES:
             raise Violation(f"the streams of a thief hold {held} bytes of {OF_A_THIEF_BYTES}")
-        old = {link.old_policy.version: link.old_policy for link in links if link.old_policy is not None}
+        old = {policy.version: policy for link, policy in relay.old_policies().items() if link in links}
         sizes = sorted(policy.size for policy in old.values())
         if len(sizes) > 1 and sum(sizes) > settings.budget_bytes // 4 + sizes[-1]:
             raise Violation(f"a thief keeps {sum(sizes)} bytes of old policies; a quarter of {settings.budget_bytes}")

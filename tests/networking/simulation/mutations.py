@@ -277,10 +277,10 @@ def all_granted_at_once() -> Iterator[None]:
 def stalled_links_stay() -> Iterator[None]:
     """A link whose peer reads nothing stays."""
 
-    def nothing(self: RelayConnection, now: float) -> None:
-        self._checked_at = now
+    def nothing(self: RelayConnection, now: float, unused: int) -> None:
+        self.checked_at = now
 
-    with patch.object(RelayConnection, "_check_progress", nothing):
+    with patch.object(RelayConnection, "check_progress", nothing):
         yield
 
 

@@ -39,6 +39,7 @@ class Source(Connection):
     def __init__(self, messages: int) -> None:
         super().__init__(silent_s=10.0, heartbeat_s=1.0)
         self.messages, self.processor_s = messages, 0.0
+        self.source = self._next_frame
 
     def _next_frame(self) -> bytes | None:
         if not self.messages:

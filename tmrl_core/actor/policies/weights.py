@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from tmrl_core.actor.module import ActorModule
 from tmrl_core.errors import WeightsError
+from tmrl_core.storage import read_whole
+
+Actor = TypeVar("Actor", bound=ActorModule)
 
 SAFETENSORS_FORMAT = "safetensors"
 """Tag of weights in this format. Names, shapes and metadata of the arrays are checked on loading."""
@@ -67,6 +72,20 @@ def exploration_in(data: bytes) -> dict[str, float]:
         raise WeightsError(f"the exploration parameters beside the weights are {text!r:.100}: {exc}") from exc
 
 
+def load_file(path: str | Path, read: Callable[[bytes], Actor]) -> Actor:
+    """Return the actor that `read` makes of a file's weights, with the exploration parameters of the file.
+
+    Raises:
+        WeightsError: as `exploration_in` and `read`.
+    """
+    data = read_whole(path)
+    exploration = exploration_in(data)
+    actor = read(data)
+    if exploration:
+        actor.set_exploration(exploration)
+    return actor
+
+
 def _has_header(data: bytes) -> bool:
     """Tell whether these bytes begin as a safetensors file, and hold its whole header."""
     size = int.from_bytes(data[:8], "little")
@@ -97,52 +116,51 @@ def read_metadata(data: bytes) -> dict[str, str]:
     return {str(key): str(value) for key, value in metadata.items()}
 
 
-def check_shapes(
-    owner: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], advice: str
+ADVICE = "Trainer and worker must use the same environment and the same actor.kwargs."
+
+
+def check_weights(
+    owner: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    found_shapes: Mapping[str, tuple[int, ...]],
+    metadata: Mapping[str, str],
+    found_metadata: Mapping[str, str],
+    not_finite: Iterable[str],
+    advice: str = ADVICE,
 ) -> None:
-    """Reject weights whose names or shapes differ from the policy's.
+    """Reject weights that are not for a policy.
+
+    Args:
+        owner: name of the policy in messages.
+        shapes, found_shapes: of the policy's arrays and of those that came, by name.
+        metadata, found_metadata: settings that shapes do not show; they are compared where both sides have them.
+        not_finite: names of arrays that are not finite: actions would not be finite either.
+        advice: next step for weights of another shape.
 
     Raises:
         WeightsError: the message names the sizes of hidden layers, missing and unknown names, or both shapes of the
-            first difference.
+            first difference; the setting that differs; or an array that is not finite.
     """
+    if shapes != found_shapes:
+        raise WeightsError(f"the weights are not for {owner}: {_shape_difference(shapes, found_shapes)}. {advice}")
+    for key, value in metadata.items():
+        if found_metadata.get(key, value) != value:
+            found = found_metadata[key]
+            raise WeightsError(f"the weights are not for {owner}: their {key} is {found}, not {value}. {ADVICE}")
+    if first := next(iter(not_finite), None):
+        raise WeightsError(f"the weights for {owner} are not finite: {first} holds NaN or an infinite number")
+
+
+def _shape_difference(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
     for key, here, there in _other_sizes(expected, found):
-        raise WeightsError(f"the weights are not for {owner}: {key}: {here} here, {there} in them. {advice}")
+        return f"{key}: {here} here, {there} in them"
     missing = [name for name in expected if name not in found]
     unknown = sorted(name for name in found if name not in expected)
     if missing or unknown:
         parts = [f"{label} {', '.join(names)}" for label, names in (("without", missing), ("with", unknown)) if names]
-        raise WeightsError(f"the weights are not for {owner}: they come {' and '.join(parts)}. {advice}")
-    for name, shape in expected.items():
-        if tuple(found[name]) != tuple(shape):
-            raise WeightsError(
-                f"the weights are not for {owner}: {name} has the shape {tuple(found[name])}, "
-                f"the policy's has {tuple(shape)}. {advice}"
-            )
-
-
-def check_finite(owner: str, bad: Iterable[str]) -> None:
-    """Reject weights if any name is among those that are not finite: actions would not be finite either.
-
-    Raises:
-        WeightsError: `bad` is not empty.
-    """
-    if first := next(iter(bad), None):
-        raise WeightsError(f"the weights for {owner} are not finite: {first} holds NaN or an infinite number")
-
-
-ADVICE = "Trainer and worker must use the same environment and the same actor.kwargs."
-
-
-def check_metadata(owner: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Refuse weights that were trained for something that their shapes do not show.
-
-    Raises:
-        WeightsError: an entry of both differs.
-    """
-    for key, value in expected.items():
-        if key in found and found[key] != value:
-            raise WeightsError(f"the weights are not for {owner}: their {key} is {found[key]}, not {value}. {ADVICE}")
+        return f"they come {' and '.join(parts)}"
+    name = next(name for name in expected if found[name] != expected[name])
+    return f"{name} has the shape {found[name]}, the policy's has {expected[name]}"
 
 
 def describe(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> dict[str, Any]:

@@ -55,7 +55,8 @@ class EpisodeRule(Rule):
 
     def ended(self, in_order: bool) -> bool:
         """Log the episode, which is sent now."""
-        self._loop.log_episode(self._verbose)
+        if self._verbose:
+            self._loop.log_episode()
         return True
 
 
@@ -90,10 +91,10 @@ class AsynchronousRule(EpisodeRule):
 
     def between(self) -> None:
         """See `EpisodeRule`. An expert follows no directives. The first episode waits for nothing."""
-        if self._expert:
+        if self.episodes or self._expert:
             self.take()
-        elif self.episodes:
-            super().between()
+        if self.episodes and not self._expert:
+            self._loop.obey()
 
     def take(self) -> bool:
         """Load the latest policy, or discard it."""

@@ -162,8 +162,12 @@ class Collector(ABC):
             self.uplink.await_policy()
 
     def stop(self) -> None:
-        """End all episodes after the present step, permanently. Safe from any thread and signal handlers."""
+        """End all episodes after the present step, and all waits, permanently.
+
+        Safe from any thread and signal handlers.
+        """
         self._stopping = True
+        self.uplink.stop()
 
     @abstractmethod
     def close(self) -> None:

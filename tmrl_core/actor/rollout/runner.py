@@ -144,12 +144,12 @@ class PolicyRunner:
         self._weights += 1
         self._batch = actor if isinstance(actor, BatchActor) else None
         self._interval = actor.state_interval if isinstance(actor, RecurrentActor) else 0
-        first = {} if self._batch is None else self._batch.initial_state(1)
-        self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in first.items()}
-        if not self.carried.state_B:
-            self.reset_state()
+        if self._batch is not None:
+            first = self._batch.initial_state(1)
+            self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in first.items()}
+            if not self.carried.state_B:
+                self._reset_state(0)
         self.keeps_extras = self._batch is not None or type(actor).act_with_extras is not ActorModule.act_with_extras
-        self._bind()
 
     def seed(self, seed: int) -> None:
         """Seed the exploration, given the seed of the environment."""
@@ -159,11 +159,11 @@ class PolicyRunner:
 
     def reset(self, row: int = 0) -> None:
         """Begin an episode in a row."""
-        self.reset_state(row)
-        self._bind()
+        if self._batch is not None:
+            self._reset_state(row)
         self._actor.begin_episode()
 
-    def reset_state(self, row: int = 0) -> None:
+    def _reset_state(self, row: int) -> None:
         """Give a row the state of an episode's beginning; all rows if they have none yet."""
         state_B, ticks, weights = self.carried
         if self._batch is not None and (self._rows == 1 or not state_B):
@@ -218,7 +218,7 @@ class PolicyRunner:
             elif extras and self.keeps_extras:
                 action, more = self._actor.act_with_extras(obs, test=test)
             else:
-                action = (act or self._act)(obs, test)
+                action = (act or self._actor.act_)(obs, test)
         except (TmrlError, OSError, MemoryError):  # the last two are the machine's, and may pass
             raise
         except Exception as exc:
@@ -246,8 +246,16 @@ class PolicyRunner:
         Args:
             extras: as in `decide`.
         """
-        more = self._batch is not None or self.override is not None or (extras and self.keeps_extras)
-        return self._act if self._has_acted and not more else None
+        actor = self._actor
+        if (
+            not self._has_acted
+            or self._batch is not None
+            or self.override is not None
+            or (extras and self.keeps_extras)
+        ):
+            return None
+        # Saves one call per step for actors without preparation.
+        return actor.act if type(actor).act_ is ActorModule.act_ else actor.act_
 
     def check(self, action: Any) -> None:
         """Refuse an action that is not finite.
@@ -279,7 +287,7 @@ class PolicyRunner:
         blob = only_policy(policies)
         self.load(blob.format, blob.data)
         if exploration:
-            self.set_exploration(exploration)
+            self._actor.set_exploration(exploration)
 
     def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
         """Return the weights with the exploration parameters, for `load_file`."""
@@ -294,16 +302,7 @@ class PolicyRunner:
         exploration = exploration_in(data)
         self.actor = self._actor.from_bytes(data, self.device)
         if exploration:
-            self.set_exploration(exploration)
-
-    def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Explore with these parameters from now on."""
-        self._actor.set_exploration(parameters)
-
-    def _bind(self) -> None:
-        # Saves one call per step for actors without preparation.
-        actor = self._actor
-        self._act = actor.act if type(actor).act_ is ActorModule.act_ else actor.act_
+            self._actor.set_exploration(exploration)
 
     def _act_batch(self, observations: Sequence[Any], test: bool) -> list[Acted]:
         """Return of each row the action, the policy's extras, and the state before it, zeros between intervals."""

@@ -58,6 +58,9 @@ class Link:
         log: log of what other members cause; its summaries are written beside the connection.
     """
 
+    _hurries = False
+    """True: the work in `_serve` continues immediately while there is some."""
+
     def __init__(self, settings: LinkSettings, state: ClientState, identity: Identity | None, log: RemarkLog) -> None:
         self.settings = settings
         self._log = log
@@ -174,8 +177,10 @@ class Link:
             self._connected_line(line, time.monotonic())
         with self._changed:
             # Checked before waking a thread, because an unnecessary wake-up costs as much as a necessary one.
-            if self.closed or any(condition() for condition in self._waiting):
-                self._changed.notify_all()
+            for condition in self._waiting:
+                if self._closed or self._failure is not None or condition():
+                    self._changed.notify_all()
+                    break
         self._news.set()
 
     def _wake_thread(self) -> None:
@@ -194,23 +199,20 @@ class Link:
 
     # --- in the I/O thread ---
 
-    def _serve(self) -> bool:
-        """Do part of the submitted work. Return True if there was some."""
-        return False
-
     def _has_work(self) -> bool:
         """Return True if `_serve` has work to do now."""
         return False
 
-    def _is_urgent(self) -> bool:
-        """Return True if `_serve` should continue immediately instead of idling first."""
-        return False
+    def _serve(self) -> bool:
+        """Do part of the submitted work. Return True if there was some."""
+        return self._has_work()
 
     def _serve_and_rest(self) -> None:
         assert self._loop is not None
         if self._serve():
-            self._wake_driver()
-            if self._is_urgent():
+            if self._connection is not None:
+                self._connection.wake()
+            if self._hurries and self._has_work():
                 self._loop.call_soon(self._serve_and_rest)  # input that has arrived is handled in between
             else:
                 self._loop.call_later(_IDLE_TICK_S, self._serve_and_rest)
@@ -219,10 +221,6 @@ class Link:
             self._poked = False
         if self._has_work():  # submitted between the last check and the flag
             self._wake_thread()
-
-    def _wake_driver(self) -> None:
-        if self._connection is not None:
-            self._connection.wake()
 
     def _make_connection(self) -> Connection:
         raise TypeError("a subclass implements this")

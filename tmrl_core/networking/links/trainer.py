@@ -91,6 +91,8 @@ class TrainerLink(Link):
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
     """
 
+    _connection: TrainerConnection | None
+
     def __init__(
         self,
         settings: LinkSettings,
@@ -125,7 +127,8 @@ class TrainerLink(Link):
             seal=seal,
             hold=hold,
         )
-        self._trainer.inbox.cost_of = lambda payload: _cost(payload, cost_of(payload), settings.max_message_bytes)
+        self._trainer.inbox.cost_of = cost_of
+        self._trainer.inbox.max_message_bytes = settings.max_message_bytes
         self._trainer.on_remark = log.remark
         self.has_more = False
         self.on_time: Callable[[], float] | None = None
@@ -171,13 +174,13 @@ class TrainerLink(Link):
         with self._trainer.lock:
             return self._trainer.inbox.has_of_first(arrived)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until `receive` would return something.
+    def wait(self, timeout_s: float, condition: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until `receive` would return something, or a condition on what workers report is met.
 
         Raises:
             NetworkError: the Server refuses this trainer permanently.
         """
-        return self._wait(lambda: bool(self._trainer.inbox), timeout_s)
+        return self._wait(lambda: bool(self._trainer.inbox) or condition(), timeout_s)
 
     def acknowledge(self, received: Iterable[Received]) -> None:
         """Acknowledge messages that the memory has committed."""
@@ -229,7 +232,8 @@ class TrainerLink(Link):
             LocalProtocolError: workers could not decode the weights.
         """
         version = self._trainer.publish(PolicyUpdate((0, 0), dict(policies), dict(exploration or {})))
-        self._call(self._wake_driver)
+        if (connection := self._connection) is not None:
+            self._call(connection.wake)
         return version
 
     def direct(self, directive: Directive, stream: bytes | None = None) -> None:
@@ -244,7 +248,8 @@ class TrainerLink(Link):
         self._trainer.directives[stream] = directive
         if len(self._trainer.directives) > self._prune_above:
             self._prune_directives()
-        self._call(self._direct, stream)
+        if (connection := self._connection) is not None:  # otherwise the next one sends it
+            self._call(connection.direct, stream)
 
     def _prune_directives(self) -> None:
         """Remove the directives for streams that the trainer has forgotten. Streams that may return keep theirs."""
@@ -256,27 +261,17 @@ class TrainerLink(Link):
                     state.directives.pop(stream, None)
         self._prune_above = max(_MAX_DIRECTIVES, 2 * len(state.directives))
 
-    def _direct(self, stream: bytes | None) -> None:
-        if isinstance(self._connection, TrainerConnection):
-            self._connection.direct(stream)
-
     def report(self, progress: Progress) -> None:
         """Send the trainer's progress to all workers."""
         if progress != self._trainer.progress:
             self._trainer.progress = progress
-            self._call(self._report)
-
-    def _report(self) -> None:
-        if isinstance(self._connection, TrainerConnection):
-            self._connection.report()
+            if (connection := self._connection) is not None:
+                self._call(connection.report)
 
     def announce(self) -> None:
         """Send the run card again, because the certificate was renewed."""
-        self._call(self._announce)
-
-    def _announce(self) -> None:
-        if isinstance(self._connection, TrainerConnection):
-            self._connection.announce()
+        if (connection := self._connection) is not None:
+            self._call(connection.announce)
 
     # --- state ---
 
@@ -348,25 +343,23 @@ class TrainerLink(Link):
         if self.on_time is not None and self._loop is not None:
             self._loop.call_later(self.on_time(), self._call_on_time)
 
-    def _serve(self) -> bool:
+    def _has_work(self) -> bool:
         # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them
         # in batches.
-        return self._has_work()
-
-    def _has_work(self) -> bool:
         return bool(self._trainer.to_acknowledge) and self.connected
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Send pending acknowledgements, weights and directives, then close the link."""
         deadline = time.monotonic() + timeout_s
         while not self.closed and self.connected and not self._all_sent() and time.monotonic() < deadline:
-            self._call(self._wake_driver)
+            if (connection := self._connection) is not None:
+                self._call(connection.wake)
             self._wait(self._all_sent, 0.02)
         self._stop_thread()
 
     def _all_sent(self) -> bool:
         connection = self._connection
-        return not isinstance(connection, TrainerConnection) or connection.all_sent
+        return connection is None or connection.all_sent
 
     def _make_connection(self) -> Connection:
         settings = self.settings
@@ -376,11 +369,6 @@ class TrainerLink(Link):
             heartbeat_s=settings.heartbeat_s,
             greeting_s=settings.connect_timeout_s,
         )
-
-
-def _cost(payload: memoryview, stated_bytes: int, max_bytes: int) -> int:
-    """Return the cost of a message for the inbox. One that states too many bytes is refused unread."""
-    return stated_bytes if stated_bytes <= max_bytes else len(payload)
 
 
 def _stored_reason(reason: str) -> str:

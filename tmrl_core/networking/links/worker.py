@@ -125,6 +125,9 @@ class WorkerLink(Link):
         ConfigError, CredentialsError: the settings demand authentication that is not possible here.
     """
 
+    _connection: WorkerConnection | None
+    _hurries = True
+
     def __init__(
         self,
         settings: LinkSettings,
@@ -185,14 +188,21 @@ class WorkerLink(Link):
         self.expert = False
         """True: this worker is an expert, whose policy is not the trainer's."""
         self._handed: deque[_Handed] = deque()
-        self._handed_bytes = 0
+        self._handed_bytes = self._handed_samples = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
         self._joined = 0
         """Number of passed items that are in `_pieces`."""
         self._singly = 0
         """Number of next items that are encoded separately, because one of them cannot be encoded."""
         self._policy: tuple[Version, bytes | memoryview] | None = None
-        self._versions_published = 0
+        self.versions_published = 0
+        """Number of versions published up to the newest policy that arrived, skipped versions included."""
+        self.directive = Directive()
+        """The trainer's current directive for this worker."""
+        self.progress = Progress()
+        """The trainer's counters."""
+        self.place = 0
+        """Number of this worker among those of the same label, which stays the same; 0: it is the first, so far."""
         self._has_dropped = 0
         """Number of dropped messages that `_warn_of_drops` has seen."""
         self._warned_of_drops = False
@@ -256,11 +266,8 @@ class WorkerLink(Link):
         """
         self.check()
         last = len(chunks) - 1
-        items = [_Handed(chunk, tuple(records) if i == last else (), chunk.nbytes) for i, chunk in enumerate(chunks)]
-        if not items and records:
-            items = [_Handed(None, tuple(records), 0)]
-        for item in items:
-            size = item.size
+        for i, chunk in enumerate(chunks or ((None,) if records else ())):
+            size = chunk.nbytes if chunk is not None else 0
             # When the queue is full, wait for more space than this item needs, because a wake-up for each item is
             # expensive.
             if not (
@@ -270,8 +277,9 @@ class WorkerLink(Link):
             ):
                 raise LinkClosedError("samples were not queued: the link was closed, or no space became free in time")
             with self._changed:
-                self._handed.append(item)
+                self._handed.append(_Handed(chunk, tuple(records) if i >= last else (), size))
                 self._handed_bytes += size
+                self._handed_samples += chunk.rows if chunk is not None else 0
             self._wake_thread()  # after every call, because the next call may wait for these samples
 
     def _has_room(self, size: int) -> bool:
@@ -281,9 +289,6 @@ class WorkerLink(Link):
     def _has_work(self) -> bool:
         # Without dropping, encoding far ahead has no benefit and doubles the memory.
         return bool(self._handed) and (self._drop_oldest or self._sender.unsent_bytes < _AHEAD_BYTES)
-
-    def _is_urgent(self) -> bool:
-        return self._has_work()
 
     def _serve(self) -> bool:
         encoded = 0
@@ -383,7 +388,9 @@ class WorkerLink(Link):
         self._pieces = None
         with self._changed:
             for _ in range(self._joined):
-                self._handed_bytes -= self._handed.popleft().size
+                chunk, _, size = self._handed.popleft()
+                self._handed_bytes -= size
+                self._handed_samples -= chunk.rows if chunk is not None else 0
         self._on_change()
 
     def _encoded(
@@ -415,11 +422,13 @@ class WorkerLink(Link):
         return True
 
     def _notify(self) -> None:
-        if self._worker.policy is not None:
+        worker = self._worker
+        self.directive, self.progress, self.place = worker.directive, worker.progress, worker.place
+        if worker.policy is not None:
             with self._changed:
-                self._policy, self._worker.policy = self._worker.policy, None
-                self._versions_published = self._worker.versions_published
-        refusal = self._worker.directive.refusal
+                self._policy, worker.policy = worker.policy, None
+                self.versions_published = worker.versions_published
+        refusal = worker.directive.refusal
         if refusal and self._is_new(refusal):
             logger.warning("the trainer uses no samples of this worker: %s (logged once)", plain(refusal))
         if self._warned_of_drops and self._sender.held_messages == 0:
@@ -511,51 +520,28 @@ class WorkerLink(Link):
         """End the present or the next call of `wait_change`. It takes no lock, so a signal handler may call it."""
         self._call(self._news.set)
 
-    @property
-    def versions_published(self) -> int:
-        """Number of versions published up to the newest policy that arrived, skipped versions included."""
-        return self._versions_published
-
-    @property
-    def place(self) -> int:
-        """Number of this worker among those of the same label, which stays the same; 0: it is the first, so far."""
-        return self._worker.place
-
     def say_waits(self, text: str) -> None:
         """Send the trainer this worker's wait reason; empty: it collects again."""
         if text != self._worker.waits:
             self._worker.waits = text
-            self._call(self._say_waits)
+            if (connection := self._connection) is not None:  # otherwise the next one tells it
+                self._call(connection.say_waits)
 
     @property
     def waits(self) -> str:
         """Return this worker's wait reason; empty while it collects."""
         return self._worker.waits
 
-    def _say_waits(self) -> None:
-        if isinstance(self._connection, WorkerConnection):
-            self._connection.say_waits()
-
-    @property
-    def directive(self) -> Directive:
-        """Return the trainer's current directive for this worker."""
-        return self._worker.directive
-
-    @property
-    def progress(self) -> Progress:
-        """Return the trainer's counters."""
-        return self._worker.progress
-
     @property
     def finished(self) -> bool:
         """Return True if the trainer has announced the end of the run."""
-        return self._worker.directive.finish
+        return self.directive.finish
 
     @property
     def counts(self) -> WorkerCounts:
         """Return the counters of this worker's stream."""
         sender, seal = self._sender, self._worker.seal
-        handed = sum(item.chunk.rows for item in list(self._handed) if item.chunk is not None)
+        handed = self._handed_samples
         return WorkerCounts(
             sender.samples_offered + handed,
             sender.samples_acked,
@@ -574,11 +560,12 @@ class WorkerLink(Link):
         """Drain and close: wait up to `drain_timeout_s` for acknowledgements, then close the link."""
         if drain and not self.closed and self._thread is not None:
             self._worker.ending = True
-            self._call(self._hand_over)
+            if (connection := self._connection) is not None:
+                self._call(connection.hand_over)
             with contextlib.suppress(TmrlError):
                 self._wait(self._drained, self.drain_timeout_s)
-            if self._drained():
-                self._call(self._end_streams)
+            if self._drained() and (connection := self._connection) is not None:
+                self._call(connection.end_streams)
         self._stop_thread()
         kept = self._keep_rest()
         counts = self.counts
@@ -596,9 +583,12 @@ class WorkerLink(Link):
         self._call(self._close_later, time.monotonic() + self.drain_timeout_s)
 
     def _close_later(self, deadline: float) -> None:
-        self._hand_over()
+        connection = self._connection
+        if connection is not None:
+            connection.hand_over()
         if self._drained():
-            self._end_streams()
+            if connection is not None:
+                connection.end_streams()
         elif time.monotonic() < deadline and self._loop is not None:
             self._loop.call_later(_DRAIN_CHECK_S, self._close_later, deadline)
             return
@@ -636,14 +626,6 @@ class WorkerLink(Link):
 
     def _drained(self) -> bool:
         return not self._handed and self._sender.settled
-
-    def _hand_over(self) -> None:
-        if isinstance(self._connection, WorkerConnection):
-            self._connection.hand_over()
-
-    def _end_streams(self) -> None:
-        if isinstance(self._connection, WorkerConnection) and self.connected:
-            self._connection.end_streams()
 
     def _make_connection(self) -> Connection:
         settings = self.settings

@@ -49,11 +49,15 @@ class Identity(NamedTuple):
         return text if self.name is None else f"{self.name}: {text}"
 
 
+def _no_frame() -> None:
+    return None
+
+
 class Connection:
     """The common part of both sides of a link.
 
-    Subclasses implement `_on_connected`, `_on_control`, `_on_frame`, `_next_frame` and `_on_closed`, and list in
-    `LEGAL` the messages that each state allows.
+    Subclasses implement `_on_connected`, `_on_control`, `_on_frame` and `_on_closed`, set `source`, and list in `LEGAL`
+    the messages that each state allows.
 
     Args:
         silent_s: seconds without a byte from the other side after which the link is dead.
@@ -85,6 +89,8 @@ class Connection:
         """Called once, when the other side is authenticated."""
         self.pause: Callable[[float], None] = lambda seconds: None
         """Ask the transport to read nothing for some seconds; 0: until other links were read."""
+        self.source: Callable[[], bytes | bytearray | memoryview | Wire | None] = _no_frame
+        """Returns the next frame of data to send; None: nothing now."""
         self.frames_in = 0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -170,7 +176,7 @@ class Connection:
         if not self.closing and self.state != "greeting":
             frames = 0
             while size + frames * _FRAME_BYTES < SEND_BYTES:
-                data = self._next_frame()
+                data = self.source()
                 if data is None:
                     break
                 frames += 1
@@ -300,7 +306,12 @@ class Connection:
         self.wake()
 
     def _control_frame(self, frame: Frame) -> None:
-        message = decode_control(frame.payload)
+        try:
+            message = decode_control(frame.payload)
+        except RemoteProtocolError:
+            if self._on_unreadable(frame.payload):
+                return
+            raise
         if isinstance(message, Bye):
             self._fail(None)
         elif isinstance(message, Refused):
@@ -319,13 +330,13 @@ class Connection:
         """Handle a control message that is legal in this state."""
         raise RemoteProtocolError(f"{type(message).__name__} is not expected here")
 
+    def _on_unreadable(self, payload: memoryview) -> bool:
+        """Handle an unreadable control message. Return False if it is a violation of the protocol."""
+        return False
+
     def _on_frame(self, frame: Frame) -> None:
         """Handle a DATA or WEIGHTS frame."""
         raise RemoteProtocolError(f"a frame of kind {frame.kind} is not expected here")
-
-    def _next_frame(self) -> bytes | bytearray | memoryview | Wire | None:
-        """Return the next frame of data; None: nothing now."""
-        return None
 
     def _on_closed(self) -> None:
         """Handle the end of the transport; called once."""

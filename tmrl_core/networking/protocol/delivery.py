@@ -235,7 +235,8 @@ class StreamSender:
         self._current: HeldMessage | None = None
         self._cutter: Iterator[Wire] | None = None
         self._current_sent = 0
-        self._active = False
+        self.active = False
+        """True: a trainer accepts this stream's messages now."""
         self._epoch = 0
         self._channel = 0
         self._sent_bytes = 0
@@ -423,9 +424,7 @@ class StreamSender:
         return sum(one.samples for one in held if one.place is not None and one.number >= self._stored)
 
     def _load(self, message: HeldMessage) -> Body | None:
-        """Return the body of a message; None: the store has lost it."""
-        if message.body is not None:
-            return message.body
+        """Return the body of a message that is in the store; None: the store has lost it."""
         assert self._store is not None
         try:
             return self._store.load(message.place)
@@ -489,12 +488,12 @@ class StreamSender:
         self._sent_bytes = 0
         self._limit = credit
         self._wanted = 0
-        self._active = True
+        self.active = True
 
     def halt(self) -> None:
         """Stop sending until the next resume, because there is no trainer."""
         self._stop_sending()
-        self._active = False
+        self.active = False
 
     def _stop_sending(self) -> None:
         if self._current is not None:
@@ -505,13 +504,8 @@ class StreamSender:
         self._covered_bytes = 0
 
     @property
-    def active(self) -> bool:
-        """Return True if a trainer accepts this stream's messages now."""
-        return self._active
-
-    @property
     def _may_send(self) -> bool:
-        return self._active and (self._sealer is None or self._sealer.can_seal)
+        return self.active and (self._sealer is None or self._sealer.can_seal)
 
     def on_ack(self, ack: Ack) -> None:
         """Release every message below `ack.next`, which are all committed or refused. Ignore a forged acknowledgement.
@@ -562,7 +556,7 @@ class StreamSender:
             message = self._queue[0]
             if self._sent_bytes + message.size > self._limit:
                 return None
-            body = self._load(message)
+            body = message.body if message.body is not None else self._load(message)
             if body is None:
                 self._drop_one(0)
                 continue
@@ -623,7 +617,7 @@ class StreamSender:
 
         The credit counts as sent, so that no counter decreases and messages in flight stay valid.
         """
-        if not self._active or self._queue or self._current is not None or self._limit < self._wanted:
+        if not self.active or self._queue or self._current is not None or self._limit < self._wanted:
             return None
         size = self._wanted - self._sent_bytes
         if size <= 0:
@@ -698,7 +692,8 @@ class StreamReceiver:
         self._head: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
         self._size = 0
         self._skip_body = False
-        self._in_message = False
+        self.in_message = False
+        """True: the rest of a message is expected."""
         self._ignored_epoch: int | None = None
 
     @property
@@ -710,11 +705,6 @@ class StreamReceiver:
         """Repeat these refusals with the next acknowledgement; otherwise their messages would count as committed."""
         self._refused_lately.extend((number, reason) for number, reason in refusals if number < self.offset.next_number)
 
-    @property
-    def in_message(self) -> bool:
-        """True: the rest of a message is expected."""
-        return self._in_message
-
     def attach(self) -> int:
         """Attach the stream to a link and discard its incomplete message. Return the number to resume from."""
         self.abandon()
@@ -725,7 +715,7 @@ class StreamReceiver:
     def abandon(self) -> None:
         """Discard the incomplete message, and release its memory."""
         self._body = None
-        self._in_message = False
+        self.in_message = False
 
     def _tell_again(self) -> None:
         """Repeat the last acknowledgement: the worker may not have received it, and ignores a duplicate."""
@@ -759,13 +749,13 @@ class StreamReceiver:
                 self._ignored_epoch = frame.epoch
                 self.abandon()
                 return None, True
-            self._in_message = True
+            self.in_message = True
             self._skip_body = number < self.next_number
             self._body = None if self._skip_body else self._bodies.take(length)
             self._filled = 0
             self._size = 0
             payload = payload[SAMPLES_HEAD.size :]
-        elif not self._in_message:
+        elif not self.in_message:
             raise RemoteProtocolError("a message was continued without a beginning")
         number, floor, position, samples, length = self._head
         end = self._filled + len(payload)
@@ -779,7 +769,7 @@ class StreamReceiver:
             return None, False
         if end != length:
             raise RemoteProtocolError(f"a message announced {length} bytes and has {end}")
-        self._in_message = False
+        self.in_message = False
         body, self._body = self._body, None
         if body is None:
             self.duplicates += 1

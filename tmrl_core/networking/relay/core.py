@@ -12,16 +12,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.connection import Authenticate
+from tmrl_core.networking.protocol.framing import FIRST, Frame, Kind
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    MAX_BODY_BYTES,
     MAX_CARD_BYTES,
+    MAX_COUNT,
     MAX_NAME_CHARACTERS,
     MAX_NUMBER,
     MAX_WAITS_CHARACTERS,
@@ -29,31 +32,52 @@ from tmrl_core.networking.protocol.messages import (
     SUPPORTED_VERSIONS,
     Ack,
     Announce,
+    CloseStream,
+    Control,
+    Credit,
     Direct,
+    Echo,
+    Forged,
     Halt,
+    HandOver,
+    Have,
     Hello,
     Lateness,
     Notice,
     OpenStream,
     Place,
+    Probe,
     Report,
     Resume,
+    StatusPage,
+    StatusRequest,
     StreamClosed,
     StreamOpened,
+    Unused,
     Version,
     Waits,
+    Want,
     Welcome,
     negotiate,
     plain,
+    versions_of,
 )
-from tmrl_core.networking.relay.connection import RelayConnection
+from tmrl_core.networking.relay.connection import REGISTERED, RelayConnection
 from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.id_registry import IdRegistry
 from tmrl_core.networking.relay.membership_log import MembershipLog
 from tmrl_core.networking.relay.places import Places
 from tmrl_core.networking.relay.policies import Policies, Policy
 from tmrl_core.networking.relay.probes import Probes
-from tmrl_core.networking.relay.processor_time import ProcessorTime
+from tmrl_core.networking.relay.processor_time import (
+    PAUSE_S,
+    SIGNATURE_BYTE_S,
+    STATUS_BYTE_S,
+    STREAM_S,
+    WAITS_BYTE_S,
+    WAITS_S,
+    ProcessorTime,
+)
 from tmrl_core.networking.relay.sent_weights import SentWeights
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spooling import SpoolHandoff
@@ -77,6 +101,20 @@ _MOST_RAISES = 16
 """Number of times that workers of one identity may report a higher incarnation than the linked trainer's.
 
 Each such report makes the trainer publish again. After a restart of the Server, one report is normal."""
+
+
+_BEHIND_PAUSE_S = 0.5
+"""Time for which nothing is read from links that hand over faster than the spool stores."""
+
+
+def _pause(links: Iterable[RelayConnection], seconds: float) -> None:
+    """Read nothing from these links for some seconds.
+
+    The transport resumes them in this order, and the first that is read may be followed by another pause of all. So the
+    one that was read longest ago comes first, or the others would never be read.
+    """
+    for link in sorted(links, key=lambda link: link.read_at):
+        link.pause(seconds)
 
 
 class Relay:
@@ -119,6 +157,8 @@ class Relay:
         self.snapshots = Snapshots(self)
         self.process: Callable[[], Mapping[str, Any]] = dict
         """Return facts about the process for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
+        self.unfinished = False
+        """True: `Flow.grant` left requests for its next call, which should come soon."""
         self.signed_revocations: Callable[[], bytes] = bytes
         """Return the list of revoked certificates with the CA's signature, for workers and the trainer; empty: none."""
         self.streams: dict[bytes, RelayStream] = {}
@@ -151,9 +191,182 @@ class Relay:
         """Return a new connection for a transport to drive."""
         return RelayConnection(self)
 
+    # --- events of the links ---
+
+    def message(self, link: RelayConnection, message: Control) -> None:
+        """Handle a message that is legal in the link's state.
+
+        Raises:
+            RemoteProtocolError: its content is not allowed.
+        """
+        match message:
+            case Want():
+                self.flow.want(link, message)
+            case Ack():
+                self._forward_ack(message)
+            case Credit():
+                self.flow.trainer_credit(message)
+            case Have():
+                if (message.incarnation, message.counter) == link.sent:
+                    link.have, link.sent = link.sent, None
+                    link.wake()
+            case Report():
+                self._report = message
+                for worker in self._workers_of_run():
+                    worker.put("report", message)
+            case Direct():
+                self._direct(message)
+            case Waits():
+                stream = link.stream(message.channel)
+                stream.waits = plain(message.text, MAX_WAITS_CHARACTERS)
+                link.trainer_s += WAITS_S + len(stream.waits.encode()) * WAITS_BYTE_S
+                self._send_wait_reason(stream)
+            case Lateness():
+                stream = link.stream(message.channel)
+                stream.lateness = message
+                link.trainer_s += WAITS_S
+                self._send_lateness(stream)
+            case Unused():
+                self.flow.unused(link, message)
+            case Resume():
+                self._resume(message)
+            case Halt():
+                self._halt_stream(message)
+            case OpenStream():
+                if link.opened or link.identity.role is not None:  # a fleet with one token connects again together
+                    link.trainer_s += STREAM_S + len(message.signature) * SIGNATURE_BYTE_S
+                link.opened = True
+                self.open_stream(link, message)
+            case CloseStream():
+                self._close_stream(link.stream(message.channel))
+            case HandOver():
+                self.spool_handoff.begin(link, message.channel)
+            case Place():
+                if link.has_kept:
+                    raise RemoteProtocolError("it has told its number already")
+                link.has_kept = True
+                if message.number not in self._places_of(link):
+                    link.place = message.number
+            case Announce():
+                self._announce(link, message)
+            case Forged():
+                link.forged = min(message.count, MAX_COUNT)
+                link.outdated = min(message.outdated, MAX_COUNT)
+            case StatusRequest():
+                self._show(link, message.page)
+            case Echo():
+                link.echoes.take(message)
+                link.wake()
+            case Hello():
+                self._accept_hello(link, message)
+                link.admitted()
+                if link.state in REGISTERED:
+                    self.membership_log.joined(link, link.now)
+            case Probe():
+                self.probes.accept(link, message, link.now)
+                link.admitted()
+
+    def other_version(self, link: RelayConnection, greeting: memoryview) -> bool:
+        """Refuse a peer whose first message is unreadable, if it speaks only other versions. False: it does not."""
+        # A message of another protocol version may be unreadable, but its version number never is.
+        versions = versions_of(greeting)
+        if not versions or negotiate(versions, self.versions) is not None:
+            return False
+        self.refuse_versions(link, versions)
+        return True
+
+    def _take_policy(self, link: RelayConnection, frame: Frame) -> None:
+        """Handle a frame of the trainer's policy."""
+        policy = self.policies.take(frame, self.trainer_incarnation)
+        if policy.whole:
+            link.put("have", Have(*policy.version))
+        if policy.whole or frame.flags & FIRST:
+            self.limit_old_policies()
+        if not policy.abandoned:
+            self.notify_policy()
+
+    def next_policy(self, link: RelayConnection) -> Policy | None:
+        """Return the version that a worker's link begins to send; None: nothing is to be sent, or not yet."""
+        policy = self.policies.version_for(link.run, link.have)
+        if policy is None or link.identity.role is None:  # a fleet may share a token
+            return policy
+        wait_s = self.sent_weights.wait_s(link.principal, policy.version, policy.size, link.now)
+        link.policy_due = link.now + wait_s if wait_s else float("inf")
+        return None if wait_s else policy
+
+    def charge(self, link: RelayConnection, seconds: float, now: float) -> None:
+        """Charge processor time to the link's principal, and read its links slowly if it has used up its share."""
+        time_of, principal = self.processor_time, link.principal
+        pause_s = time_of.charge(principal, seconds, now, link.trainer_s)
+        link.trainer_s = 0.0
+        if link.closing:
+            return
+        if pause_s:
+            everyone = (*self.workers.values(), *self.observers, *self.probes.places)
+            links = [one for one in everyone if one.principal == principal]
+            time_of.charge(principal, PAUSE_S * len(links), now)
+            _pause(links, pause_s)
+            if time_of.should_log(principal, now):
+                self.membership_log.slowed(link)
+        if link.hands_over and self.spool_handoff.is_behind(principal):
+            links = [one for one in self.workers.values() if one.principal == principal and one.hands_over]
+            _pause(links, max(pause_s, _BEHIND_PAUSE_S))
+
+    def overspent(self, link: RelayConnection) -> bool:
+        """Return True if the link's principal has used more processor time than its share."""
+        return self.processor_time.overspent(link.principal, link.now)
+
+    def passed(self, link: RelayConnection, now: float) -> None:
+        """Handle the passing of time; send the trainer the size of the queues."""
+        if self.unfinished:
+            self.flow.grant()
+        if link.state not in REGISTERED or link.closing:
+            return
+        if now >= link.checked_at + link.heartbeat_s:
+            unused = sum(map(self.flow.unused_credit, link.streams.values())) if self.flow.waiting else 0
+            link.check_progress(now, unused)
+        if not link.closing:
+            link.tell_revocations(self.signed_revocations())
+        if link is self.trainer and now - link.noticed_at >= link.heartbeat_s:
+            link.noticed_at = now
+            self.notice()
+
+    def left(self, link: RelayConnection, reason: object) -> None:
+        """Remove a link, although its transport may still be open."""
+        if link.state in REGISTERED:
+            self.membership_log.left(link, reason, link.now)
+        if link.state == "worker":
+            self.worker_left(link)
+        elif link is self.trainer:
+            self._trainer_left(link)
+        elif link.state == "probe":
+            self.probes.places.discard(link)
+        elif link.state == "observer":
+            self.observers.discard(link)
+
+    def misused(self, link: RelayConnection, reason: str) -> None:
+        """Count a violation of the protocol."""
+        self.protocol_errors += 1
+        self.on_refused(link.identity.address, reason)
+
+    def _show(self, link: RelayConnection, page: int) -> None:
+        """Send an observer one page at a time, so that little data waits for a slow observer."""
+        if link.unread_bytes > MAX_BODY_BYTES:
+            raise RemoteProtocolError("status pages are requested faster than they are read")
+        if page == 0:
+            link.snapshot = self.snapshots.take(link.now)
+        pages = -(-len(link.snapshot) // MAX_BODY_BYTES)
+        if page >= pages:
+            raise RemoteProtocolError(f"there is no page {page} of {pages}")
+        body = link.snapshot[page * MAX_BODY_BYTES : (page + 1) * MAX_BODY_BYTES]
+        if page == pages - 1:
+            link.snapshot = b""
+        link.answers_s += len(body) * STATUS_BYTE_S
+        link.send(StatusPage(page, pages, body))
+
     # --- admission ---
 
-    def accept_hello(self, connection: RelayConnection, hello: Hello) -> None:
+    def _accept_hello(self, connection: RelayConnection, hello: Hello) -> None:
         """Answer a `Hello`: admit the peer, or refuse it with the reason."""
         version = negotiate(hello.versions, self.versions)
         if version is None:
@@ -234,7 +447,7 @@ class Relay:
             )
         )
         if connection.state != "observer":
-            connection.tell_revocations()
+            connection.tell_revocations(self.signed_revocations())
             connection.flush("revoked")  # before any stream
 
     def no_place_for(self, role: str) -> str:
@@ -271,7 +484,8 @@ class Relay:
         taken = self._places_of(connection)
         connection.place = next(place for place in itertools.count(1) if place not in taken)
         self.workers[hello.peer] = connection
-        connection.state = "worker"
+        connection.state, connection.takes = "worker", Kind.DATA
+        connection.sink, connection.source = self.flow.frame, connection.next_policy_frame
         connection.have = hello.have
         connection.claimed = hello.incarnation
         self._welcome(connection, self.incarnation)
@@ -301,11 +515,6 @@ class Relay:
         taken = {one.name for one in self.workers.values() if one.principal == principal}
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         return next(label for label in numbered if label not in taken) if name and name in taken else name
-
-    def keep_place(self, connection: RelayConnection, place: int) -> None:
-        """Note the number that a worker has kept since an earlier link, unless another one has it."""
-        if place not in self._places_of(connection):
-            connection.place = place
 
     def _places_of(self, connection: RelayConnection) -> set[int]:
         """Return the numbers of the linked workers of a worker's run and label. Those of all credentials count."""
@@ -340,7 +549,8 @@ class Relay:
         self.limit_old_policies()
         self.trainer = connection
         self.flow.trainer_came()
-        connection.state = "trainer"
+        connection.state, connection.takes = "trainer", Kind.WEIGHTS
+        connection.sink, connection.source = self._take_policy, self.flow.next_frame
         connection.unanswered = 1  # the welcome has an incarnation
         self._welcome(connection, self.incarnation)
         for stream in self.streams.values():
@@ -440,9 +650,8 @@ class Relay:
             owners.add(kept.info.principal)
         return owners
 
-    def close_stream(self, connection: RelayConnection, channel: int) -> None:
+    def _close_stream(self, stream: RelayStream) -> None:
         """Close a stream that has ended in order."""
-        stream = connection.stream(channel)
         self._detach(stream)
         stream.ended = True
         self.spool_handoff.ended(stream)
@@ -488,10 +697,8 @@ class Relay:
         self.flow.grant()
         self.notice()
 
-    def trainer_left(self, connection: RelayConnection) -> None:
+    def _trainer_left(self, connection: RelayConnection) -> None:
         """Handle the end of the trainer's link: workers keep all messages until the next resume."""
-        if self.trainer is not connection:
-            return
         if self._direct_all is not None and self._direct_all.lasting:
             self._lasting[connection.run] = self._direct_all
             if len(self._lasting) > _MAX_RUNS:
@@ -521,7 +728,7 @@ class Relay:
 
     # --- samples ---
 
-    def resume(self, message: Resume) -> None:
+    def _resume(self, message: Resume) -> None:
         """Resume a stream from the message that the trainer names."""
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None or (stream.worker is None and self.spool_handoff.kept(stream) is None):
@@ -540,7 +747,7 @@ class Relay:
         if stream.replay is not None:
             self.flow.take_turns(stream)
 
-    def halt(self, message: Halt) -> None:
+    def _halt_stream(self, message: Halt) -> None:
         """Halt a stream that the linked trainer cannot take. As without a trainer, its worker may hand it over."""
         stream = self._by_trainer_channel.pop(message.channel, None)
         if stream is None:
@@ -552,21 +759,9 @@ class Relay:
             self.flow.void(stream)
             stream.worker.send(Halt(stream.channel, message.reason))
 
-    def waits(self, connection: RelayConnection, message: Waits) -> None:
-        """Record a worker's wait reason, a last value for the trainer."""
-        stream = connection.stream(message.channel)
-        stream.waits = plain(message.text, MAX_WAITS_CHARACTERS)
-        self._send_wait_reason(stream)
-
     def _send_wait_reason(self, stream: RelayStream) -> None:
         if self.trainer is not None and stream.trainer_channel:
             self.trainer.put(("waits", stream.trainer_channel), Waits(stream.trainer_channel, stream.waits))
-
-    def lateness(self, connection: RelayConnection, message: Lateness) -> None:
-        """Record the lateness of a worker's steps, a last value for the trainer."""
-        stream = connection.stream(message.channel)
-        stream.lateness = message
-        self._send_lateness(stream)
 
     def _send_lateness(self, stream: RelayStream) -> None:
         trainer, message, channel = self.trainer, stream.lateness, stream.trainer_channel
@@ -575,7 +770,7 @@ class Relay:
 
     # --- messages of the trainer ---
 
-    def forward_ack(self, message: Ack) -> None:
+    def _forward_ack(self, message: Ack) -> None:
         """Forward the trainer's acknowledgement of a stream's messages."""
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None:
@@ -591,7 +786,7 @@ class Relay:
         """Return the incarnation whose policies the linked trainer may publish."""
         return self.incarnation if self._announced is None else self._announced.incarnation
 
-    def announce(self, connection: RelayConnection, message: Announce) -> None:
+    def _announce(self, connection: RelayConnection, message: Announce) -> None:
         """Send the card of the linked trainer, which has chosen its incarnation, to every worker of its run."""
         if not connection.announces:
             raise RemoteProtocolError("a trainer that does not choose its incarnation has announced one")
@@ -639,13 +834,7 @@ class Relay:
         card = self._cards.get(run)
         return b"" if card is None else card.body
 
-    def report(self, message: Report) -> None:
-        """Send the trainer's counters to every worker of its run."""
-        self._report = message
-        for worker in self._workers_of_run():
-            worker.put("report", message)
-
-    def direct(self, message: Direct) -> None:
+    def _direct(self, message: Direct) -> None:
         """Send a directive to the worker of one stream, or to all workers of the run."""
         if message.channel == ALL_CHANNELS:
             self._direct_all = message
@@ -665,6 +854,12 @@ class Relay:
         for worker in self._workers_of_run():
             worker.wake()
 
+    def old_policies(self) -> dict[RelayConnection, Policy]:
+        """Return the versions that links still send and that are not the latest: memory that is kept for them alone."""
+        new = (self.policies.latest, self.policies.arriving)
+        links = self.workers.values()
+        return {link: link.policy for link in links if link.policy is not None and link.policy not in new}
+
     def limit_old_policies(self) -> None:
         """Limit the memory of versions that only slow links still send, for each owner of such links.
 
@@ -672,11 +867,10 @@ class Relay:
 
         The oldest transfer always goes on, so that a slow link receives a version however often new ones come.
         """
+        links = self.old_policies()
         old: dict[str, dict[Version, Policy]] = {}
-        links = [(worker, worker.old_policy) for worker in self.workers.values()]
-        for worker, policy in links:
-            if policy is not None:
-                old.setdefault(worker.principal, {})[policy.version] = policy
+        for worker, policy in links.items():
+            old.setdefault(worker.principal, {})[policy.version] = policy
         dropped: set[tuple[str, Version]] = set()
         for principal, versions in old.items():
             room = self.settings.budget_bytes // 4
@@ -684,8 +878,8 @@ class Relay:
                 room -= versions[version].size
                 if room < 0 and index:
                     dropped.add((principal, version))
-        for worker, policy in links:
-            if policy is not None and (worker.principal, policy.version) in dropped:
+        for worker, policy in links.items():
+            if (worker.principal, policy.version) in dropped:
                 worker.send_latest_policy()
 
     def notice(self) -> None:

@@ -87,8 +87,6 @@ class Flow:
         """Standing credit of all streams."""
         self._waiting = False
         """True: a principal was refused credit at the last check."""
-        self.unfinished = False
-        """True: `grant` left requests for its next call, which should come soon."""
         self._short_bytes = 0
         """Bytes that the first waiting stream was short of at the last check. Until that many are released, no check is
         needed."""
@@ -150,9 +148,10 @@ class Flow:
 
     def _renew_standing(self, stream: RelayStream) -> None:
         """Reserve a stream's standing credit, if that leaves enough for a request."""
-        lacking = stream.standing - stream.reserved
+        lacking = stream.standing - (stream.limit - stream.forwarded)
         free = self._settings.budget_bytes - self.reserved_bytes
         if lacking > 0 and free - lacking >= self._request_bytes:
+            stream.limit += lacking
             self._reserve(stream, lacking)
 
     def _set_standing(self, stream: RelayStream, standing: int) -> None:
@@ -161,15 +160,9 @@ class Flow:
         stream.standing = standing
 
     def _reserve(self, stream: RelayStream, size: int) -> None:
-        """Give a stream `size` bytes of the pool."""
-        stream.limit += size
+        """Count bytes of the pool as reserved for a stream; a negative size returns them."""
         self.reserved_bytes += size
         stream.share.reserved_bytes += size
-
-    def _return(self, stream: RelayStream, size: int) -> None:
-        """Return `size` bytes, which the stream does not reserve any more, to the pool."""
-        self.reserved_bytes -= size
-        stream.share.reserved_bytes -= size
 
     def detach(self, stream: RelayStream) -> None:
         """Discard a stream's incomplete message and return its unused credit to the pool, because its link is gone."""
@@ -177,7 +170,7 @@ class Flow:
         if stream.partial:
             self.charge_in_vain(stream, stream.partial_bytes)
         stream.partial = []
-        self._return(stream, stream.reserved - stream.held_bytes)
+        self._reserve(stream, stream.held_bytes - stream.reserved)
         stream.limit = stream.forwarded + stream.held_bytes
 
     def charge_in_vain(self, stream: RelayStream, n: int) -> None:
@@ -197,25 +190,20 @@ class Flow:
                 heapify(share.wants)
 
     def hold(self, stream: RelayStream, size: int) -> None:
-        """Count a complete message of `size` bytes."""
+        """Count `size` bytes of complete messages; a negative size: they are gone."""
         stream.held_bytes += size
         self.queued_bytes += size
 
-    def release(self, stream: RelayStream, size: int) -> None:
-        """Count `size` bytes of complete messages as gone."""
-        stream.held_bytes -= size
-        self.queued_bytes -= size
-
     def void(self, stream: RelayStream) -> None:
         """Drop all buffered messages of a stream and return its reserved bytes; spooled messages stay."""
-        self.release(stream, stream.held_bytes)
+        self.hold(stream, -stream.held_bytes)
         stream.queue.clear()
         stream.handed.clear()
         stream.replay = None
         if self._sending is not None and self._sending[0] is stream:
             self._sending = None
         stream.partial = []
-        self._return(stream, stream.reserved)
+        self._reserve(stream, -stream.reserved)
         stream.limit = stream.forwarded = stream.received = stream.sent_limit = stream.wanted = 0
         self._set_standing(stream, 0)
         stream.active = False
@@ -328,7 +316,7 @@ class Flow:
         if self._settings.budget_bytes - self.reserved_bytes < self._short_bytes:
             return
         self._short_bytes = 0
-        self.unfinished = False
+        self._relay.unfinished = False
         passed_over = []
         asking = self._asking
         steps: dict[Share, int] = {}
@@ -341,7 +329,7 @@ class Flow:
                 self._forget_share(share)
                 continue
             if steps[share] > _STEPS:
-                self.unfinished = True
+                self._relay.unfinished = True
                 passed_over.append(heappop(asking))
                 continue
             turn, since, stream = share.wants[0]
@@ -359,7 +347,7 @@ class Flow:
                     continue
                 if need > free:
                     # Later ones wait too, so that a large request is not overtaken forever.
-                    self._short_bytes = 0 if self.unfinished else need
+                    self._short_bytes = 0 if self._relay.unfinished else need
                     break
                 heappop(share.wants)
                 stream.asking = 0
@@ -367,7 +355,9 @@ class Flow:
                 if need > 0 and over and stream.reserved > stream.standing:
                     stream.over_window = True  # it asks again after some of its messages were forwarded
                     continue
-                self._reserve(stream, max(0, need))
+                if need > 0:
+                    stream.limit += need
+                    self._reserve(stream, need)
                 # The standing credit may already cover the request without the worker's knowledge.
                 self._send_credit(stream)
         for entry in passed_over:
@@ -389,7 +379,7 @@ class Flow:
     def forwarded(self, stream: RelayStream, size: int) -> None:
         """Return a message's bytes to the pool: it was sent to the trainer, or stored in the spool."""
         stream.forwarded += size
-        self._return(stream, size)
+        self._reserve(stream, -size)
         if stream.over_window:
             self._ask(stream)
         if stream.worker is None:
@@ -452,7 +442,7 @@ class Flow:
             stream.relayed_messages += 1
             stream.relayed_bytes += size
             if not self._sending_spooled:  # spooled messages do not belong to the pool
-                self.release(stream, size)
+                self.hold(stream, -size)
                 self.forwarded(stream, size)
         return frame
 
@@ -466,8 +456,8 @@ class Flow:
                 self._forget_share(share)
                 continue
             stream = share.queued[0][2]
-            spooled = self._relay.spool_handoff.upcoming(stream)
-            if spooled is None and not stream.queue:
+            spooled = None if stream.replay is None else self._relay.spool_handoff.upcoming(stream)
+            if spooled is None and not stream.queue.nbytes:
                 heappop(share.queued)
                 stream.in_turn = False
                 continue

@@ -90,7 +90,7 @@ class Probes:
             relay.refuse_peer(connection, "full", f"{MAX_PROBES} other checks are in progress; try again later")
             return
         connection.version = version
-        connection.state = "probe"
+        connection.state, connection.source = "probe", connection.echoes.next_frame
         connection.echoes.up_bytes = connection.echoes.down_bytes = allowance = self._allowance(now)
         trainer = relay.trainer
         connection.send(

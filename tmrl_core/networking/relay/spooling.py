@@ -142,7 +142,7 @@ class SpoolHandoff:
             stream.worker.put(("stored", stream.channel), Stored(stream.channel, stored))
         while stream.handed and stream.handed[0][0] < stored:
             _, size = stream.handed.popleft()
-            self.relay.flow.release(stream, size)
+            self.relay.flow.hold(stream, -size)
             self.relay.flow.forwarded(stream, size)
 
     def _failed(self, stream_id: bytes, reason: str) -> None:
@@ -189,9 +189,8 @@ class SpoolHandoff:
         return kept.next_number
 
     def upcoming(self, stream: RelayStream) -> int | None:
-        """Return the size on the link of the next message to replay; None: there is none."""
-        if stream.replay is None:
-            return None
+        """Return the size on the link of the next message of a replayed stream; None: there is none any more."""
+        assert stream.replay is not None
         message = self.spool.peek(stream.id, stream.replay) if self.spool is not None else None
         if message is None:
             stream.replay = None

@@ -144,7 +144,7 @@ def _budgets(relay: Relay) -> dict[str, BudgetStatus]:
         ),
         "policy": BudgetStatus(used_bytes=relay.policies.held_bytes, limit_bytes=relay.settings.max_policy_bytes),
     }
-    old = {id(policy): policy.received for one in relay.workers.values() if (policy := one.old_policy) is not None}
+    old = {id(policy): policy.received for policy in relay.old_policies().values()}
     if old:
         budgets["old policies"] = BudgetStatus(used_bytes=sum(old.values()))
     spool = relay.spool_handoff.spool

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -359,6 +360,7 @@ class TrainerConnection(Connection):
         greeting_s: float = 10.0,
     ) -> None:
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+        self.source = self._next_frame
         self.trainer = state
         self._channels: dict[int, StreamReceiver] = {}
         self._refused_channels: dict[int, tuple[str, int]] = {}
@@ -599,9 +601,7 @@ class TrainerConnection(Connection):
         with state.lock:
             gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
             try:
-                received, ask = receiver.frame(
-                    frame, self._max_message_bytes, lambda payload: state.inbox.admits(origin, payload)
-                )
+                received, ask = receiver.frame(frame, self._max_message_bytes, partial(state.inbox.admits, origin))
             except PostponedError:
                 self._retries.pop(frame.channel, None)
                 self._postponed.add(frame.channel, origin, self._now)
@@ -632,7 +632,8 @@ class TrainerConnection(Connection):
         if received is not None:
             self._retries.pop(frame.channel, None)
             self._postponed.discard(frame.channel)
-            self._request_postponed()
+            if self._postponed.due_at != float("inf"):
+                self._request_postponed()
             state.on_change()
         if ask:
             self.send(Resume(frame.channel, receiver.next_number))
@@ -655,7 +656,7 @@ class TrainerConnection(Connection):
         super().tick(now)
         if now >= self._postponed.due_at:
             self._request_postponed()
-        if now >= self._suggestion_at:
+        if self.state == "open" and not self.closing and now >= self.trainer.suggestion_at:
             before = self.trainer.holding
             self.trainer.take_suggestion(now)
             if self.trainer.holding > before:  # the Server takes a repeated number for one that this trainer keeps
@@ -679,11 +680,8 @@ class TrainerConnection(Connection):
 
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
-        return min(super().deadline(), self._retry_at, self._suggestion_at, self._postponed.due_at)
-
-    @property
-    def _suggestion_at(self) -> float:
-        return self.trainer.suggestion_at if self.state == "open" and not self.closing else float("inf")
+        suggestion_at = self.trainer.suggestion_at if self.state == "open" and not self.closing else float("inf")
+        return min(super().deadline(), self._retry_at, suggestion_at, self._postponed.due_at)
 
     def direct(self, stream: bytes | None) -> None:
         """Send the directive for `stream` (None: for all streams) if the stream is linked."""
@@ -721,7 +719,8 @@ class TrainerConnection(Connection):
         if state.seal is not None and state.seal.forged != self._told_forged:
             self._told_forged = state.seal.forged
             self._slots["forged"] = Forged(self._told_forged)
-        self._request_postponed()  # what was taken has made room
+        if self._postponed.due_at != float("inf"):
+            self._request_postponed()  # what was taken has made room
         if state.to_acknowledge:
             with state.lock:
                 streams, state.to_acknowledge = state.to_acknowledge, {}

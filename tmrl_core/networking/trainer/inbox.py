@@ -9,6 +9,7 @@ the Server sends them again later.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, nlargest
@@ -38,7 +39,8 @@ class Inbox:
     """Received messages, in order for each stream.
 
     Attributes:
-        cost_of: returns the cost of a message's payload.
+        cost_of: returns the cost that a message's payload states.
+        max_message_bytes: maximum of it. A message that states more is refused unread, so it costs its bytes.
         held_bytes: bytes that the messages took on the link.
         appended: number of messages that were ever appended.
         taken_cost: cost of all messages that were ever taken.
@@ -47,6 +49,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.cost_of: Callable[[memoryview], int] = len
+        self.max_message_bytes = sys.maxsize
         self.held_bytes = 0
         self.appended = self.taken_cost = 0
         self.shared = True
@@ -78,7 +81,7 @@ class Inbox:
 
     def admits(self, origin: str, payload: memoryview) -> bool:
         """Return True if a message may be appended now."""
-        return not self.is_busy(origin) or self._pending[origin] + self.cost_of(payload) <= self._most
+        return not self.is_busy(origin) or self._pending[origin] + self._cost(payload) <= self._most
 
     def is_busy(self, origin: str) -> bool:
         """Return True while messages of an origin that was not admitted would be postponed again.
@@ -87,13 +90,17 @@ class Inbox:
         """
         return self._pending.get(origin, 0) > self._most // 2
 
+    def _cost(self, payload: memoryview) -> int:
+        stated = self.cost_of(payload)
+        return stated if stated <= self.max_message_bytes else len(payload)
+
     @property
     def _most(self) -> int:
         return PENDING_BYTES if self.shared else ALONE * PENDING_BYTES
 
     def append(self, received: Received, origin: str = "") -> None:
         """Append a message."""
-        cost = self.cost_of(received.payload)
+        cost = self._cost(received.payload)
         self.held_bytes += received.size
         self._pending[origin] = self._pending.get(origin, 0) + cost
         waiting = self._waiting.get(origin)

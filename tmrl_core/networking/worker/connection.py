@@ -255,6 +255,7 @@ class WorkerConnection(Connection):
         greeting_s: float = 10.0,
     ) -> None:
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
+        self.source = self._next_frame
         self.worker = state
         self.window_bytes = 0
         self.spool_bytes = 0
@@ -513,6 +514,8 @@ class WorkerConnection(Connection):
 
     def end_streams(self) -> None:
         """Tell the Server that the streams have ended in order; it is the last message about them."""
+        if self.state != "open" or self.closing:
+            return
         self._ended = True
         for channel in range(len(self.worker.senders)):
             for name in ("want", "waits"):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.policies.spaces import choice_counts
+from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
-from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 from tmrl_core.training.agents.behavior_cloning_settings import ALGORITHM, BehaviorCloningSettings
 from tmrl_core.training.agents.declared import Setting, takes

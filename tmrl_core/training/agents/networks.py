@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.flattening import layout_of
 from tmrl_core.actor.policies.spaces import discrete_actions, in_float32
+from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.deterministic import DeterministicMLPActor
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
-from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch, hidden_layers
-from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
-from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch, hidden_layers
+from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 from tmrl_core.training.value_types import Space, Tree
 
@@ -209,7 +210,7 @@ class MLPActorCritic(nn.Module):
         convolutions: layers for images, of the policy and of the critics; None: the default ones.
     """
 
-    actor_cls: ClassVar[type[TorchMLPActor]] = SquashedGaussianMLPActor
+    actor_cls: ClassVar[type[TorchPolicy]] = SquashedGaussianMLPActor
 
     def __init__(
         self,

@@ -14,15 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tmrl_core.actor.policies.spaces import choice_counts
-from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
-from tmrl_core.actor.policies.torch.on_policy import (
-    CategoricalMLPActor,
-    GaussianMLPActor,
-    OnPolicyActor,
-    OnPolicyHead,
-    orthogonal,
-    orthogonal_linear,
-)
+from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.gaussian import GaussianMLPActor
+from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers, orthogonal, orthogonal_linear
+from tmrl_core.actor.policies.torch.on_policy import OnPolicyActor, OnPolicyHead
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.agent import TrainingAgent

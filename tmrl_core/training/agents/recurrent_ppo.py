@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.module import STATE_COLUMN
 from tmrl_core.actor.policies.spaces import choice_counts
-from tmrl_core.actor.policies.torch.mlp import hidden_layers
-from tmrl_core.actor.policies.torch.on_policy import OnPolicyHead, orthogonal, orthogonal_linear
-from tmrl_core.actor.policies.torch.recurrent import CategoricalRNNActor, GaussianRNNActor, unroll_layer
+from tmrl_core.actor.policies.torch.categorical import CategoricalRNNActor
+from tmrl_core.actor.policies.torch.gaussian import GaussianRNNActor
+from tmrl_core.actor.policies.torch.mlp import hidden_layers, orthogonal, orthogonal_linear
+from tmrl_core.actor.policies.torch.on_policy import OnPolicyHead
+from tmrl_core.actor.policies.torch.recurrent import unroll_layer
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.ppo import OnPolicyModel, PPOAgent, RoundRows

@@ -52,8 +52,8 @@ take less; a hostile worker's tiny messages, which stand for GB, do not stop tra
 NOTED_S = 0.05
 """Seconds of updates after which their metrics and duration are recorded, if no other work is due before."""
 
-TURN_POLL_S = 0.01
-"""Seconds between two checks for the trainer's turn."""
+TURN_WAIT_S = 0.1
+"""Maximum wait in seconds for the trainer's turn between two looks at anything else."""
 
 
 @watched("the environment's close")
@@ -620,7 +620,10 @@ class TrainingOffline(TrainingLoop):
                 logger.debug("waiting: %s", lack)
                 self._waits_for = lack
                 interface.report(self._progress())
-            interface.wait(self.sleep_between_buffer_retrieval_attempts if lack else TURN_POLL_S)
+            if lack:
+                interface.wait(self.sleep_between_buffer_retrieval_attempts)
+            else:
+                interface.wait_for_turn(TURN_WAIT_S)
         return False
 
     def _progress(self) -> Progress:
