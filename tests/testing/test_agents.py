@@ -23,6 +23,7 @@ from tmrl_core.training.agents.recurrent_sac import RecurrentSacAgent
 from tmrl_core.training.agents.redq import REDQSACAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.agents.td3 import TD3Agent
+from tmrl_core.training.agents.tqc import TQCAgent
 from tmrl_core.training.batches import ENDS
 from tmrl_core.training.memories.sequences import SequenceMemory
 
@@ -36,6 +37,7 @@ class TestContinuousAgents(AgentSuite):
             pytest.param(REDQSACAgent, marks=pytest.mark.full),  # derives from SacAgent
             SacAgent,
             TD3Agent,
+            pytest.param(TQCAgent, marks=pytest.mark.full),  # derives from SacAgent
         ],
     )
     def choose(self, request: pytest.FixtureRequest) -> None:

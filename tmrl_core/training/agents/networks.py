@@ -117,6 +117,7 @@ class EnsembleCritic(ActionCritic):
         activation: class of the hidden layers' activation, or its name.
         count: K, number of critics.
         convolutions: layers for images, common to all critics; None: the default ones.
+        outputs: M, numbers that each critic estimates: one value, or several quantiles.
     """
 
     def __init__(
@@ -127,23 +128,24 @@ class EnsembleCritic(ActionCritic):
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         count: int = 2,
         convolutions: Convolutions | None = None,
+        outputs: int = 1,
     ) -> None:
         super().__init__(action_space)
         self._layout = layout_of(observation_space, convolutions=convolutions)
         self.encoder = ObservationEncoder(self._layout, convolutions)
         self.count = count
-        self.net = ensemble_mlp(count, self.encoder.features + self.action_size, hidden_sizes, 1, activation)
+        self.net = ensemble_mlp(count, self.encoder.features + self.action_size, hidden_sizes, outputs, activation)
 
     def forward(self, obs: Tree, act: Tensor) -> Tensor:
-        """[K, B] values.
+        """[K, B] values, or [K, B, M] if there are several outputs.
 
         Args:
             obs: nested like the observation space, with [B, *shape] tensors as leaves.
             act: [B, *action shape].
         """
         x_BI = torch.cat([self.encoder(flatten_batch(self._layout, obs)), self.scaled(act)], dim=-1)
-        q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
-        return q_KB1.squeeze(-1).float()
+        q_KBM: Tensor = self.net(x_BI.expand(self.count, -1, -1))
+        return q_KBM.squeeze(-1).float()
 
 
 class EnsembleQ(nn.Module):
@@ -208,6 +210,7 @@ class MLPActorCritic(nn.Module):
         activation: class of the hidden layers' activation, or its name.
         n: number of critics.
         convolutions: layers for images, of the policy and of the critics; None: the default ones.
+        outputs: numbers that each critic estimates, see `EnsembleCritic`.
     """
 
     actor_cls: ClassVar[type[TorchPolicy]] = SquashedGaussianMLPActor
@@ -220,12 +223,15 @@ class MLPActorCritic(nn.Module):
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         n: int = 2,
         convolutions: Convolutions | None = None,
+        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.actor = self.actor_cls(
             observation_space, action_space, hidden_sizes, activation, convolutions=convolutions
         )
-        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n, convolutions)
+        self.critics = EnsembleCritic(
+            observation_space, action_space, hidden_sizes, activation, n, convolutions, outputs
+        )
 
 
 class REDQMLPActorCritic(MLPActorCritic):
