@@ -11,6 +11,7 @@ from torch import Tensor
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.losses import lowest_quantiles, quantile_loss
 from tmrl_core.training.agents.tqc import TQCAgent
+from tmrl_core.training.batches import Transitions
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)
 ACTIONS = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -75,14 +76,9 @@ def test_critics_learn_the_quantiles_of_a_reward_that_varies() -> None:
 
 def test_priorities_are_the_errors_of_the_means() -> None:
     learner = agent(gamma=0.0)
-    obs, act, reward, next_obs, terminated, truncated = batch()
+    obs, act, reward, next_obs, terminated, _ = batch()
     before = learner.critics(obs, act).mean(dim=-1)
-    weighted: Any = (obs, act, reward, next_obs, terminated, truncated)
-    from tmrl_core.training.batches import Transitions
-
-    transitions = Transitions(obs, act, reward, next_obs, terminated, 0.0, torch.ones(64))
-    del weighted
-    learner.update(transitions)
+    learner.update(Transitions(obs, act, reward, next_obs, terminated, 0.0, torch.ones(64)))
     assert learner.td_error_B is not None
     assert torch.allclose(learner.td_error_B, (before - reward).abs().mean(dim=0), atol=1e-5)
 

@@ -10,13 +10,13 @@ from tmrl_core.training.agents.losses import lowest_quantiles, quantile_loss
 from tmrl_core.training.agents.networks import MLPActorCritic
 from tmrl_core.training.agents.optimizers import minimise
 from tmrl_core.training.agents.sac import SacAgent
-from tmrl_core.training.agents.tqc_settings import ALGORITHM, TqcSettings
+from tmrl_core.training.agents.tqc_settings import TqcSettings
 from tmrl_core.training.batches import Transitions
 
 # Shape suffixes: K critics, B batch, M quantiles of a critic, N quantiles of a target.
 
 
-@takes(ALGORITHM, MLPActorCritic)
+@takes(TqcSettings, MLPActorCritic)
 class TQCAgent(SacAgent):
     """Soft actor-critic with critics of quantiles. Targets leave out the highest ones, against overestimation.
 
@@ -29,7 +29,7 @@ class TQCAgent(SacAgent):
         model_cls: makes the policy and its critics.
 
     Raises:
-        ConfigError: `quantiles` is below 2, or `dropped_quantiles` is not less.
+        ConfigError: `dropped_quantiles` is not less than `quantiles`.
 
     Source: Kuznetsov et al., arXiv:2005.04269, algorithm 1.
     """

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated
 
-from tmrl_core.config.algorithms import BOX, OFF_POLICY, REPLAY, Algorithm
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.sac_settings import SacSettings
 from tmrl_core.training.agents.settings import AT_LEAST_0, AT_LEAST_1, Arguments
 
 
-@dataclass(repr=False, eq=False)
-class TqcSettings(SacSettings):
+class TqcSettings(SacSettings, agent="tmrl_core.training.agents.tqc:TQCAgent"):
     """Settings of truncated quantile critics."""
 
     _: KW_ONLY
@@ -35,13 +33,3 @@ class TqcSettings(SacSettings):
     def model_arguments(self) -> Arguments:
         """Return those of soft actor-critic with the number of critics and of their quantiles."""
         return {"n": self.n, "outputs": self.quantiles, **super().model_arguments()}
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.tqc:TQCAgent",
-    TqcSettings,
-    action_spaces=BOX,
-    collection=OFF_POLICY,
-    actors=frozenset({"SquashedGaussianMLPActor"}),
-    memories=REPLAY,
-)
