@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.losses import lowest_quantiles, quantile_loss
+from tmrl_core.training.agents.networks import EnsembleLinear
 from tmrl_core.training.agents.tqc import TQCAgent
 from tmrl_core.training.batches import Transitions
 
@@ -101,7 +102,7 @@ def copied_to(peer: Any, ours: TQCAgent) -> None:
             theirs.weight.copy_(layer.weight)
             theirs.bias.copy_(layer.bias)
         for critics, ensemble in ((peer.critic, ours.critics), (peer.critic_target, ours.target_critics)):
-            layers = [layer for layer in ensemble.net if hasattr(layer, "weight")]
+            layers = [layer for layer in ensemble.modules() if isinstance(layer, EnsembleLinear)]
             for k, net in enumerate(critics.q_networks):
                 for theirs, layer in zip((net[0], net[2], net[4]), layers, strict=True):
                     theirs.weight.copy_(layer.weight[k].T)
@@ -129,16 +130,16 @@ def test_updates_equal_those_of_sb3_contrib(updates: int, optimizer: str) -> Non
 
     Adam divides by the size of gradients, so differences of rounding grow with each update; those of SGD do not.
     """
-    peer_module = pytest.importorskip("sb3_contrib")
-    from stable_baselines3.common.buffers import ReplayBufferSamples
+    from sb3_contrib import TQC
     from stable_baselines3.common.logger import Logger
+    from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
     class Still(gym.Env[Any, Any]):
         observation_space, action_space = OBSERVATIONS, ACTIONS
 
     rates = {"lr_actor": RATE, "lr_critic": RATE, "lr_entropy": RATE}
     ours = agent(optimizer_actor=optimizer, optimizer_critic=optimizer, **rates)
-    peer = peer_module.TQC(
+    peer = TQC(
         "MlpPolicy", Still(), learning_rate=RATE, gamma=0.99, tau=0.005, ent_coef="auto_1.0", device="cpu",
         buffer_size=10, top_quantiles_to_drop_per_net=2,
         policy_kwargs={
