@@ -98,6 +98,14 @@ for name, row in algorithms().items():
     from_values(values)
     refused({**values, "agent": {**values["agent"], "kwargs": {"nope": 1}}}, f"agent.kwargs.nope: {name} takes no such")
     refused({**values, "agent": {**values["agent"], "kwargs": {"hidden_sizes": [0]}}}, "widths of at least 1")
+    together = {
+        "PPOAgent": ({"lr_final": 0.1}, "lr_rounds: found None"),
+        "REDQSACAgent": ({"m": 5, "n": 4}, "m=5 and n=4"),
+        "RecurrentSacAgent": ({"compile": True}, "allowed for recurrent agents: auto, false"),
+    }
+    if name in together:
+        kwargs, words = together[name]
+        refused({**values, "agent": {**values["agent"], "kwargs": kwargs}}, words)
     other = "GaussianRNNActor" if "PPO" not in name else "QValueMLPActor"
     refused({**values, "actor": {"cls": f"tmrl_core.actor:{other}"}}, "actor.cls")
 print(len(algorithms()))

@@ -24,6 +24,7 @@ import msgspec
 from tmrl_core import rooms
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.sections import Config
+from tmrl_core.errors import ConfigError
 
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
 ON_POLICY = frozenset({"lockstep"})
@@ -89,10 +90,26 @@ def algorithms() -> Mapping[str, Algorithm]:
     return {row.name: row for file in _files() for row in _rows(file)}
 
 
+def _modules_of(row: Algorithm) -> dict[str, str]:
+    return dict.fromkeys((row.name, *row.aliases), row.module.removeprefix("tmrl_core.training."))
+
+
 def agent_modules() -> dict[str, str]:
     """Return the module of each agent's class, relative to `tmrl_core.training`, by name and alias."""
-    modules = {name: row for row in algorithms().values() for name in (row.name, *row.aliases)}
-    return {name: row.module.removeprefix("tmrl_core.training.") for name, row in modules.items()}
+    return {name: module for row in algorithms().values() for name, module in _modules_of(row).items()}
+
+
+def _own_name(reference: str, package: str, modules: Mapping[str, str]) -> str | None:
+    """Return the name of a class of this package that a reference names by one of its paths; None: another class.
+
+    Args:
+        reference: as `package.module:Name`.
+        package: `actor` or `training`.
+        modules: module of each class, relative to the package, by name.
+    """
+    place, _, name = reference.rpartition(":")
+    places = ("tmrl_core", f"tmrl_core.{package}", f"tmrl_core.{package}.{modules.get(name)}")
+    return name if name in modules and place in places else None
 
 
 @functools.cache
@@ -100,7 +117,7 @@ def algorithm_of(reference: str) -> Algorithm | None:
     """Return the algorithm that `agent.cls` names; None: a class without a row.
 
     Raises:
-        ConfigError: the row of another package cannot be loaded.
+        ConfigError: the settings that another package declares cannot be loaded.
     """
     name = reference.rpartition(":")[2]
 
@@ -111,7 +128,7 @@ def algorithm_of(reference: str) -> Algorithm | None:
 
     for file in sorted(_files(), key=place) if reference.startswith("tmrl_core") else ():
         for row in _rows(file):
-            if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
+            if _own_name(reference, "training", _modules_of(row)):
                 return row
     for entry in rooms.added("agents", name):
         row = entry.load().algorithm
@@ -171,17 +188,11 @@ MEMORIES = {
 }
 
 
-def _references(package: str, name: str, *modules: str) -> set[str]:
-    return {f"tmrl_core:{name}", f"tmrl_core.{package}:{name}", *(f"{module}:{name}" for module in modules)}
-
-
 def actor_of(reference: str) -> str | None:
     """Return the name of the built-in policy that `actor.cls` names, without `Numpy`; None: a custom one."""
-    for policy in POLICIES:
-        for name, module in policy.classes.items():
-            if reference in _references("actor", name, f"tmrl_core.actor.{module}"):
-                return policy.name
-    return None
+    modules = {name: module for policy in POLICIES for name, module in policy.classes.items()}
+    name = _own_name(reference, "actor", modules)
+    return None if name is None else name.removeprefix("Numpy")
 
 
 def policy_kwargs(config: Config) -> dict[str, Any]:
@@ -199,10 +210,7 @@ def shared_kwargs(config: Config) -> dict[str, Any]:
 
 def memory_of(reference: str) -> str | None:
     """Return the name of the built-in memory that `memory.cls` names; None: a custom one."""
-    for name, module in MEMORIES.items():
-        if reference in _references("training", name, f"tmrl_core.training.{module}"):
-            return name
-    return None
+    return _own_name(reference, "training", MEMORIES)
 
 
 def _kinds(names: Any, prefix: str = "") -> str:
@@ -270,9 +278,21 @@ def out_of_range(config: Config) -> Iterator[str]:
         return
     # Workers act with the agent's policy, so the agent gets these too.
     shared = {name: value for name, value in config.actor.kwargs.items() if name not in config.agent.kwargs}
-    for section, values in (("agent", config.agent.kwargs), ("actor", shared)):
-        for name, problem in algorithm.settings.out_of_range(values):
-            yield f"{section}.kwargs.{name}: {problem}"
+    found = [
+        f"{section}.kwargs.{name}: {problem}"
+        for section, values in (("agent", config.agent.kwargs), ("actor", shared))
+        for name, problem in algorithm.settings.out_of_range(values)
+    ]
+    yield from found
+    if not found:
+        names = algorithm.keywords - {algorithm.settings.networks}
+        known = {name: value for name, value in (shared | config.agent.kwargs).items() if name in names}
+        try:
+            algorithm.settings(**known)
+        except ConfigError as exc:  # of several settings together
+            yield str(exc)
+        except TypeError:
+            pass  # a value of another type, which the trainer names when it checks the types
 
 
 def burn_in_problem(config: Config) -> Iterator[str]:

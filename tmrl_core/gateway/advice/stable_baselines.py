@@ -110,7 +110,7 @@ class StableBaselinesLearner(Learner):
             "learning_starts": context.settings.start_training,
             "device": "cpu",
             "seed": context.seed,
-            **settings.kwargs,
+            **copy.deepcopy(settings.kwargs),  # stable-baselines3 adds entries to policy_kwargs
         }
         self._noise = LEAST_NOISE
         if isinstance(kwargs.get("action_noise"), int | float):
