@@ -25,7 +25,6 @@ from tmrl_core.config.sections import (
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent_patterns import is_pattern, policy_by_agent
 
-
 _COUNTS = (
     "capacity", "batch_size", "min_experiences", "updates_per_episode", "epochs", "sequence_length", "sequence_stride",
 )  # fmt: skip
