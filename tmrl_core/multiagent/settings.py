@@ -214,7 +214,7 @@ class MultiAgentSection(RoomSection, frozen=True, kw_only=True):
         given = {
             "--expert": role == "expert",
             "--benchmark": role == "benchmark",
-            "--gateway": role == "gateway" or options["gateway"],
+            "--gateway": role == "gateway" or options.get("gateway"),
             "--render": options["render"],
             "--video": options["video"] is not None,
         }
