@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tmrl_core.errors import CodecError
+from tmrl_core.errors import CodecError, SampleRefusedError
 from tmrl_core.multiagent.experiences import EpisodeReader, PlayedEpisode, chunks_of
 from tmrl_core.multiagent.trajectory import Experiences
 from tmrl_core.samples import Chunk, Segment, decode_message, encode_message, same_layout, split_chunk
@@ -81,15 +81,25 @@ def sent(chunks: Sequence[Chunk], piece_bytes: int = LIMIT, compression: Any = "
     return arrived
 
 
+def taken(reader: EpisodeReader, chunk: Chunk) -> tuple[list[PlayedEpisode], str]:
+    """Return the episodes that end in a chunk, and the first reason of a refusal."""
+    episodes: list[PlayedEpisode] = []
+    reason, stop = "", 0
+    for run in chunk.segments:
+        start, stop = stop, stop + run.rows
+        try:
+            episode = reader.take(run, chunk.slice(start, stop))
+        except SampleRefusedError as exc:
+            reason = reason or str(exc)
+        else:
+            episodes += [] if episode is None else [episode]
+    return episodes, reason
+
+
 def read(chunks: Sequence[Chunk], reader: EpisodeReader | None = None) -> tuple[list[PlayedEpisode], list[str]]:
     reader = reader or EpisodeReader()
-    episodes: list[PlayedEpisode] = []
-    reasons: list[str] = []
-    for chunk in chunks:
-        done, reason = reader.take(chunk)
-        episodes += done
-        reasons += [reason] if reason else []
-    return episodes, reasons
+    found = [taken(reader, chunk) for chunk in chunks]
+    return [episode for episodes, _ in found for episode in episodes], [reason for _, reason in found if reason]
 
 
 def test_an_episode_arrives_unchanged() -> None:
@@ -329,7 +339,7 @@ def test_any_rows_give_episodes_or_reasons(data: st.DataObject) -> None:
             segments=(Segment(run.rows, data.draw(st.integers(3, 4)), first, *run.version),),
             truncated=np.array(flags, np.bool_) if change_flags else chunk.truncated,
         )
-        episodes, reason = reader.take(changed)
+        episodes, reason = taken(reader, changed)
         assert isinstance(reason, str)
         for one in episodes:
             assert all({"state", "action", "reward"} <= columns.keys() for columns in one.experiences.values())

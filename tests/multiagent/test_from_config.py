@@ -83,7 +83,7 @@ def test_a_manager_of_the_user_gets_its_arguments() -> None:
         ({"policies": {"a": POLICY, "b": {"algorithm": "builtins:dict"}}}, ["made a dict", "AgentAlgorithm"]),
         (
             {"policies": {"a": POLICY, "b": {**POLICY, "parameters": {"capacity": 5, "min_experiences": 9}}}},
-            ["multiagent.policies.b.parameters: min_experiences"],
+            ["multiagent.policies.b.parameters: min_experiences is 9"],
         ),
     ],
 )

@@ -277,9 +277,9 @@ def test_a_message_of_refused_runs_is_read_up_to_a_limit() -> None:
 class Reader(EpisodeReader):
     taken = 0
 
-    def take(self, chunk: Chunk) -> tuple[list[PlayedEpisode], str]:
+    def take(self, run: Segment, rows: Chunk) -> PlayedEpisode | None:
         self.taken += 1
-        return super().take(chunk)
+        return super().take(run, rows)
 
 
 def test_a_few_rows_of_a_long_message_do_not_keep_the_rest_of_it() -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from tests.actor.conftest import ScriptedLink
 from tests.multiagent.remote_scenario import AGENTS, STEPS, Stocks, Weights, manager
-from tests.multiagent.test_experiences import same
+from tests.multiagent.test_experiences import read, same
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT, encode_arrays
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import EnvironmentFailedError, LinkClosedError, NetworkError, StarvedError
 from tmrl_core.multiagent import Actor
-from tmrl_core.multiagent.experiences import EpisodeReader, PlayedEpisode
+from tmrl_core.multiagent.experiences import PlayedEpisode
 from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, Stage, metrics_of
 from tmrl_core.networking.protocol.messages import Blob, Collect, Directive, Evaluation, PolicyUpdate, encode_body
 
@@ -132,10 +132,9 @@ class Made:
 
     @property
     def played(self) -> list[PlayedEpisode]:
-        reader = EpisodeReader()
-        taken = [reader.take(chunk) for chunk in self.link.chunks]
-        assert not any(reason for _, reason in taken)
-        return [episode for episodes, _ in taken for episode in episodes]
+        episodes, reasons = read(self.link.chunks)
+        assert not reasons
+        return episodes
 
     @property
     def ends(self) -> list[str]:

@@ -195,6 +195,10 @@ def actor_of(reference: str) -> str | None:
     return None if name is None else name.removeprefix("Numpy")
 
 
+SHAPE_KWARGS = ("hidden_sizes", "activation", "convolutions", "cell", "cell_size", "state_interval")
+"""Keyword arguments that shape both built-in agents and their policies."""
+
+
 def policy_kwargs(config: Config) -> dict[str, Any]:
     """Return the policy's keyword arguments: `actor.kwargs`, and those of `agent.kwargs` that shape the policy too."""
     return {**shared_kwargs(config), **config.actor.kwargs}
@@ -204,8 +208,7 @@ def shared_kwargs(config: Config) -> dict[str, Any]:
     """Return the entries of `agent.kwargs` that shape both the agent and the policy, if both are built-in."""
     if algorithm_of(config.agent.cls) is None or actor_of(config.actor.cls) is None:
         return {}
-    names = ("hidden_sizes", "activation", "convolutions", "cell", "cell_size", "state_interval")
-    return {name: config.agent.kwargs[name] for name in names if name in config.agent.kwargs}
+    return {name: config.agent.kwargs[name] for name in SHAPE_KWARGS if name in config.agent.kwargs}
 
 
 def memory_of(reference: str) -> str | None:

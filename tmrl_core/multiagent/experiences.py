@@ -16,7 +16,7 @@ experiences keeps its (empty) columns in the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -235,25 +235,25 @@ class EpisodeReader:
         """Return True if the rows of a run belong to a refused episode, so that `take` would discard them."""
         return self._open is None and self._refused == run.episode and run.first_step != 0
 
-    def take(self, chunk: Chunk) -> tuple[list[PlayedEpisode], str]:
-        """Return the episodes that end in the next chunk of the stream, and the first reason of a refusal.
+    def take(self, run: Segment, rows: Chunk) -> PlayedEpisode | None:
+        """Return the episode that ends with the next run of the stream; None: none does.
 
-        The arrays of the episodes are copies, which the caller may change. The reason is empty if nothing is refused.
+        The arrays of the episode are copies, which the caller may change.
+
+        Args:
+            run: its episode, version and first step.
+            rows: its rows.
+
+        Raises:
+            SampleRefusedError: the episode is refused, once for all of its rows.
         """
-        episodes: list[PlayedEpisode] = []
-        reason = ""
-        start = 0
-        for run in chunk.segments:
-            stop = start + run.rows
-            try:
-                episodes += self._take(run, chunk.slice(start, stop))
-            except SampleRefusedError as exc:
-                self._open, self._refused = None, run.episode
-                reason = reason or str(exc)
-            start = stop
-        return episodes, reason
+        try:
+            return self._take(run, rows)
+        except SampleRefusedError:
+            self._open, self._refused = None, run.episode
+            raise
 
-    def _take(self, run: Segment, rows: Chunk) -> Iterator[PlayedEpisode]:
+    def _take(self, run: Segment, rows: Chunk) -> PlayedEpisode | None:
         step = run.first_step
         nbytes = rows.nbytes
         if step == 0:
@@ -264,7 +264,7 @@ class EpisodeReader:
         current = self._open
         if current is None or (current.number, current.version, current.step) != (run.episode, run.version, step):
             if self.skips(run):
-                return
+                return None
             raise SampleRefusedError(
                 f"rows from step {step} of episode {run.episode}, of which the rows before them did not arrive"
             )
@@ -281,11 +281,11 @@ class EpisodeReader:
             current.pieces.append(rows.slice(0, body))
             current.step += body
         if body == rows.rows:
-            return
+            return None
         if rows.rows - body > 1 or not ended[body]:
             raise SampleRefusedError(f"an episode with more than its {current.rows} experiences")
         self._open = None
-        yield _played(current)
+        return _played(current)
 
 
 def _head_of(rows: Chunk) -> _Head:

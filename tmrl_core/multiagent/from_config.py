@@ -59,9 +59,7 @@ def make_manager(config: Config, mode: Mode) -> AgentManager:
     ids = section.ids
     assembly = Assembly(
         agents=section.agents,
-        policies={
-            name: _policy(f"multiagent.policies.{name}", policy, mode) for name, policy in section.policies.items()
-        },
+        policies={name: _policy(name, policy, mode) for name, policy in section.policies.items()},
         memories=section.memories,
     )
     exploration = section.exploration

@@ -129,30 +129,38 @@ class RoundEpisodes(TrainingMemory):
             rows = chunk.slice(start, stop)
             if VIEWED * run.rows < chunk.rows:
                 rows = rows.where(np.ones(run.rows, np.bool_))  # a view keeps the whole message in memory
-            episodes, refused = reader.take(rows if len(rows.segments) == 1 else replace(rows, segments=(run,)))
-            for episode in episodes:
-                refused = refused or self._problem(episode)
-            if refused:
-                reason = reason or refused
+            try:
+                episode = reader.take(run, rows)
+                if episode is not None:
+                    self._check(episode)
+            except SampleRefusedError as exc:
+                reason = reason or str(exc)
                 refusals += 1
-            elif episodes:
-                self._played.setdefault(chunk.stream, []).extend(episodes)
+                continue
+            if episode is not None:
+                self._played.setdefault(chunk.stream, []).append(episode)
                 counts[stop - 1] = True  # only the last row of an accepted episode counts
                 missing -= 1
         flags = replace(chunk, action=(), observation=(), info={}, extras={}, kinds=(), segments=runs)
         round_.take(RoundSegment(flags, counts, None), now)
         return reason
 
-    def _problem(self, episode: PlayedEpisode) -> str:
-        """Return the reason why an episode cannot be used; empty: it can."""
+    def _check(self, episode: PlayedEpisode) -> None:
+        """Refuse an episode that cannot be used.
+
+        Raises:
+            SampleRefusedError: the message has the reason.
+        """
         try:
             score = float(self._score(episode.performance))
         except Exception as exc:  # the manager's own code, with values of a worker
-            return f"a performance without a score, as AgentManager.score says: {type(exc).__name__}: {exc}"
+            raise SampleRefusedError(
+                f"a performance without a score, as AgentManager.score says: {type(exc).__name__}: {exc}"
+            ) from exc
         if math.isinf(score):
-            return f"a performance with the score {score}, which is not finite"
+            raise SampleRefusedError(f"a performance with the score {score}, which is not finite")
         if problem := experience_problem(episode.experiences, self._agents):
-            return problem
+            raise SampleRefusedError(problem)
         found: dict[int, TreeSpec] = {}
         for name, columns in episode.experiences.items():
             agent = self._agents[name]
@@ -160,26 +168,27 @@ class RoundEpisodes(TrainingMemory):
                 continue
             weights = columns.get(agent.params.sample_by) if agent.params.sample_by is not None else None
             if isinstance(weights, np.ndarray) and weights.dtype.kind in "iuf" and (weights < 0).any():
-                return f"negative weights of agent {name!r:.100}, by which its experiences are sampled"
+                raise SampleRefusedError(
+                    f"negative weights of agent {name!r:.100}, by which its experiences are sampled"
+                )
             try:
                 agent.algorithm.check_experiences(columns)
                 rows = agent.rows_of(_first_row(columns))
                 layout = _layout_of(rows)
             except Exception as exc:  # the algorithm's own code, with values of a worker
-                return f"the experiences of agent {name!r:.100}: {exc}"
+                raise SampleRefusedError(f"the experiences of agent {name!r:.100}: {exc}") from exc
             pool = id(agent.experience_pool)
             known = self._layouts.get(pool) or found.get(pool)
             stored = self._stored.get(pool)
             if stored is not None and _layout_of(_without_empty(rows)) != stored:
                 known = stored
             if known is not None and layout != known:
-                return (
+                raise SampleRefusedError(
                     f"the experiences of agent {name!r:.100} are {layout}, its pool holds {known}. "
                     "See that workers and trainer use the same manager and environment."
                 )
             found[pool] = layout
         self._layouts |= found
-        return ""
 
     def __len__(self) -> int:
         """Return the number of experiences in the round."""

@@ -106,6 +106,14 @@ def test_each_built_in_agent_acts(algorithm: Any) -> None:
         assert actions.contains(made.choose_action(np.zeros(2, np.float32), 0.5))
 
 
+def test_convolutions_of_an_agent_are_those_of_its_policy() -> None:
+    pictures = gym.spaces.Box(0, 255, (3, 40, 40), np.uint8)
+    made = TrainingAgentAlgorithm(
+        "tmrl_core.training:DQNAgent", pictures, CHOICES, hidden_sizes=[8], convolutions=[[4, 8, 4], [4, 4, 2]]
+    )
+    assert CHOICES.contains(made.choose_action(np.zeros(pictures.shape, np.uint8), 0.0))
+
+
 def test_columns_become_the_agents_batch() -> None:
     made = recorder(Recorder)
     rows = batch(discount=np.linspace(0.5, 1.0, ROWS), logp=np.zeros(ROWS))

@@ -11,23 +11,14 @@ import numpy as np
 from tmrl_core.actor.module import BatchActor
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.runner import PolicyRunner
-from tmrl_core.config.algorithms import ACTORS, action_space_kind, algorithm_of
+from tmrl_core.config.algorithms import ACTORS, SHAPE_KWARGS, action_space_kind, algorithm_of
 from tmrl_core.envs.json_spaces import space_from_json
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
 
-_SHARED = {
-    "hidden_sizes": "hidden_sizes",
-    "activation": "activation",
-    "dueling": "dueling",
-    "normalize_observations": "normalize_observations",
-    "exploration_noise": "noise",
-    "cell": "cell",
-    "cell_size": "cell_size",
-    "state_interval": "state_interval",
-}
+_SHARED = {name: name for name in (*SHAPE_KWARGS, "dueling", "normalize_observations")} | {"exploration_noise": "noise"}
 """Keyword arguments of built-in agents that shape their policies too, with the policies' names for them."""
 
 
