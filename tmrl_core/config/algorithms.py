@@ -1,10 +1,10 @@
 """Compatible action spaces, collection modes, loops, memories and policies of each algorithm, by name.
 
-An algorithm declares its row, `ALGORITHM`, in a file `*_settings.py` beside its agent. These files import no torch, so
-that a configuration is checked on machines without torch. They are found by listing `tmrl_core/training/agents`, so
-that a new algorithm changes no list. A package of others names its row by an entry point of the group
-`tmrl_core.agents`. The entry point has the name of the agent's class, and is loaded when a configuration names a class
-of this name.
+An algorithm declares its row with its settings, in a file `*_settings.py` beside its agent. These files import no
+torch, so that a configuration is checked on machines without torch. They are found by listing
+`tmrl_core/training/agents`, so that a new algorithm changes no list. A package of others names the class of its
+settings by an entry point of the group `tmrl_core.agents`. The entry point has the name of the agent's class, and is
+loaded when a configuration names a class of this name.
 
 `tests/config/test_algorithms.py` compares the rows with the classes. For classes without a row, the trainer checks only
 `collection` and `action_spaces`, after importing them.
@@ -13,19 +13,17 @@ of this name.
 from __future__ import annotations
 
 import functools
-import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tmrl_core import rooms
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.sections import Config
-from tmrl_core.errors import ConfigError
 
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
 ON_POLICY = frozenset({"lockstep"})
@@ -33,13 +31,11 @@ REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
 SEQUENCES = frozenset({"SequenceMemory"})
 BOX, DISCRETE = frozenset({"box"}), frozenset({"discrete"})
 CHOICES = DISCRETE | {"multi_discrete"}
-GROUP = "tmrl_core.agents"
-"""Group of the entry points of other packages' algorithms."""
 _AGENTS = "tmrl_core.training.agents"
 
 
 class Algorithm(msgspec.Struct, frozen=True):
-    """The row of one algorithm.
+    """The row of one algorithm, which the class of its settings declares.
 
     Args:
         cls: reference of the agent's class, `package.module:Name`.
@@ -76,12 +72,21 @@ class Algorithm(msgspec.Struct, frozen=True):
 
 
 @functools.cache
+def _files() -> list[str]:
+    folder = Path(__file__).resolve().parents[1].joinpath("training", "agents")
+    return sorted(file.stem for file in folder.glob("*_settings.py"))
+
+
+def _rows(file: str) -> list[Algorithm]:
+    module = import_module(f"{_AGENTS}.{file}")
+    declared = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
+    return [vars(part)["algorithm"] for part in declared if "algorithm" in vars(part)]
+
+
+@functools.cache
 def algorithms() -> Mapping[str, Algorithm]:
     """Return the algorithms of this package by the names of their classes; the first call imports their settings."""
-    folder = Path(__file__).resolve().parents[1].joinpath("training", "agents")
-    names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name.endswith("_settings"))
-    rows: list[Algorithm] = [import_module(f"{_AGENTS}.{name}").ALGORITHM for name in names]
-    return {row.name: row for row in rows}
+    return {row.name: row for file in _files() for row in _rows(file)}
 
 
 def agent_modules() -> dict[str, str]:
@@ -98,17 +103,18 @@ def algorithm_of(reference: str) -> Algorithm | None:
         ConfigError: the row of another package cannot be loaded.
     """
     name = reference.rpartition(":")[2]
-    for row in algorithms().values():
-        if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
-            return row
-    for point in entry_points(group=GROUP, name=name):
-        try:
-            row = point.load()
-        except Exception as exc:
-            raise ConfigError(
-                f"agent.cls: {reference}: the entry point {point.name} = {point.value} of the group {GROUP} cannot be "
-                f"loaded: {type(exc).__name__}: {exc}. Repair or remove the package that declares it"
-            ) from exc
+
+    def place(file: str) -> tuple[bool, int]:
+        # The file that is named as the class comes first: each import of settings takes 1 ms of the start of a role.
+        stem = file.removesuffix("_settings").replace("_", "")
+        return stem not in name.lower(), -len(stem)
+
+    for file in sorted(_files(), key=place) if reference.startswith("tmrl_core") else ():
+        for row in _rows(file):
+            if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
+                return row
+    for entry in rooms.added("agents", name):
+        row = entry.load().algorithm
         if isinstance(row, Algorithm) and row.cls == reference:
             return row
     return None
