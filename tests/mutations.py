@@ -435,7 +435,7 @@ MUTATIONS = (
         "samples-without-the-version-that-acted",
         WEIGHTS,
         "tmrl_core/actor/rollout/uplink.py",
-        "        self._source.set_version(update.version)\n",
+        "        self._recorder.set_version(update.version)\n",
         "",
         ("tests/actor/rollout/test_worker.py::test_samples_carry_the_acting_version",),
     ),

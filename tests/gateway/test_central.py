@@ -22,6 +22,7 @@ from tmrl_core.actor.policies.numpy.categorical import NumpyCategoricalMLPActor
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.policies.numpy.q_value import NumpyQValueMLPActor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.config.algorithms import ACTORS
 from tmrl_core.envs.json_spaces import action_writer, observation_reader
@@ -139,7 +140,7 @@ def test_steps_that_are_held_arrive_in_order(with_info: tuple[int, ...], limit: 
             await player.step(obs(step), float(step), False, False, {"n": step} if step in with_info else {})
         await player.close()
 
-    link = play(scenario, max_samples_per_episode=limit)
+    link = play(scenario, make_recorder=partial(StepRecorder, max_samples_per_episode=limit))
     found = [(float(seen[0]), reward, truncated, info) for _, seen, reward, _, truncated, info in link.samples]
     expected = [
         (float(step), float(step), step in (limit, 40), {"n": step} if step in with_info else {}) for step in range(41)
@@ -256,7 +257,7 @@ def test_the_pending_observation_is_the_reset_after_a_step_limit() -> None:
             assert await player.step(obs(step), 1.0, False, False, {}) is not None, "the client does not know"
         assert await player.step(obs(6), 1.0, True, False, {}) is None
 
-    link = play(scenario, max_samples_per_episode=3)
+    link = play(scenario, make_recorder=partial(StepRecorder, max_samples_per_episode=3))
     assert rows(link) == [
         (None, 0, 0.0, False, False),
         (0.25, 1, 1.0, False, False),

@@ -14,8 +14,9 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from heapq import heapify, heappop, heapreplace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from gymnasium import spaces
 
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
-from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
+from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import ObservationError, TmrlError
@@ -73,10 +74,9 @@ class CentralAgent:
         link: to the Server.
         label: of the gateway in messages and in the Server's status; beginning of the labels of the sessions.
         send_every: send the samples of a session after so many steps, also within an episode.
-        max_samples_per_episode: number of steps at which an episode is truncated.
         learning: False: sessions act deterministically, and nothing is recorded.
         obs_preprocessor: applied to each observation before the policy and the recorder get it.
-        sample_compressor, crc_debug, info_metrics: of the recorders.
+        make_recorder: `(buffer, name=, numbers=)` makes the recorder of a session.
         unsent_bytes: most bytes of samples that wait in all sessions together. Beyond it the API key with the most
             loses those of its largest session, counted.
         files: keep the policy.
@@ -101,12 +101,9 @@ class CentralAgent:
         link: RolloutLink,
         label: str = "gateway",
         send_every: int = 100,
-        max_samples_per_episode: float = math.inf,
         learning: bool = True,
         obs_preprocessor: Callable[[Any], Any] | None = None,
-        sample_compressor: SampleCompressor | None = None,
-        crc_debug: bool = False,
-        info_metrics: Sequence[str] = (),
+        make_recorder: Callable[..., StepRecorder] = StepRecorder,
         unsent_bytes: int = 64 << 20,
         files: PolicyFiles | None = None,
         drain_timeout_s: float = 10.0,
@@ -127,20 +124,7 @@ class CentralAgent:
         self.evaluations = Evaluations()
         self.samples_dropped = 0
         self.policy_failures = 0
-        numbers = itertools.count()
-
-        def make_recorder(session_id: str) -> StepRecorder:
-            return StepRecorder(
-                Buffer(None),
-                name=f"{label}/{session_id}",
-                sample_compressor=sample_compressor,
-                crc_debug=crc_debug,
-                max_samples_per_episode=max_samples_per_episode,
-                info_metrics=info_metrics,
-                numbers=numbers,
-            )
-
-        self._make_recorder = make_recorder
+        self._make_recorder = partial(make_recorder, numbers=itertools.count())
         self._unsent_limit = unsent_bytes
         self._unsent_bytes = 0
         self._unsent: dict[CentralPlayer, int] = {}
@@ -164,7 +148,7 @@ class CentralAgent:
 
     def open(self, session_id: str, key_id: str = "") -> CentralPlayer:
         """Return the player of a new session."""
-        return CentralPlayer(self, self._make_recorder(session_id), key_id)
+        return CentralPlayer(self, self._make_recorder(Buffer(None), name=f"{self.label}/{session_id}"), key_id)
 
     def assign(self) -> tuple[bool, Assignment | None]:
         """Return True if the next episode is recorded, and the evaluation that it belongs to."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import re
+from functools import partial
 
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.config import Config, environment_maker, find_credentials_folder, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
@@ -133,12 +135,15 @@ def central_agent(config: Config, name: str) -> CentralAgent:
             link=link,
             label=label.text,
             send_every=gateway_section(config).send_every,
-            max_samples_per_episode=math.inf if limit is None else limit,
             learning=section.enable_learning,
             obs_preprocessor=resolve_optional(worker.obs_preprocessor, "worker.obs_preprocessor"),
-            sample_compressor=resolve_optional(worker.sample_compressor, "worker.sample_compressor"),
-            crc_debug=worker.crc_debug,
-            info_metrics=worker.info_metrics,
+            make_recorder=partial(
+                StepRecorder,
+                sample_compressor=resolve_optional(worker.sample_compressor, "worker.sample_compressor"),
+                crc_debug=worker.crc_debug,
+                max_samples_per_episode=math.inf if limit is None else limit,
+                info_metrics=worker.info_metrics,
+            ),
             unsent_bytes=worker.queue_bytes,
             files=PolicyFiles(model_path),
             drain_timeout_s=worker.drain_timeout_s,

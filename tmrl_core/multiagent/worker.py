@@ -149,7 +149,7 @@ class MultiAgentCollector(Collector):
         max_episode_bytes: maximum size of the experiences of an episode.
         max_head_bytes: maximum size of the other values of an episode.
         seed_of: returns the seed of the first episode, and of the first test, by the worker's number among those of the
-            same name, see `Uplink.own_seed`. None: they are not seeded, unless the trainer does.
+            same name, see `Collector.follow_place`. None: they are not seeded, unless the trainer does.
 
     Attributes:
         stage: that of training episodes.

@@ -326,6 +326,24 @@ def test_an_evaluation_runs_while_the_rate_limit_waits(make: Any, link: Any) -> 
     assert [record.evaluation for record in link.records] == [None, 1]
 
 
+def test_an_expert_runs_no_evaluation_while_the_rate_limit_waits(make: Any, link: Any) -> None:
+    worker = make(max_env_steps_per_update=1.0)
+
+    def request_then_free(link: Any) -> None:
+        if link.directive.evaluation is None:
+            link.directive = Directive(1, Evaluation(1, (3,), (1, 1)))
+            link.publish(0.75)
+        else:
+            link.counts = link.counts._replace(queued_samples=0)
+
+    link.counts = link.counts._replace(queued_samples=4)
+    link.on_wait = request_then_free
+    worker.run(nb_episodes=1, verbose=False, expert=True)
+    assert [record.evaluation for record in link.records] == [None]
+    assert worker.actor.value == 0.25
+    assert worker.policy_version == (0, 0)
+
+
 def test_pause_rests_between_episodes_and_evaluates_meanwhile(make: Any, link: Any) -> None:
     worker = make()
     script = iter(

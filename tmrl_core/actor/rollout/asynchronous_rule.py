@@ -85,23 +85,23 @@ class AsynchronousRule(EpisodeRule):
     ) -> None:
         super().__init__(loop, test_episode_interval, verbose)
         self._limit = None if max_env_steps_per_update is None else RateLimit(max_env_steps_per_update)
-        self._expert = expert
+        self.obeys = not expert
         self.within = within
         self.pause_s = pause_s
 
     def between(self) -> None:
         """See `EpisodeRule`. An expert follows no directives. The first episode waits for nothing."""
-        if self.episodes or self._expert:
+        if self.episodes or not self.obeys:
             self.take()
-        if self.episodes and not self._expert:
+        if self.episodes and self.obeys:
             self._loop.obey()
 
     def take(self) -> bool:
         """Load the latest policy, or discard it."""
-        if self._expert:
-            self._uplink.ignore_policy()
-        else:
+        if self.obeys:
             self._uplink.update_policy(verbose=False)
+        else:
+            self._uplink.ignore_policy()
         return False
 
     def room(self) -> float:

@@ -29,8 +29,8 @@ class Collector(ABC):
         recorder: records the episodes.
         max_failures: maximum number of consecutive failures of the environment.
         seed: seed of the first episode; None: from the operating system.
-        seed_of: returns the seed by the worker's number among those of the same name, see `Uplink.own_seed`; None:
-            `seed` stays, whoever has it too.
+        seed_of: returns the seed by the worker's number among those of the same name (None: it has none); None: `seed`
+            stays, whoever has it too.
 
     Attributes:
         uplink: uplink to the trainer, assigned once after the constructor.
@@ -110,10 +110,18 @@ class Collector(ABC):
         """Seed the next episode anew if a worker of the same name has this one's seed. Called before each episode."""
         link = self.uplink.link
         # The seeds of an evaluation are the trainer's.
-        if self._seed_of is not None and link is not None and link.place > 1 and not self._evaluating:
-            own = self.uplink.own_seed(self._seed_of)
-            if own is not None:
-                self.seed_next_episode(own)
+        if self._seed_of is None or link is None or link.place <= 1 or self._evaluating:
+            return
+        seed = self._seed_of(link.place)
+        if seed is not None:
+            logger.warning(
+                "worker %s is number %d of that name in this run, and run.seed would give all of them the same "
+                "episodes: its next ones have a seed of their own. Give each worker another worker.name, so that the "
+                "seeds do not depend on the order in which they join",
+                self.name,
+                link.place,
+            )
+            self.seed_next_episode(seed)
 
     def evaluate_if_due(self) -> bool:
         """Run the evaluation that the trainer requests, if it is new and its policy has arrived.

@@ -67,10 +67,7 @@ class EnvironmentLoop(Collector):
         runner: chooses the actions.
         recorder: records the steps.
         obs_preprocessor: applied to each observation before the policy and the recorder get it.
-        max_failures: maximum number of consecutive failures of the environment.
-        seed: seed of the first reset, and of resets after evaluations; None: from the operating system.
-        seed_of: returns the seed by the worker's number among those of the same name, see `Uplink.own_seed`; None:
-            `seed` stays, whoever has it too.
+        max_failures, seed, seed_of: see `Collector`; the seed is also that of resets after evaluations.
 
     Attributes:
         evaluation_videos: folder for videos of the first episode of each evaluation, if the environment is `Filmed`.

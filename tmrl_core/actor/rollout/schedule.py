@@ -25,6 +25,7 @@ class Rule(ABC):
 
     Attributes:
         within: True: it limits steps within episodes too; False: only the beginning of an episode.
+        obeys: True: the trainer's evaluations are run during waits.
         turns: True: trainer and worker take turns, so that a report of a wait stays until the next one.
         whole: True: the samples of an episode are sent together, at its end.
         pause_s: minimum seconds between the ends of episodes after which samples are sent.
@@ -37,6 +38,7 @@ class Rule(ABC):
     """
 
     within = True
+    obeys = True
     turns = False
     logs_waits = False
     done = False
@@ -149,8 +151,8 @@ class Schedule:
                     return True
                 if link is None:
                     raise StarvedError(rule.alone)
-                self._uplink.send()
-                if link.directive.evaluation is not None and uplink.next_evaluation() is not None:
+                uplink.send()
+                if rule.obeys and link.directive.evaluation is not None and uplink.next_evaluation() is not None:
                     if not rule.turns:
                         link.say_waits("")  # it does not wait meanwhile, and the trainer asks only workers that do
                     self._collector.evaluate_if_due()

@@ -237,25 +237,6 @@ class Uplink:
             lost += counts.samples_dropped + counts.samples_refused
         return self._recorder.steps_collected - lost
 
-    def own_seed(self, seed_of: Callable[[int], int | None]) -> int | None:
-        """Return another seed if this worker's is that of a worker with the same name; None: it is not, so far.
-
-        Args:
-            seed_of: returns the seed of a worker by its number among those of that name; None: it has none.
-        """
-        place = self.link.place if self.link is not None else 0
-        seed = seed_of(place) if place > 1 else None
-        if seed is None:
-            return None
-        logger.warning(
-            "worker %s is number %d of that name in this run, and run.seed would give all of them the same episodes: "
-            "its next ones have a seed of their own. Give each worker another worker.name, so that the seeds do not "
-            "depend on the order in which they join",
-            self._recorder.name,
-            place,
-        )
-        return seed
-
     # --- directives in ------------------------------------------------------------------------------------------------
 
     def due_evaluation(self) -> Evaluation | None:

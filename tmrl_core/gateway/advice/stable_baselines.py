@@ -110,7 +110,8 @@ class StableBaselinesLearner(Learner):
             "learning_starts": context.settings.start_training,
             "device": "cpu",
             "seed": context.seed,
-            **copy.deepcopy(settings.kwargs),  # stable-baselines3 adds entries to policy_kwargs
+            # A copy, because the library writes into nested arguments, and sessions share the settings.
+            **copy.deepcopy(settings.kwargs),
         }
         self._noise = LEAST_NOISE
         if isinstance(kwargs.get("action_noise"), int | float):
