@@ -416,8 +416,8 @@ MUTATIONS = (
         "older-policy-becomes-the-latest",
         WEIGHTS,
         f"{_P}/relay/policies.py",
-        "old = self.latest is not None and begun <= self.latest.version",
-        "old = False",
+        "old = version[0] != incarnation or (self.latest is not None and version <= self.latest.version)",
+        "old = version[0] != incarnation",
         (f"{RELAY}/test_relay_policies.py::test_an_older_version_is_accepted_but_not_forwarded",),
     ),
     Mutation(

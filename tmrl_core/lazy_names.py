@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str], homes: Mapping[str, str] | None = None
+    package: str,
+    modules: Mapping[str, str],
+    homes: Mapping[str, str] | None = None,
+    hidden: Mapping[str, str] | None = None,
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__all__`, `__getattr__` and `__dir__` of a package.
 
@@ -19,9 +22,11 @@ def lazy_names(
         package: its full name.
         modules: names by the module that defines them, relative to the package.
         homes: modules of further names, by name.
+        hidden: as `modules`, of names that are not exported to `import *`.
     """
     places = {**(homes or {}), **{name: module for module, names in modules.items() for name in names.split()}}
     exported = sorted(places)
+    places |= {name: module for module, names in (hidden or {}).items() for name in names.split()}
 
     def load(name: str) -> Any:
         from importlib import import_module

@@ -1,10 +1,10 @@
 """Compatible action spaces, collection modes, loops, memories and policies of each algorithm, by name.
 
-An algorithm declares its row, `ALGORITHM`, in a file `*_settings.py` beside its agent. These files import no torch, so
-that a configuration is checked on machines without torch. They are found by listing `tmrl_core/training/agents`, so
-that a new algorithm changes no list. A package of others names its row by an entry point of the group
-`tmrl_core.agents`. The entry point has the name of the agent's class, and is loaded when a configuration names a class
-of this name.
+An algorithm declares its row with its settings, in a file `*_settings.py` beside its agent. These files import no
+torch, so that a configuration is checked on machines without torch. They are found by listing
+`tmrl_core/training/agents`, so that a new algorithm changes no list. A package of others names the class of its
+settings by an entry point of the group `tmrl_core.agents`. The entry point has the name of the agent's class, and is
+loaded when a configuration names a class of this name.
 
 `tests/config/test_algorithms.py` compares the rows with the classes. For classes without a row, the trainer checks only
 `collection` and `action_spaces`, after importing them.
@@ -17,15 +17,14 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tmrl_core import rooms
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.sections import Config
-from tmrl_core.errors import ConfigError
 
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
 ON_POLICY = frozenset({"lockstep"})
@@ -33,13 +32,11 @@ REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
 SEQUENCES = frozenset({"SequenceMemory"})
 BOX, DISCRETE = frozenset({"box"}), frozenset({"discrete"})
 CHOICES = DISCRETE | {"multi_discrete"}
-GROUP = "tmrl_core.agents"
-"""Group of the entry points of other packages' algorithms."""
 _AGENTS = "tmrl_core.training.agents"
 
 
 class Algorithm(msgspec.Struct, frozen=True):
-    """The row of one algorithm.
+    """The row of one algorithm, which the class of its settings declares.
 
     Args:
         cls: reference of the agent's class, `package.module:Name`.
@@ -79,9 +76,11 @@ class Algorithm(msgspec.Struct, frozen=True):
 def algorithms() -> Mapping[str, Algorithm]:
     """Return the algorithms of this package by the names of their classes; the first call imports their settings."""
     folder = Path(__file__).resolve().parents[1].joinpath("training", "agents")
-    names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name.endswith("_settings"))
-    rows: list[Algorithm] = [import_module(f"{_AGENTS}.{name}").ALGORITHM for name in names]
-    return {row.name: row for row in rows}
+    files = sorted(one.name for one in pkgutil.iter_modules([str(folder)]) if one.name.endswith("_settings"))
+    modules = [import_module(f"{_AGENTS}.{name}") for name in files]
+    declared = [(part, module) for module in modules for part in vars(module).values() if isinstance(part, type)]
+    rows = [vars(part).get("algorithm") for part, module in declared if part.__module__ == module.__name__]
+    return {row.name: row for row in rows if isinstance(row, Algorithm)}
 
 
 def agent_modules() -> dict[str, str]:
@@ -101,17 +100,9 @@ def algorithm_of(reference: str) -> Algorithm | None:
     for row in algorithms().values():
         if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
             return row
-    for point in entry_points(group=GROUP, name=name):
-        try:
-            row = point.load()
-        except Exception as exc:
-            raise ConfigError(
-                f"agent.cls: {reference}: the entry point {point.name} = {point.value} of the group {GROUP} cannot be "
-                f"loaded: {type(exc).__name__}: {exc}. Repair or remove the package that declares it"
-            ) from exc
-        if isinstance(row, Algorithm) and row.cls == reference:
-            return row
-    return None
+    entry = rooms.find("agents", name)
+    found = None if entry is None else entry.load().algorithm
+    return found if isinstance(found, Algorithm) and found.cls == reference else None
 
 
 class Policy(msgspec.Struct, frozen=True):
