@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import source
+from tests.command_line import in_this_process
 from tmrl_core import rooms
 from tmrl_core.config import from_values
 from tmrl_core.errors import ConfigError
@@ -80,6 +81,33 @@ def test_a_sink_of_another_package_is_configured_by_its_name(install: Install, t
         open_sinks(tmp_path, console=False, further={"noted": {"headline": "chapter"}})
     for sink in sinks:
         sink.close()
+
+
+DANCE = """
+from tmrl_core.roles.role import Role
+
+def run(config, options, shutdown):
+    print(config.run.name, options.turns)
+    return 0
+
+def add_options(parser):
+    parser.add_argument("--turns", type=int)
+
+ROLE = Role("dance", run, takes=("turns", "seed"), options=add_options)
+"""
+
+
+def test_a_role_of_another_package_is_an_option(install: Install, tmp_path: Path) -> None:
+    install("dances", "[tmrl_core.roles]\ndance = MODULE:ROLE\nlost = MODULE:LOST\n", DANCE)
+    with in_this_process(tmp_path) as run:
+        ended = run("--dance", "--turns", "3", "--set", "run.name=waltz")
+        assert (ended.returncode, ended.stdout) == (0, "waltz 3\n"), ended.stderr
+        refused = run("--dance", "--workers", "2")
+        assert "--workers goes with --local or --worker, not --dance" in refused.stderr
+        assert "--turns: no such option" in run("--server", "--turns", "3").stderr
+        broken = run("--lost")
+        assert broken.returncode == 2
+        assert "ConfigError: lost: the package dances adds it to roles" in broken.stderr
 
 
 def test_the_error_for_an_unknown_name_lists_the_known_ones() -> None:

@@ -13,7 +13,6 @@ loaded when a configuration names a class of this name.
 from __future__ import annotations
 
 import functools
-import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
@@ -73,14 +72,21 @@ class Algorithm(msgspec.Struct, frozen=True):
 
 
 @functools.cache
+def _files() -> list[str]:
+    folder = Path(__file__).resolve().parents[1].joinpath("training", "agents")
+    return sorted(file.stem for file in folder.glob("*_settings.py"))
+
+
+def _rows(file: str) -> list[Algorithm]:
+    module = import_module(f"{_AGENTS}.{file}")
+    declared = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
+    return [row for part in declared if (row := vars(part).get("algorithm")) is not None]
+
+
+@functools.cache
 def algorithms() -> Mapping[str, Algorithm]:
     """Return the algorithms of this package by the names of their classes; the first call imports their settings."""
-    folder = Path(__file__).resolve().parents[1].joinpath("training", "agents")
-    files = sorted(one.name for one in pkgutil.iter_modules([str(folder)]) if one.name.endswith("_settings"))
-    modules = [import_module(f"{_AGENTS}.{name}") for name in files]
-    declared = [(part, module) for module in modules for part in vars(module).values() if isinstance(part, type)]
-    rows = [vars(part).get("algorithm") for part, module in declared if part.__module__ == module.__name__]
-    return {row.name: row for row in rows if isinstance(row, Algorithm)}
+    return {row.name: row for file in _files() for row in _rows(file)}
 
 
 def agent_modules() -> dict[str, str]:
@@ -97,12 +103,21 @@ def algorithm_of(reference: str) -> Algorithm | None:
         ConfigError: the row of another package cannot be loaded.
     """
     name = reference.rpartition(":")[2]
-    for row in algorithms().values():
-        if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
+
+    def place(file: str) -> tuple[bool, int]:
+        # The file that is named as the class comes first: each import of settings takes 1 ms of the start of a role.
+        stem = file.removesuffix("_settings").replace("_", "")
+        return stem not in name.lower(), -len(stem)
+
+    for file in sorted(_files(), key=place) if reference.startswith("tmrl_core") else ():
+        for row in _rows(file):
+            if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
+                return row
+    for entry in rooms.added("agents", name):
+        row = entry.load().algorithm
+        if isinstance(row, Algorithm) and row.cls == reference:
             return row
-    entry = rooms.find("agents", name)
-    found = None if entry is None else entry.load().algorithm
-    return found if isinstance(found, Algorithm) and found.cls == reference else None
+    return None
 
 
 class Policy(msgspec.Struct, frozen=True):

@@ -25,7 +25,6 @@ from tmrl_core.config.sections import (
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent_patterns import is_pattern, policy_by_agent
 
-
 _COUNTS = (
     "capacity", "batch_size", "min_experiences", "updates_per_episode", "epochs", "sequence_length", "sequence_stride",
 )  # fmt: skip
@@ -215,7 +214,7 @@ class MultiAgentSection(RoomSection, frozen=True, kw_only=True):
         given = {
             "--expert": role == "expert",
             "--benchmark": role == "benchmark",
-            "--gateway": role == "gateway" or options["gateway"],
+            "--gateway": role == "gateway" or options.get("gateway"),
             "--render": options["render"],
             "--video": options["video"] is not None,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tmrl_core.config.algorithms import MEMORIES, agent_modules
 from tmrl_core.lazy_names import lazy_names
 
-__all__, __getattr__, __dir__ = lazy_names(
+_, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "agent": "TrainingAgent",
@@ -21,5 +21,6 @@ __all__, __getattr__, __dir__ = lazy_names(
         "memories.generic": "GenericTorchMemory",
         "memories.memory": "Memory TorchMemory",
     },
-    {**agent_modules(), **MEMORIES},
+    MEMORIES,
+    further=agent_modules,
 )
