@@ -159,7 +159,8 @@ class BoxBounds:
 
     def scaled(self, unit: np.ndarray) -> np.ndarray:
         """Return actions [..., size] of numbers from -1 to 1; rounding may leave the bounds by one bit."""
-        return self.low + (unit + 1.0) * 0.5 * (self.high - self.low)
+        action: np.ndarray = self.low + (unit + 1.0) * 0.5 * (self.high - self.low)
+        return action
 
     def mixed(self, action_BA: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
         """Return [B, size] actions, a share of them replaced in place by uniformly sampled ones."""
