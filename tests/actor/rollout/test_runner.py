@@ -8,7 +8,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor import NumpyGaussianRNNActor, TorchActorModule
+from tmrl_core.actor import (
+    NumpyGaussianMLPActor,
+    NumpyGaussianRNNActor,
+    NumpySquashedGaussianMLPActor,
+    TorchActorModule,
+)
 from tmrl_core.actor.module import ActorModule, BatchActor, State
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner, exploration_seed
@@ -321,6 +326,24 @@ def test_rows_of_a_batch_act_as_they_would_alone(cell: str) -> None:
             np.testing.assert_allclose(action, expected, rtol=0, atol=1e-6)
             for name, value in more.items():
                 np.testing.assert_allclose(extras[name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [NumpyGaussianMLPActor, NumpySquashedGaussianMLPActor])
+def test_policies_without_a_state_get_several_rows_as_one_batch(cls: Any) -> None:
+    class Whole(cls):  # type: ignore[misc]
+        def act_with_extras(self, obs: Any, test: bool = False) -> Any:
+            raise AssertionError("one row at a time")
+
+    seen = list(np.random.default_rng(0).standard_normal((3, 2)).astype(np.float32))
+    together, alone = (
+        runner(lambda **given: Whole(**given, seed=1), rows=3),
+        runner(lambda **given: cls(**given, seed=1)),
+    )
+    for obs, (action, extras) in zip(seen, together.decide_rows(seen, True, True), strict=True):
+        expected, more = alone.decide(obs, True, True)
+        np.testing.assert_allclose(action, expected, rtol=0, atol=1e-6)
+        for name, value in (more or {}).items():
+            np.testing.assert_allclose(extras[name], value, rtol=0, atol=1e-6)
 
 
 def test_a_policy_without_batches_acts_for_several_rows_too() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from tmrl_core.config.algorithms import ACTORS, action_space_kind, algorithms
 from tmrl_core.errors import ConfigError
 
 
@@ -99,23 +100,16 @@ def refusal(owner: str, wanted: str, space: Any) -> ConfigError:
         wanted: its requirement, such as `acts in a Box of floats`.
         space: the environment's action space.
     """
-    if isinstance(space, spaces.Discrete):
-        advice = "For it take actor.cls: QValueMLPActor or CategoricalMLPActor of tmrl_core.actor, with its agent."
-    elif choice_counts(space):
-        advice = (
-            "For it take actor.cls: CategoricalMLPActor or CategoricalRNNActor of tmrl_core.actor, with PPOAgent, "
-            "RecurrentPPOAgent or BehaviorCloningAgent."
-        )
-    elif is_box_of_floats(space):
-        advice = (
-            "For it take actor.cls: SquashedGaussianMLPActor, DeterministicMLPActor or GaussianMLPActor of "
-            "tmrl_core.actor, with its agent."
-        )
-    else:
-        advice = (
-            "No policy here acts in it: make it a Box of floats or a Discrete space in the environment (such as with "
-            "gymnasium.wrappers.TransformAction), or name a policy and an agent of your own in actor.cls and agent.cls."
-        )
+    kind = action_space_kind(space)
+    policies = [name for name, kinds in ACTORS.items() if kind in kinds]
+    agents = [name for name, row in algorithms().items() if kind in row.action_spaces]
+    advice = (
+        f"For it take actor.cls: {', '.join(policies)} of tmrl_core.actor, with its agent.cls of tmrl_core.training: "
+        f"{', '.join(agents)}."
+        if policies
+        else "No policy here acts in it: make it a Box of floats or a Discrete space in the environment (such as with "
+        "gymnasium.wrappers.TransformAction), or name a policy and an agent of your own in actor.cls and agent.cls."
+    )
     return ConfigError(f"{owner} {wanted}, the environment's action space is {space}. {advice}")
 
 
@@ -162,6 +156,11 @@ class BoxBounds:
     def size(self) -> int:
         """Number of elements of one action."""
         return int(self.low.size)
+
+    def scaled(self, unit: np.ndarray) -> np.ndarray:
+        """Return actions [..., size] of numbers from -1 to 1; rounding may leave the bounds by one bit."""
+        action: np.ndarray = self.low + (unit + 1.0) * 0.5 * (self.high - self.low)
+        return action
 
     def mixed(self, action_BA: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
         """Return [B, size] actions, a share of them replaced in place by uniformly sampled ones."""

@@ -95,8 +95,7 @@ class _Continuous(AdvisedPolicy[Gaussian]):
 
     def _scaled(self, action_A: np.ndarray) -> np.ndarray:
         """Return an action scaled to [-1, 1] as one of the action space."""
-        bounds = self._bounds
-        return bounds.clipped(bounds.low + (action_A + 1.0) * 0.5 * (bounds.high - bounds.low))
+        return self._bounds.clipped(self._bounds.scaled(action_A))
 
     @abstractmethod
     def gaussian(self, obs: Any) -> Gaussian:

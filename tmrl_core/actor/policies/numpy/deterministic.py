@@ -35,7 +35,8 @@ class Deterministic(Policy):
 
     def outputs_of_heads(self, heads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return `action` [B, *action shape] without noise."""
-        return {"action": self._in_bounds(np.tanh(heads["mu"], dtype=np.float64)).reshape(-1, *self._bounds.shape)}
+        action_BA = self._bounds.scaled(np.tanh(heads["mu"], dtype=np.float64))
+        return {"action": action_BA.reshape(-1, *self._bounds.shape)}
 
     def choose(
         self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
@@ -47,12 +48,6 @@ class Deterministic(Policy):
             action_BA += self.noise * rng.standard_normal(action_BA.shape) * (bounds.high - bounds.low) / 2.0
             bounds.mixed(action_BA, self.random, rng)
         return bounds.clipped(action_BA), {}
-
-    def _in_bounds(self, scaled: np.ndarray) -> np.ndarray:
-        """Return actions that were scaled to [-1, 1]."""
-        low, high = self._bounds.low, self._bounds.high
-        action: np.ndarray = np.clip(low + (scaled + 1.0) * 0.5 * (high - low), low, high)
-        return action
 
 
 class NumpyDeterministicMLPActor(Deterministic, NumpyMLPPolicy):
@@ -85,8 +80,8 @@ class NumpyDeterministicMLPActor(Deterministic, NumpyMLPPolicy):
         if not test and self._rng.random() < self.random:
             action = self._rng.uniform(bounds.low, bounds.high)
         else:
-            scaled = np.tanh(self._forward(obs), dtype=np.float64)
+            unit = np.tanh(self._forward(obs), dtype=np.float64)
             if not test:
-                scaled += self.noise * self._rng.standard_normal(bounds.size)
-            action = self._in_bounds(scaled)
-        return action.astype(bounds.dtype).reshape(bounds.shape)
+                unit += self.noise * self._rng.standard_normal(bounds.size)
+            action = bounds.scaled(unit)
+        return bounds.clipped(action)

@@ -65,7 +65,8 @@ class NumpyPolicy(Policy):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let messages name the policy as configurations do."""
         super().__init_subclass__(**kwargs)
-        cls.owner = cls.__name__.removeprefix("Numpy")
+        if "owner" not in vars(cls):
+            cls.owner = cls.__name__.removeprefix("Numpy")
 
     def __init__(
         self,

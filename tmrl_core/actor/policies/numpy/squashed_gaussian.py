@@ -74,7 +74,7 @@ class SquashedGaussian(Policy):
         u_BA = outputs_B["mu"].astype(np.float64)
         if not deterministic:
             u_BA += np.exp(outputs_B["log_std"]) * rng.standard_normal(u_BA.shape)
-        action_BA = bounds.low + (np.tanh(u_BA) + 1.0) * 0.5 * (bounds.high - bounds.low)
+        action_BA = bounds.scaled(np.tanh(u_BA))
         return bounds.clipped(action_BA if deterministic else bounds.mixed(action_BA, self.random, rng)), {}
 
 
