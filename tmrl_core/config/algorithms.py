@@ -80,7 +80,7 @@ def _files() -> list[str]:
 def _rows(file: str) -> list[Algorithm]:
     module = import_module(f"{_AGENTS}.{file}")
     declared = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
-    return [vars(part)["algorithm"] for part in declared if "algorithm" in vars(part)]
+    return [row for part in declared if (row := vars(part).get("algorithm")) is not None]
 
 
 @functools.cache
