@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
@@ -97,13 +97,17 @@ class TrainingMemory(ABC):
             of an evaluation and aborted ones do not count.
         stat_test_steps, stat_train_steps: length of that episode.
         deferred: on disk, write with `commit` only.
+        declared: format that environment and policy declare; None: unknown, the first samples define it.
     """
+
+    transient: ClassVar[frozenset[str]] = frozenset({"declared"})
 
     batch_size: int = 1
     """Number of transitions in a batch."""
     memory_size: int = 0
     """Maximum number of transitions; 0: unknown."""
     deferred: bool = False
+    declared: DeclaredSamples | None = None
 
     def __init__(self) -> None:
         self.stat_test_return = math.nan
@@ -153,8 +157,9 @@ class TrainingMemory(ABC):
         """The user's memory, without the wrapper of `as_memory`."""
         return self
 
-    def expect(self, schema: DeclaredSamples) -> None:  # noqa: B027  # not abstract: a memory may take any samples
-        """Refuse samples that differ from the declaration of environment and policy. Default: accept all."""
+    def expect(self, schema: DeclaredSamples) -> None:
+        """Keep the declaration of environment and policy in `declared`. A memory may refuse samples that differ."""
+        self.declared = schema
 
     def expect_agent(self, agent: AgentLike) -> None:  # noqa: B027  # not abstract: a memory may serve any agent
         """Refuse an agent whose policy does not fit this memory, with ConfigError. Default: accept all."""

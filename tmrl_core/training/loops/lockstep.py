@@ -223,13 +223,12 @@ class TrainingLockstep(TrainingOffline):
         names = {stream: name for stream, name in round_.too_long.items() if stream not in self._too_long}
         if names and len(self._too_long) < MAX_STREAMS:
             self._too_long |= names.keys()
-            others = len(names) - NAMED
             logger.warning(
                 "round %d: an episode of more than %d MB was dropped, from %s; a round of episodes needs whole ones: "
                 "set worker.max_samples_per_episode, or trainer.lockstep.steps_per_round instead of episodes_per_round",
                 round_.number,
                 round_.max_episode_bytes >> 20,
-                ", ".join(list(names.values())[:NAMED]) + f" and {others} more" * (others > 0),
+                _named(list(names.values())),
             )
 
     def _begin_round(self, interface: TrainingInterface) -> Round:
@@ -267,14 +266,13 @@ class TrainingLockstep(TrainingOffline):
         """Add the round's counters to the totals, once."""
         self.samples_stale += round_.late + round_.surplus
         self.redistributed += round_.redistributed
-        others = len(round_.stalled) - NAMED
         if round_.stalled:
             logger.warning(
                 "round %d: %d %s were taken from %s and given to others",
                 round_.number,
                 round_.redistributed,
                 "episodes" if round_.in_episodes else "steps",
-                ", ".join(round_.stalled[:NAMED]) + f" and {others} more" * (others > 0),
+                _named(round_.stalled),
             )
         round_.late = round_.surplus = round_.redistributed = 0
         round_.stalled = []
@@ -340,3 +338,8 @@ class TrainingLockstep(TrainingOffline):
             "episode_length_mean": stats.fmean(length for _, length in episodes) if episodes else math.nan,
             "redistributed": self.redistributed,
         }
+
+
+def _named(workers: Sequence[str]) -> str:
+    others = len(workers) - NAMED
+    return ", ".join(workers[:NAMED]) + f" and {others} more" * (others > 0)

@@ -383,6 +383,7 @@ class TrainingOffline(TrainingLoop):
     def _run_round(self, interface: TrainingInterface) -> bool:
         """Make the updates of a round. False: the round was stopped early."""
         statistics = self.statistics = RoundStatistics()
+        self._made, self._made_s = [], 0.0
         if not self._hold_ratio(interface):
             return False
         limiter, batches = self.limiter, iter(self.memory)

@@ -17,7 +17,6 @@ from tmrl_core.training.loops.lockstep_round import LastRows, Round, RoundSegmen
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, stored_dtype
 from tmrl_core.training.memories.sample_check import check_samples
-from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.trees import flatten, leaves_of, template
 from tmrl_core.training.value_types import State, Tree
 
@@ -33,10 +32,8 @@ class RoundMemory(TrainingMemory):
     type_id = "round"
     type_version = 1
 
-    transient = frozenset({"device", "round", "last_rows", "_clock", "_specs", "_orders", "declared"})
+    transient = frozenset({"device", "round", "last_rows", "_clock", "_specs", "_orders"})
     """Attributes that are not in checkpoints: an unfinished round is collected again after a restart."""
-    declared: DeclaredSamples | None = None
-    """Expected structure of samples; None: unknown, the first samples define it."""
 
     def __init__(self, device: torch.device | str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -56,10 +53,6 @@ class RoundMemory(TrainingMemory):
     def episodes(self) -> list[tuple[float, int]]:
         """Return (return, length) of the episodes that have ended in this round."""
         return self.round.episodes if self.round is not None else []
-
-    def expect(self, schema: DeclaredSamples) -> None:
-        """Reject samples that differ from the declaration of environment and policy."""
-        self.declared = schema
 
     def append(self, buffer: Buffer) -> Refusals:
         """Insert the rows of a buffer that the round wants; it counts and discards the others.

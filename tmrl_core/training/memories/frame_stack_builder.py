@@ -219,7 +219,7 @@ class FrameStackBuilder(TransitionBuilder):
         return {
             **super().state_dict(),
             "frame_stack": self.frame_stack,
-            **({"leaves": []} if self._observation is None else describe_spec(self._observation)),
+            **({"shape": None, "leaves": []} if self._observation is None else describe_spec(self._observation)),
             "frames": [] if self.rows.durable else [[i, store.state_dict()] for i, store in self._stores.items()],
         }
 

@@ -38,7 +38,6 @@ from tmrl_core.training.memories.memory import compare_with_original, whole_numb
 from tmrl_core.training.memories.prioritized import Prioritization, PrioritizedSampler
 from tmrl_core.training.memories.rows import RamRows, RowLease, Rows
 from tmrl_core.training.memories.sample_check import check_samples
-from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.sampler import Sampler, UniformSampler
 from tmrl_core.training.memories.staleness import RecentSampler
 from tmrl_core.training.memories.transition_builder import TransitionBuilder
@@ -92,9 +91,7 @@ class ReplayMemory(TrainingMemory):
 
     type_id = "replay"
     type_version = 1
-    transient: ClassVar[frozenset[str]] = frozenset({"deferred", "declared"})
-    declared: DeclaredSamples | None = None
-    """Expected structure of samples; None: unknown, the first samples define it."""
+    transient: ClassVar[frozenset[str]] = frozenset({"deferred"})
 
     def __init__(
         self,
@@ -170,10 +167,6 @@ class ReplayMemory(TrainingMemory):
         return TransitionBuilder(rows, self.n_step, self.gamma, self.downcast_float64, self.keep_extras)
 
     # --- samples ------------------------------------------------------------------------------------------------------
-
-    def expect(self, schema: DeclaredSamples) -> None:
-        """Refuse samples that differ from the declaration of environment and policy."""
-        self.declared = schema
 
     def append(self, buffer: Buffer) -> Refusals:
         """Record the statistics and append all samples that fit. Return the refused chunks with the reasons."""
