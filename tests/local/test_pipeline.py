@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tmrl_core.config import Config, from_values
-from tmrl_core.config.run_folder import free_run_name
+from tmrl_core.config import Config, from_values, with_changes
+from tmrl_core.config.run_folder import claim_run_name, forget_unused
 from tmrl_core.errors import ConfigError
 from tmrl_core.local import pipeline as local
 from tmrl_core.roles.shutdown import ShutdownSignal
@@ -125,14 +125,14 @@ def test_a_closed_terminal_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch
     view.say("ended")
 
 
-def test_a_quickstart_leaves_earlier_runs_alone(tmp_path: Path) -> None:
+def test_new_runs_get_names_of_their_own(tmp_path: Path) -> None:
     config = from_values({"run": {"name": "x"}})
-    assert free_run_name(config) == "x"
-    (tmp_path / "runs" / "x").mkdir(parents=True)
-    (tmp_path / "runs" / "x-2").mkdir()
-    assert free_run_name(config) == "x-3"
-    changes = local.changes_for_this_machine(config, 2, single_process=False, quickstart=True)
-    assert changes == ["run.name=x-3", "server.port=0"]
+    names = [claim_run_name(config) for _ in range(3)]
+    assert names == ["x", "x-2", "x-3"]
+    (tmp_path / "runs" / "x-3" / "metrics.jsonl").touch()
+    for name in names:
+        forget_unused(with_changes(config, [f"run.name={name}"]))
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x-3"]
     long = from_values({"run": {"name": "y" * 64}})
     (tmp_path / "runs" / ("y" * 64)).mkdir()
-    assert free_run_name(long) == "y" * 56 + "-2"
+    assert claim_run_name(long) == "y" * 56 + "-2"

@@ -321,10 +321,11 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
         if written := os.environ.get(name):
             os.environ[name] = str(expanded(written).absolute())
     config = load_config(options)
-    if options.new:
-        from tmrl_core.config.run_folder import free_run_name
+    is_new = options.new or options.quickstart
+    if is_new:
+        from tmrl_core.config.run_folder import claim_run_name, forget_unused
 
-        options.overrides = [*options.overrides, f"run.name={free_run_name(config)}"]
+        options.overrides = [*options.overrides, f"run.name={claim_run_name(config)}"]
         config = load_config(options)
         logger.info("this run is called %s (other machines need --set run.name=%s)", config.run.name, config.run.name)
     if source := config_file(options):
@@ -344,12 +345,16 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     for section in room_sections(config):
         section.refuse_options(vars(options))
     use(config)
-    with (
-        ShutdownSignal(control=options.role if options.control else "", last=own_process) as shutdown,
-        call_watch(config, options) as watch,
-    ):
-        shutdown.calls(watch.ending)
-        return (ROLES[options.role] if added is None else added.run)(config, options, shutdown)
+    try:
+        with (
+            ShutdownSignal(control=options.role if options.control else "", last=own_process) as shutdown,
+            call_watch(config, options) as watch,
+        ):
+            shutdown.calls(watch.ending)
+            return (ROLES[options.role] if added is None else added.run)(config, options, shutdown)
+    finally:
+        if is_new:
+            forget_unused(config)
 
 
 def call_watch(config: Config, options: argparse.Namespace) -> CallWatch:

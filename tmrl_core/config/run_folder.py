@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import os
@@ -101,11 +102,27 @@ def write_in_force(config: Config, now: datetime.datetime | None = None) -> Path
     return path
 
 
-def free_run_name(config: Config) -> str:
-    """Return the run's name, with a number if a run of that name exists."""
+def claim_run_name(config: Config) -> str:
+    """Return a name for a new run: the configured one, with a number if a run of that name exists. Create its folder.
+
+    Commands that start at the same moment get different names. `forget_unused` removes the folder if the run does not
+    start.
+    """
     folder, name = config.run_folder.parent, config.run.name
     number = 1
-    while (folder / name).exists():
-        number += 1
-        name = f"{config.run.name[:56]}-{number}"
-    return name
+    while True:
+        try:
+            (folder / name).mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            name = f"{config.run.name[:56]}-{number}"
+        except OSError:  # `check_run_folder` says why
+            return name
+        else:
+            return name
+
+
+def forget_unused(config: Config) -> None:
+    """Remove the run's folder if nothing was written into it."""
+    with contextlib.suppress(OSError):
+        config.run_folder.rmdir()

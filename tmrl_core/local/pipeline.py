@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
-from tmrl_core.config.run_folder import check_run_folder, free_run_name
+from tmrl_core.config.run_folder import check_run_folder
 from tmrl_core.errors import ConfigError
 from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
 from tmrl_core.local.probe import Probe
@@ -61,7 +61,7 @@ def run_local(
         workers: number of RolloutWorkers.
         beside: roles to run too by name, such as a gateway, whose clients collect samples. They end with training.
         single_process: True: threads instead of processes.
-        quickstart: True: start a new run even if the name exists, on a free port, and print the next steps.
+        quickstart: True: use a free port, and print the next steps. `config` has the name of a new run.
         new: True: `config` has the name of a new run.
         small: True: a few hundred updates and no target.
 
@@ -190,7 +190,7 @@ def changes_for_this_machine(config: Config, workers: int, *, single_process: bo
     if config.server.bind is not None and not is_loopback(config.server.bind):
         changes.append("server.bind=127.0.0.1")
     if quickstart:
-        changes += [f"run.name={free_run_name(config)}", "server.port=0"]
+        changes.append("server.port=0")
     return changes
 
 
