@@ -416,8 +416,8 @@ MUTATIONS = (
         "older-policy-becomes-the-latest",
         WEIGHTS,
         f"{_P}/relay/policies.py",
-        "old = self.latest is not None and begun <= self.latest.version",
-        "old = False",
+        "old = version[0] != incarnation or (self.latest is not None and version <= self.latest.version)",
+        "old = version[0] != incarnation",
         (f"{RELAY}/test_relay_policies.py::test_an_older_version_is_accepted_but_not_forwarded",),
     ),
     Mutation(
@@ -927,8 +927,8 @@ MUTATIONS = (
         "exploration-lost-with-a-file",
         LEARNING,
         "tmrl_core/actor/policies/weights.py",
-        "    if not exploration or not _has_header(data):\n",
-        "    if exploration or not _has_header(data):\n",
+        "    if not exploration or _header(data) is None:\n",
+        "    if exploration or _header(data) is None:\n",
         ("tests/actor/policies/test_weights.py::test_a_file_holds_the_exploration_of_its_policy",),
     ),
     Mutation(

@@ -10,7 +10,6 @@ from tests.hostile import test_fake_server
 from tmrl_core.gateway import connections, messages, owner
 from tmrl_core.multiagent import round_episodes
 from tmrl_core.networking.links import remark_log
-from tmrl_core.networking.links import trainer as trainer_link
 from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES
 from tmrl_core.networking.relay import connection as relay_connection
 from tmrl_core.networking.relay import message_queue, probes, processor_time, sent_weights, stream_budget
@@ -112,7 +111,7 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ),
     (
         "and {:,} reasons for refusing samples, {} for one certificate",
-        (trainer_link._MAX_REASONS, trainer_link._MAX_REASONS_EACH),
+        (peers._MAX_REASONS, peers._MAX_REASONS_EACH),
     ),
     (
         "at most {} MB in the trainer's replay memory and its checkpoints ({} GB with sequences or several steps)",

@@ -13,6 +13,7 @@ def lazy_names(
     modules: Mapping[str, str],
     homes: Mapping[str, str] | None = None,
     further: Callable[[], Mapping[str, str]] = dict,
+    hidden: Mapping[str, str] | None = None,
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__all__`, `__getattr__` and `__dir__` of a package.
 
@@ -24,15 +25,17 @@ def lazy_names(
         homes: modules of further names, by name.
         further: returns more of these, called for names that the others lack. Such a package leaves `__all__` to
             `__getattr__`.
+        hidden: as `modules`, of names that are not exported to `import *`.
     """
     places = {**(homes or {}), **{name: module for module, names in modules.items() for name in names.split()}}
     exported = sorted(places)
+    places |= {name: module for module, names in (hidden or {}).items() for name in names.split()}
 
     def load(name: str) -> Any:
         from importlib import import_module
 
         if name == "__all__":
-            return sorted({*places, *further()})
+            return sorted({*exported, *further()})
         if name not in places:
             places.update(further())
         if name not in places:
@@ -48,4 +51,4 @@ def lazy_names(
 
             raise MissingExtraError("torch", "trainer", f"{package}.{name}") from exc
 
-    return exported, load, lambda: sorted({*places, *further()})
+    return exported, load, lambda: sorted({*exported, *further()})

@@ -1,13 +1,12 @@
 """Deep deterministic policy gradient, as a custom agent for tmrl_core."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.config.algorithms import BOX, OFF_POLICY, REPLAY, Algorithm
+from tmrl_core.config.algorithms import BOX
 from tmrl_core.training import OffPolicyAgent
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import critic_loss, deterministic_policy_loss, td_error, td_target
@@ -18,8 +17,9 @@ from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
 
 
-@dataclass(repr=False, eq=False)
-class DdpgSettings(OffPolicySettings):
+class DdpgSettings(
+    OffPolicySettings, agent="ddpg:DDPGAgent", action_spaces=BOX, actors=frozenset({"DeterministicMLPActor"})
+):
     """Keyword arguments of the agent, beside those of every off-policy agent."""
 
     lr_actor: Annotated[float, "learning rate of the policy"] = 1e-3
@@ -27,17 +27,7 @@ class DdpgSettings(OffPolicySettings):
     exploration_noise: Annotated[float, AT_LEAST_0, "standard deviation of noise on actions in [-1, 1]"] = 0.1
 
 
-ALGORITHM = Algorithm(
-    "ddpg:DDPGAgent",
-    DdpgSettings,
-    action_spaces=BOX,
-    collection=OFF_POLICY,
-    actors=frozenset({"DeterministicMLPActor"}),
-    memories=REPLAY,
-)
-
-
-@takes(ALGORITHM, partial(DeterministicActorCritic, n=1))
+@takes(DdpgSettings, partial(DeterministicActorCritic, n=1))
 class DDPGAgent(OffPolicyAgent):
     """A deterministic policy that ascends the gradient of its critic.
 

@@ -75,7 +75,7 @@ class TakenOver:
             memoryview(bytearray(bytes(frame)))
             for frame in cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, len(body)), (body,), epoch=0, channel=0)
         ]
-        policy.received = size
+        policy.received, policy.whole = size, True
 
         def act(worker: RelayConnection) -> None:
             worker.have = (0, 0)
@@ -236,8 +236,9 @@ def test_samples_that_are_halted_again_and_again_do_not_fill_the_log(
 def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(
     taken: TakenOver, at: float | int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flow = taken.server.relay.flow
-    honest, altered = flow.next_frame, [0]
+    link = taken.server.relay.trainer
+    assert link is not None
+    honest, altered = taken.server.relay.flow.next_frame, [0]
 
     def alter() -> bytearray | None:
         frame = honest()
@@ -246,7 +247,7 @@ def test_altered_samples_do_not_reach_the_trainer_and_are_requested_again(
             frame[at if isinstance(at, int) else int(at * len(frame))] ^= 1
         return frame
 
-    flow.next_frame = alter  # type: ignore[method-assign]
+    link.source = alter
     for _ in range(3):
         taken.fleet.send(taken.worker)
     until(lambda: taken.trainer.counts.forged + taken.trainer.counts.unknown_keys)

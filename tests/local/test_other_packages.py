@@ -17,36 +17,29 @@ from tmrl_core.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 
 SETTINGS = """
-from dataclasses import dataclass
 from typing import Annotated
 
-from tmrl_core.config.algorithms import BOX, OFF_POLICY, REPLAY, Algorithm
+from tmrl_core.config.algorithms import BOX
 from tmrl_core.training.agents.settings import AT_LEAST_1, OffPolicySettings
 
 
-@dataclass(repr=False, eq=False)
-class PullSettings(OffPolicySettings):
+class PullSettings(
+    OffPolicySettings,
+    agent="acme_pull.agent:PullAgent",
+    action_spaces=BOX,
+    actors=frozenset({"DeterministicMLPActor"}),
+):
     lr: Annotated[float, "learning rate"] = 1e-2
     every: Annotated[int, AT_LEAST_1, "calls between two steps"] = 1
-
-
-ALGORITHM = Algorithm(
-    "acme_pull.agent:PullAgent",
-    PullSettings,
-    action_spaces=BOX,
-    collection=OFF_POLICY,
-    actors=frozenset({"DeterministicMLPActor"}),
-    memories=REPLAY,
-)
 """
 AGENT = '''
-from acme_pull.pull_settings import ALGORITHM, PullSettings
+from acme_pull.pull_settings import PullSettings
 from tmrl_core.training import DeterministicActorCritic, OffPolicyAgent
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 
 
-@takes(ALGORITHM, DeterministicActorCritic)
+@takes(PullSettings, DeterministicActorCritic)
 class PullAgent(OffPolicyAgent):
     """Pull every action towards 0.5."""
 
@@ -118,8 +111,8 @@ def package(tmp_path: Path) -> Path:
         "acme_pull/agent.py": AGENT,
         "acme_pull-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-pull\nVersion: 1.0\n",
         "acme_pull-1.0.dist-info/entry_points.txt": (
-            "[tmrl_core.agents]\nPullAgent = acme_pull.pull_settings:ALGORITHM\n"
-            "BrokenAgent = acme_pull.nothing:ALGORITHM\n"
+            "[tmrl_core.agents]\nPullAgent = acme_pull.pull_settings:PullSettings\n"
+            "BrokenAgent = acme_pull.nothing:Settings\n"
         ),
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
 """Compatible action spaces, collection modes, loops, memories and policies of each algorithm, by name.
 
-An algorithm declares its row, `ALGORITHM`, in a file `*_settings.py` beside its agent. These files import no torch, so
-that a configuration is checked on machines without torch. They are found by listing `tmrl_core/training/agents`, so
-that a new algorithm changes no list. A package of others names its row by an entry point of the group
-`tmrl_core.agents`. The entry point has the name of the agent's class, and is loaded when a configuration names a class
-of this name.
+An algorithm declares its row with its settings, in a file `*_settings.py` beside its agent. These files import no
+torch, so that a configuration is checked on machines without torch. They are found by listing
+`tmrl_core/training/agents`, so that a new algorithm changes no list. A package of others names the class of its
+settings by an entry point of the group `tmrl_core.agents`. The entry point has the name of the agent's class, and is
+loaded when a configuration names a class of this name.
 
 `tests/config/test_algorithms.py` compares the rows with the classes. For classes without a row, the trainer checks only
 `collection` and `action_spaces`, after importing them.
@@ -35,7 +35,7 @@ _AGENTS = "tmrl_core.training.agents"
 
 
 class Algorithm(msgspec.Struct, frozen=True):
-    """The row of one algorithm.
+    """The row of one algorithm, which the class of its settings declares.
 
     Args:
         cls: reference of the agent's class, `package.module:Name`.
@@ -77,15 +77,18 @@ def _files() -> list[str]:
     return sorted(file.stem for file in folder.glob("*_settings.py"))
 
 
-def _row(file: str) -> Algorithm:
-    found: Algorithm = import_module(f"{_AGENTS}.{file}").ALGORITHM
-    return found
+@functools.cache
+def _rows(file: str) -> list[Algorithm]:
+    module = import_module(f"{_AGENTS}.{file}")
+    declared = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
+    rows = [vars(part).get("algorithm") for part in declared]
+    return [row for row in rows if isinstance(row, Algorithm)]
 
 
 @functools.cache
 def algorithms() -> Mapping[str, Algorithm]:
     """Return the algorithms of this package by the names of their classes; the first call imports their settings."""
-    return {row.name: row for row in map(_row, _files())}
+    return {row.name: row for file in _files() for row in _rows(file)}
 
 
 def agent_modules() -> dict[str, str]:
@@ -108,14 +111,13 @@ def algorithm_of(reference: str) -> Algorithm | None:
         stem = file.removesuffix("_settings").replace("_", "")
         return stem not in name.lower(), -len(stem)
 
-    for row in map(_row, sorted(_files(), key=place) if reference.startswith("tmrl_core") else ()):
-        if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
-            return row
-    for entry in rooms.added("agents", name):
-        row = entry.load()
-        if isinstance(row, Algorithm) and row.cls == reference:
-            return row
-    return None
+    for file in sorted(_files(), key=place) if reference.startswith("tmrl_core") else ():
+        for row in _rows(file):
+            if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
+                return row
+    entry = rooms.find("agents", name)
+    found = None if entry is None else entry.load().algorithm
+    return found if isinstance(found, Algorithm) and found.cls == reference else None
 
 
 class Policy(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.checkpointable import StateOwner
 
 if TYPE_CHECKING:
-    from tmrl_core.multiagent.agent import AgentParameters
+    from tmrl_core.multiagent.settings import AgentParameters
 
 NO_EXTRAS: Mapping[str, Any] = MappingProxyType({})
 

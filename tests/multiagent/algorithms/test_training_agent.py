@@ -12,8 +12,9 @@ from tmrl_core.actor import ActorModule
 from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
 from tmrl_core.config.algorithms import algorithms
 from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
-from tmrl_core.multiagent.agent import Agent, AgentParameters
+from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
+from tmrl_core.multiagent.settings import AgentParameters
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.agent import TrainingAgent

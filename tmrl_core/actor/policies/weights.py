@@ -35,16 +35,14 @@ def with_sorted_metadata(data: bytes, more: Mapping[str, str] | None = None) -> 
 
     The library writes several entries in random order, so that equal weights would be other bytes.
     """
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    metadata = {**header.get("__metadata__", {}), **(more or {})}
+    metadata = {**read_metadata(data), **(more or {})}
     if len(metadata) < 2 and not more:
         return data
-    header["__metadata__"] = dict(sorted(metadata.items()))
+    header = {**(_header(data) or {}), "__metadata__": dict(sorted(metadata.items()))}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     # Padded as the library does, so that the arrays begin at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+    return len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :]
 
 
 def with_exploration(data: bytes, exploration: Mapping[str, float]) -> bytes:
@@ -54,7 +52,7 @@ def with_exploration(data: bytes, exploration: Mapping[str, float]) -> bytes:
         data: the weights; those in another format than safetensors are returned as they are.
         exploration: of the policy; may be empty.
     """
-    if not exploration or not _has_header(data):
+    if not exploration or _header(data) is None:
         return data
     return with_sorted_metadata(data, {_EXPLORATION: json.dumps(dict(exploration))})
 
@@ -65,7 +63,7 @@ def exploration_in(data: bytes) -> dict[str, float]:
     Raises:
         WeightsError: the entry does not hold finite numbers.
     """
-    text = read_metadata(data).get(_EXPLORATION) if _has_header(data) else None
+    text = read_metadata(data).get(_EXPLORATION)
     try:
         return {} if text is None else msgspec.json.decode(text, type=dict[str, float])
     except ValueError as exc:
@@ -86,13 +84,14 @@ def load_file(path: str | Path, read: Callable[[bytes], Actor]) -> Actor:
     return actor
 
 
-def _has_header(data: bytes) -> bool:
-    """Tell whether these bytes begin as a safetensors file, and hold its whole header."""
+def _header(data: bytes) -> dict[str, Any] | None:
+    """Return the header of a safetensors file's content; None: the bytes do not begin with one."""
     size = int.from_bytes(data[:8], "little")
     try:
-        return 2 <= size <= len(data) - 8 and isinstance(json.loads(data[8 : 8 + size]), dict)
+        header = json.loads(data[8 : 8 + size]) if 2 <= size <= len(data) - 8 else None
     except ValueError:
-        return False
+        return None
+    return header if isinstance(header, dict) else None
 
 
 def decode_arrays(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -109,11 +108,9 @@ def decode_arrays(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata in the header of a safetensors file's content, which must have been checked."""
-    header_bytes = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + header_bytes])
-    metadata = header.get("__metadata__") or {}
-    return {str(key): str(value) for key, value in metadata.items()}
+    """Return the metadata of a safetensors file's content; empty for other bytes."""
+    metadata = (_header(data) or {}).get("__metadata__")
+    return {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
 
 
 ADVICE = "Trainer and worker must use the same environment and the same actor.kwargs."

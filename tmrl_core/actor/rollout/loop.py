@@ -78,7 +78,6 @@ class EnvironmentLoop(Collector):
         seeded: True: another run with the same seed must play the same episodes.
         stepper: object that makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its
             methods.
-        longest_episode_s: duration of the longest episode, in seconds.
         lateness: lateness of the steps; None: the environment has no rate.
         env_step: step of the environment, which records its lateness.
     """
@@ -102,7 +101,6 @@ class EnvironmentLoop(Collector):
         self.seeded = seed is not None
         self.whole = True
         self.evaluation_videos: Path | None = None
-        self.longest_episode_s = 0.0
         self.lateness = Lateness() if environment.time_step is not None else None
         self.env_step = environment.step if self.lateness is None else self._timed_step
         self._obs: Any = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -28,19 +28,9 @@ Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
 """`(observation, action, extras)` of the policy -> the action and extras that count."""
 
 
-class Carried(NamedTuple):
-    """Acting state of B rows, which changes by being replaced.
-
-    Attributes:
-        state_B: recurrent state; empty without recurrence.
-        ticks: number of actions of each row's episode.
-        weights: number of the weights that chose each row's latest action; 0: its episode has none.
-    """
-
-    state_B: State
-    ticks: tuple[int, ...]
-    weights: tuple[int, ...]
-
+Carried = tuple[State, tuple[int, ...], tuple[int, ...]]
+"""Acting state of B rows, which changes by being replaced: the recurrent state (empty without recurrence), the number
+of actions of each row's episode, and the number of the weights that chose each row's latest action (0: it has none)."""
 
 Acted = tuple[Any, dict[str, Any], dict[str, Any]]
 """Action of a policy, its extras, and the recurrent state before the action by the names of its columns."""
@@ -128,7 +118,7 @@ class PolicyRunner:
         self._indices: list[Any] = [(row, ...) if isinstance(action_space, spaces.Box) else row for row in range(rows)]
         self._has_acted = False
         self._weights = 0
-        self.carried = Carried({}, (0,) * rows, (0,) * rows)
+        self.carried: Carried = {}, (0,) * rows, (0,) * rows
         self.actor = actor.to_device(device)
         if seed is not None:
             self.seed(seed)
@@ -142,12 +132,13 @@ class PolicyRunner:
     def actor(self, actor: ActorModule) -> None:
         self._actor = actor
         self._weights += 1
+        self._acted_by = (self._weights,) * self._rows
         self._batch = actor if isinstance(actor, BatchActor) else None
         self._interval = actor.state_interval if isinstance(actor, RecurrentActor) else 0
         if self._batch is not None:
             first = self._batch.initial_state(1)
             self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in first.items()}
-            if not self.carried.state_B:
+            if not self.carried[0]:
                 self._reset_state(0)
         self.keeps_extras = self._batch is not None or type(actor).act_with_extras is not ActorModule.act_with_extras
 
@@ -174,7 +165,7 @@ class PolicyRunner:
                 name: np.concatenate([value_B[:row], first[name], value_B[row + 1 :]])
                 for name, value_B in state_B.items()
             }
-        self.carried = Carried(state_B, (*ticks[:row], 0, *ticks[row + 1 :]), (*weights[:row], 0, *weights[row + 1 :]))
+        self.carried = state_B, (*ticks[:row], 0, *ticks[row + 1 :]), (*weights[:row], 0, *weights[row + 1 :])
 
     def reset_extras(self) -> dict[str, Any] | None:
         """Return the extras of a reset, which has no action; None: the actor has none."""
@@ -309,7 +300,7 @@ class PolicyRunner:
         assert self._batch is not None
         state_B, ticks, weights = self.carried
         action_B, after_B, extras_B = self._batch.act_batch(_stacked(observations), state_B, self._rng, test)
-        self.carried = Carried(after_B, tuple([tick + 1 for tick in ticks]), (self._weights,) * self._rows)
+        self.carried = after_B, tuple(map((1).__add__, ticks)), self._acted_by
         acted = []
         for row, index in enumerate(self._indices):
             states: dict[str, Any] = {}
@@ -320,7 +311,7 @@ class PolicyRunner:
                     if stored
                     else self._no_state
                 )
-            action = _at(index, action_B)
+            action = action_B[index] if type(action_B) is ndarray else _at(index, action_B)
             acted.append((action, {name: np.asarray(value)[row] for name, value in extras_B.items()}, states))
         return acted
 
@@ -328,11 +319,13 @@ class PolicyRunner:
 def _stacked(observations: Sequence[Any]) -> Any:
     """Return observations as one batch, whose arrays have a leading dimension."""
     first = observations[0]
+    if type(first) is ndarray and len(observations) == 1:
+        return first[None]
     if isinstance(first, dict):
         return {key: _stacked([obs[key] for obs in observations]) for key in first}
     if isinstance(first, tuple):
         return tuple(_stacked(entries) for entries in zip(*observations, strict=True))
-    return np.asarray(first)[None] if len(observations) == 1 else np.stack(observations)
+    return np.stack(observations)
 
 
 def _at(index: Any, action_B: Any) -> Any:

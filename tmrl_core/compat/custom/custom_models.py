@@ -251,7 +251,7 @@ class VanillaCNNQFunction(EnsembleCritic):
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         super().__init__(_as_floats(observation_space), action_space, count=1, convolutions=IMAGE_LAYERS)
 
-    def forward(self, obs: Tree, act: Tensor) -> Tensor:
+    def forward(self, obs: Tree, act: Tensor | None = None) -> Tensor:
         """[B] values of actions [B, *action shape]."""
         return super().forward(obs, act)[0]
 

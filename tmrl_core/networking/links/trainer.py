@@ -9,24 +9,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_trainer
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.networking.protocol.messages import (
-    MAX_BODY_BYTES,
     MAX_COUNT,
-    MAX_REASON_CHARACTERS,
     Blob,
     Directive,
     Lateness,
     PolicyUpdate,
     Progress,
     Version,
-    encode_body,
-    plain,
 )
 from tmrl_core.networking.trainer import Member, TrainerConnection, TrainerState
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES
@@ -37,15 +32,6 @@ if TYPE_CHECKING:
     from tmrl_core.networking.trainer.seal import TrainerSeal
 
 logger = logging.getLogger(__name__)
-
-_MAX_DIRECTIVES = 4_096
-"""Number of directives above which those for forgotten streams are removed."""
-_MAX_REASONS, _MAX_REASONS_EACH = 1_024, 128
-"""Maximum number of different reasons for refusing samples in the life of a process, and of those for a certificate.
-Workers influence the texts, and each stream keeps its latest hundred."""
-_FURTHER_REASONS = "samples were refused for many different reasons; the trainer's log has some of them"
-_STORED_REASON_CHARACTERS = 100
-"""Maximum length of a reason in a checkpoint, in ASCII. A checkpoint holds twenty of each stream."""
 
 
 class TrainerCounts(NamedTuple):
@@ -133,8 +119,10 @@ class TrainerLink(Link):
         self.has_more = False
         self.on_time: Callable[[], float] | None = None
         self._trainer.gap_messages, self._trainer.gap_samples = gaps
-        self._prune_above = _MAX_DIRECTIVES
-        self._reasons = BoundedTexts(_MAX_REASONS, _MAX_REASONS_EACH)
+        # These methods of the room need nothing of the link's thread.
+        self.worker_name, self.origin = self._trainer.worker_name, self._trainer.origin
+        self.offsets_after, self.waits_of = self._trainer.offsets_after, self._trainer.waits_of
+        self.has_of_first, self.take_member_changes = self._trainer.has_of_first, self._trainer.take_member_changes
         super().__init__(settings, self._trainer, identity, log)
 
     # --- samples ---
@@ -169,11 +157,6 @@ class TrainerLink(Link):
         """Return the bytes that the messages take in memory which calls of `receive` have returned."""
         return self._trainer.inbox.taken_cost
 
-    def has_of_first(self, arrived: int) -> bool:
-        """Return True until calls of `receive` have returned the first `arrived` messages that have arrived."""
-        with self._trainer.lock:
-            return self._trainer.inbox.has_of_first(arrived)
-
     def wait(self, timeout_s: float, condition: Callable[[], bool] = lambda: False) -> bool:
         """Wait until `receive` would return something, or a condition on what workers report is met.
 
@@ -190,16 +173,8 @@ class TrainerLink(Link):
 
     def refuse(self, received: Received, reason: str) -> None:
         """Acknowledge a message that the memory cannot store as refused; the worker receives the reason."""
-        text = self._reasons.keep(plain(reason, MAX_REASON_CHARACTERS), self.origin(received.stream))
-        self._trainer.acknowledge(received, refused=_FURTHER_REASONS if text is None else text)
+        self._trainer.refuse(received, reason)
         self._wake_thread()
-
-    def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
-        """Return the offsets that the streams of these messages will have once they are committed.
-
-        The trainer stores them together with the messages, before the commit.
-        """
-        return self._trainer.offsets_after(received)
 
     @property
     def offsets(self) -> dict[bytes, CommittedOffset]:
@@ -209,19 +184,7 @@ class TrainerLink(Link):
     @property
     def refusals(self) -> dict[bytes, tuple[tuple[int, str], ...]]:
         """Return the recent refusals of each stream, with shortened reasons, for the checkpoint."""
-        return {
-            stream: tuple((number, _stored_reason(reason)) for number, reason in told)
-            for stream, told in self._trainer.refusals.items()
-        }
-
-    def worker_name(self, stream: bytes) -> str:
-        """Return the label of a stream's worker, which may have left."""
-        return self._trainer.names.get(stream, stream.hex()[:8])
-
-    def origin(self, stream: bytes) -> str:
-        """Return the name in the certificate of a stream's worker; without authentication, the worker's first label."""
-        receiver = self._trainer.receivers.get(stream)
-        return (receiver.origin if receiver is not None else None) or self.worker_name(stream)
+        return self._trainer.refusals
 
     # --- messages to workers ---
 
@@ -242,24 +205,9 @@ class TrainerLink(Link):
         Raises:
             ValueError: the directive is larger than `MAX_BODY_BYTES`.
         """
-        size = len(encode_body(directive))
-        if size > MAX_BODY_BYTES:
-            raise ValueError(f"the directive takes {size} bytes; a message holds {MAX_BODY_BYTES}")
-        self._trainer.directives[stream] = directive
-        if len(self._trainer.directives) > self._prune_above:
-            self._prune_directives()
+        self._trainer.direct(directive, stream)
         if (connection := self._connection) is not None:  # otherwise the next one sends it
             self._call(connection.direct, stream)
-
-    def _prune_directives(self) -> None:
-        """Remove the directives for streams that the trainer has forgotten. Streams that may return keep theirs."""
-        state = self._trainer
-        with state.lock:
-            # A copy, because the I/O thread removes directives without the lock.
-            for stream in state.directives.copy():
-                if stream is not None and stream not in state.receivers:
-                    state.directives.pop(stream, None)
-        self._prune_above = max(_MAX_DIRECTIVES, 2 * len(state.directives))
 
     def report(self, progress: Progress) -> None:
         """Send the trainer's progress to all workers."""
@@ -291,22 +239,12 @@ class TrainerLink(Link):
         with self._trainer.lock:
             return list(self._trainer.members.values())
 
-    def take_member_changes(self) -> tuple[dict[bytes, Member], set[bytes]]:
-        """Return the workers that were linked, and the streams that have left, since the last call; see `Members`."""
-        with self._trainer.lock:
-            return self._trainer.members.take_changes()
-
     @property
     def waits(self) -> list[tuple[str, str]]:
         """Return the label of each linked worker and its wait reason; empty: it collects."""
         state = self._trainer
         with state.lock:
             return [(member.name, state.waits.get(stream, "")) for stream, member in state.members.items()]
-
-    def waits_of(self, stream: bytes) -> str:
-        """Return the wait reason of the worker of one stream; empty text: the worker collects, or is not linked."""
-        with self._trainer.lock:
-            return self._trainer.waits.get(stream, "")
 
     @property
     def lateness(self) -> dict[bytes, Lateness]:
@@ -369,7 +307,3 @@ class TrainerLink(Link):
             heartbeat_s=settings.heartbeat_s,
             greeting_s=settings.connect_timeout_s,
         )
-
-
-def _stored_reason(reason: str) -> str:
-    return reason[:_STORED_REASON_CHARACTERS].encode("ascii", "backslashreplace").decode()[:_STORED_REASON_CHARACTERS]

@@ -190,8 +190,6 @@ class WorkerLink(Link):
         self._handed: deque[_Handed] = deque()
         self._handed_bytes = self._handed_samples = 0
         self._pieces: Iterator[tuple[Body, int]] | None = None
-        self._joined = 0
-        """Number of passed items that are in `_pieces`."""
         self._singly = 0
         """Number of next items that are encoded separately, because one of them cannot be encoded."""
         self._policy: tuple[Version, bytes | memoryview] | None = None
@@ -294,23 +292,14 @@ class WorkerLink(Link):
         encoded = 0
         while self._has_work() and encoded < _PIECE_BYTES:
             if self._pieces is None:
-                self._pieces = self._next_pieces()
-            try:
-                body, samples = next(self._pieces)
-            except StopIteration:
-                self._handed_over()
-            except CodecError:
-                if self._joined > 1:
-                    # One of the joined items cannot be encoded. None was sent yet, because joined items form one piece.
-                    self._singly = self._joined
-                    self._pieces = None
-                    continue
-                logger.exception("samples could not be encoded and are lost")
-                self._handed_over()
-            else:
-                self._sender.offer(body, samples)
-                self._warn_of_drops()
-                encoded += sum(map(len, body))
+                self._pieces = self._encode()
+            body, samples = next(self._pieces, ((), 0))
+            if not body:
+                self._pieces = None
+                continue
+            self._sender.offer(body, samples)
+            self._warn_of_drops()
+            encoded += sum(map(len, body))
         if encoded:
             self._check_overflow()
         return encoded > 0
@@ -357,60 +346,57 @@ class WorkerLink(Link):
             )
         self._has_dropped = self._sender.messages_dropped
 
-    def _next_pieces(self) -> Iterator[tuple[Body, int]]:
-        """Encode the first submitted item together with the following ones that fit the same message.
+    def _encode(self) -> Iterator[tuple[Body, int]]:
+        """Encode the first submitted item, together with the following ones that fit the same message.
 
         The link never waits for more items. Items that arrived while it was busy are sent together.
         """
         chunk, records, size = self._handed[0]
-        self._joined = 1
+        chunks, records, rows, joined = [] if chunk is None else [chunk], list(records), 0, 1
+        limit = min(_PIECE_BYTES, self.settings.max_message_bytes)
         if self._singly:
             self._singly -= 1
-            return self._encoded([chunk] if chunk is not None else [], records, size)
-        if chunk is None:
-            return self._encoded([], records, 0)
-        # Messages are dropped as a whole, so in `drop_oldest` mode no message may be a large part of the queue.
-        room = min(_PIECE_BYTES, self.settings.max_message_bytes, self._queue_bytes // 8) - size
-        chunks = [chunk]
-        all_records = list(records)
-        while self._joined < len(self._handed):
-            follower, its_records, its_size = self._handed[self._joined]
-            if follower is None or its_size > room or not same_layout(chunk, follower):
-                break
-            room -= its_size
-            chunks.append(follower)
-            all_records.extend(its_records)
-            self._joined += 1
-        return self._encoded(chunks, all_records, size)
-
-    def _handed_over(self) -> None:
-        """Finish the items in `_pieces`, which are encoded completely."""
-        self._pieces = None
-        with self._changed:
-            for _ in range(self._joined):
-                chunk, _, size = self._handed.popleft()
-                self._handed_bytes -= size
-                self._handed_samples -= chunk.rows if chunk is not None else 0
-        self._on_change()
-
-    def _encoded(
-        self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], first_size: int
-    ) -> Iterator[tuple[Body, int]]:
-        limit = min(_PIECE_BYTES, self.settings.max_message_bytes)
+        elif chunk is not None:
+            # Messages are dropped as a whole, so in `drop_oldest` mode no message may be a large part of the queue.
+            room = min(limit, self._queue_bytes // 8) - size
+            while joined < len(self._handed):
+                follower, its_records, its_size = self._handed[joined]
+                if follower is None or its_size > room or not same_layout(chunk, follower):
+                    break
+                room -= its_size
+                rows += follower.rows
+                chunks.append(follower)
+                records.extend(its_records)
+                joined += 1
+        if chunk is not None:
+            rows += chunk.rows
+        pieces: list[tuple[Chunk | Sequence[Chunk], int]] = [(chunks, rows)]
+        if joined == 1 and chunk is not None and size > limit:
+            pieces = [(piece, piece.rows) for piece in split_chunk(chunk, limit)]
         encode = partial(
             encode_message_buffers, signature=EXPERT if self.expert else b"", compression=self._compression
         )
-        pieces: list[tuple[Chunk | Sequence[Chunk], int]] = [(chunks, sum(chunk.rows for chunk in chunks))]
-        if len(chunks) == 1 and first_size > limit:
-            pieces = [(piece, piece.rows) for piece in split_chunk(chunks[0], limit)]
-        for piece, rows in pieces[:-1]:
-            yield encode(piece, ()), rows
         before = max(0, (len(records) - 1) // _PIECE_RECORDS * _PIECE_RECORDS)
-        last = encode(pieces[-1][0], records[before:])  # before records are sent, which must not be sent again
-        # A lockstep round ends with the last of its samples, so no record follows them.
-        for start in range(0, before, _PIECE_RECORDS):
-            yield encode((), records[start : start + _PIECE_RECORDS]), 0
-        yield last, pieces[-1][1]
+        try:
+            for piece, its_rows in pieces[:-1]:
+                yield encode(piece, ()), its_rows
+            last = encode(pieces[-1][0], records[before:])  # before records are sent, which must not be sent again
+            # A lockstep round ends with the last of its samples, so no record follows them.
+            for start in range(0, before, _PIECE_RECORDS):
+                yield encode((), records[start : start + _PIECE_RECORDS]), 0
+            yield last, pieces[-1][1]
+        except CodecError:
+            if joined > 1:
+                # One of them cannot be encoded. None was sent yet, because joined items form one piece.
+                self._singly = joined
+                return
+            logger.exception("samples could not be encoded and are lost")
+        with self._changed:
+            for _ in range(joined):
+                item = self._handed.popleft()
+                self._handed_bytes -= item.size
+                self._handed_samples -= item.chunk.rows if item.chunk is not None else 0
+        self._on_change()
 
     # --- policies, directives, progress ---
 

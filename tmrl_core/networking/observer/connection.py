@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import Frame
-from tmrl_core.networking.protocol.messages import Control, StatusPage, StatusRequest, Welcome
+from tmrl_core.networking.protocol.messages import LEGAL, Control, StatusPage, StatusRequest, Welcome
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status
 
 
@@ -28,10 +26,7 @@ class ObserverState(ClientState):
 class ObserverConnection(Connection):
     """An observer's end of one link."""
 
-    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Welcome}),
-        "open": frozenset({StatusPage}),
-    }
+    LEGAL = LEGAL["observer"]
 
     def __init__(self, state: ObserverState, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)

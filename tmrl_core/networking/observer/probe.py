@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import ClassVar
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import Frame
-from tmrl_core.networking.protocol.messages import Control, Diagnosis, Echo
+from tmrl_core.networking.protocol.messages import LEGAL, Control
 
 
 class ProbeConnection(Connection):
@@ -18,10 +17,7 @@ class ProbeConnection(Connection):
     It stores the Server's messages until they are read; the first message sent is a `Probe`.
     """
 
-    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Diagnosis}),
-        "probe": frozenset({Echo}),
-    }
+    LEGAL = LEGAL["probe"]
 
     def __init__(self, *, silent_s: float, heartbeat_s: float, greeting_s: float) -> None:
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)

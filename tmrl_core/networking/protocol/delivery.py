@@ -521,25 +521,24 @@ class StreamSender:
             )
         refused = dict(ack.refused)
         held = self.held_messages
+        gone: list[HeldMessage | _Gone] = []
         while self._unwritten and self._unwritten[0].number < ack.next:
             self._unwritten.popleft()
         while self._sent and self._sent[0].number < ack.next:
             self._release(self._sent[0])
-            self._count(self._sent[0].number, self._sent.popleft().samples, refused)
+            gone.append(self._sent.popleft())
         while self._queue and self._queue[0].number < ack.next:
-            message = self._unqueue()
-            self._release(message)
-            self._count(message.number, message.samples, refused)
+            self._release(self._queue[0])
+            gone.append(self._unqueue())
         while self._gone and self._gone[0].number < ack.next:
-            self._count(*self._gone.popleft(), refused)
+            gone.append(self._gone.popleft())
+        for message in gone:
+            if message.number in refused:
+                self.samples_refused += message.samples
+            else:
+                self.samples_acked += message.samples
         self.refusals.extend(ack.refused)
         self.releases += self.held_messages < held
-
-    def _count(self, number: int, samples: int, refused: dict[int, str]) -> None:
-        if number in refused:
-            self.samples_refused += samples
-        else:
-            self.samples_acked += samples
 
     def credit(self, *, epoch: int, limit: int) -> None:
         """Raise the credit: the relay allows bytes up to `limit` in `epoch`."""

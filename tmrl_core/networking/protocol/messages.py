@@ -674,6 +674,33 @@ Control: TypeAlias = (
     | Bye
 )
 
+LEGAL: dict[str, dict[str, frozenset[type]]] = {
+    "server": {
+        "greeting": frozenset({Hello, Probe}),
+        "probe": frozenset({Echo}),
+        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged, Lateness, Place}),
+        "trainer": frozenset({Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged}),
+        "observer": frozenset({StatusRequest}),
+    },
+    "worker": {
+        "greeting": frozenset({Welcome}),
+        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report, Revoked, Place}),
+    },
+    "trainer": {
+        "greeting": frozenset({Welcome}),
+        "open": frozenset({StreamOpened, StreamClosed, Waits, Lateness, Incarnation, Have, Notice, Revoked}),
+    },
+    "observer": {
+        "greeting": frozenset({Welcome}),
+        "open": frozenset({StatusPage}),
+    },
+    "probe": {
+        "greeting": frozenset({Diagnosis}),
+        "probe": frozenset({Echo}),
+    },
+}
+"""Messages that each side may receive, by the state of its link."""
+
 ALL_CHANNELS = 0xFFFF_FFFF
 """Channel of a `Direct` for all streams of the run, later ones included."""
 

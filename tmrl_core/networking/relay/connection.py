@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import FIRST, MAX_PAYLOAD_BYTES, Frame, Kind
 from tmrl_core.networking.protocol.messages import (
+    LEGAL,
     Ack,
-    Announce,
-    CloseStream,
     Control,
-    Credit,
-    Direct,
-    Echo,
-    Forged,
-    Halt,
-    HandOver,
-    Have,
-    Hello,
     Incarnation,
-    Lateness,
-    OpenStream,
-    Place,
-    Probe,
-    Report,
-    Resume,
     Revoked,
-    StatusRequest,
-    Unused,
     Version,
-    Waits,
-    Want,
 )
 from tmrl_core.networking.relay.message_queue import SMALL_BYTES
 from tmrl_core.networking.relay.policies import Policy
@@ -100,13 +81,7 @@ class Hub(Protocol):
 class RelayConnection(Connection):
     """The Server's end of one link."""
 
-    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Hello, Probe}),
-        "probe": frozenset({Echo}),
-        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged, Lateness, Place}),
-        "trainer": frozenset({Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged}),
-        "observer": frozenset({StatusRequest}),
-    }
+    LEGAL = LEGAL["server"]
 
     def __init__(self, hub: Hub) -> None:
         settings = hub.settings

@@ -775,7 +775,8 @@ class Relay:
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None:
             return
-        self.spool_handoff.acknowledged(stream, message)
+        if self.spool_handoff.spool is not None:
+            self.spool_handoff.acknowledged(stream, message)
         if stream.worker is not None:
             stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused, message.tag))
         else:

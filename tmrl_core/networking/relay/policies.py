@@ -21,7 +21,7 @@ class Policy:
         abandoned: True: the relay sends it to no worker.
     """
 
-    __slots__ = ("abandoned", "frames", "received", "size", "version")
+    __slots__ = ("abandoned", "frames", "received", "size", "version", "whole")
 
     def __init__(self, version: Version, size: int, *, abandoned: bool = False) -> None:
         self.version = version
@@ -29,13 +29,10 @@ class Policy:
         self.frames: list[memoryview] = []
         self.received = 0
         """Bytes of the frames that have arrived."""
+        self.whole = False
+        """True: all its frames have arrived."""
         self.abandoned = abandoned
         """True: the rest is not sent. Workers that have received a part get another version instead."""
-
-    @property
-    def whole(self) -> bool:
-        """Return True if all its frames have arrived."""
-        return self.received == self.size
 
 
 class Policies:
@@ -100,10 +97,10 @@ class Policies:
             raise RemoteProtocolError("only a policy's last frame is not full")
         if frame.flags & FIRST:
             self._check(frame.payload[POLICY_HEAD.size :])
-        policy.frames.append(
-            memoryview(frame.buffer)
-        )  # a view, because all workers' links share this buffer, which must not be reused
+        # A view, because all workers' links share this buffer, which must not be reused.
+        policy.frames.append(memoryview(frame.buffer))
         policy.received = received
+        policy.whole = last
         if last:
             self.arriving = None
             if not policy.abandoned:

@@ -64,22 +64,15 @@ class ProcessorTime:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}  # as many as there are certificates and roles
         self._now = float("-inf")
-
-    def _latest(self, now: float) -> float:
-        """Return the latest time so far.
-
-        A link that another one replaces knows an earlier time. An account that went back would count the time since
-        then twice.
-        """
-        self._now = max(self._now, now)
-        return self._now
+        """Latest time so far: a link that another one replaces knows an earlier one, and an account that went back
+        would count the time since then twice."""
 
     def charge(self, principal: str, seconds: float, now: float, trainer_s: float = 0.0) -> float:
         """Charge processor time of the Server and of the trainer to a principal.
 
         Return the seconds for which its links should not be read; 0: none.
         """
-        now = self._latest(now)
+        self._now = now = max(self._now, now)
         account = self._accounts.get(principal)
         if account is None:
             account = self._accounts[principal] = _Account()
@@ -100,13 +93,13 @@ class ProcessorTime:
 
     def overspent(self, principal: str, now: float) -> bool:
         """Return True if a principal has used more than a share of it."""
-        now = self._latest(now)
+        self._now = now = max(self._now, now)
         account = self._accounts.get(principal)
         return account is not None and min(account.share.available(now), account.trainer.available(now)) <= 0
 
     def should_log(self, principal: str, now: float) -> bool:
         """Return True if a principal has used more than its share, at most once in `LOG_AGAIN_S`."""
-        now = self._latest(now)
+        self._now = now = max(self._now, now)
         if not self.overspent(principal, now) or now - self._accounts[principal].logged_at < LOG_AGAIN_S:
             return False
         self._accounts[principal].logged_at = now

@@ -219,8 +219,9 @@ class SpoolHandoff:
 
     def acknowledged(self, stream: RelayStream, ack: Ack) -> None:
         """Handle a trainer's acknowledgement of a stream."""
-        kept = self.spool.streams.get(stream.id) if self.spool is not None else None
-        if self.spool is None or kept is None:
+        assert self.spool is not None
+        kept = self.spool.streams.get(stream.id)
+        if kept is None:
             self._released_samples.pop(stream.id, None)
             return
         if ack.tag and ack.next < kept.next_number:

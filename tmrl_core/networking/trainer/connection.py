@@ -8,10 +8,11 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.errors import CredentialsError, ForgedError, LocalProtocolError, RemoteProtocolError, UnknownRunKeyError
 from tmrl_core.networking.protocol.buffer_pool import BodyPool
 from tmrl_core.networking.protocol.client import MAX_UNREAD_BYTES, ClientState
@@ -21,6 +22,8 @@ from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     AUTHENTICATED,
+    LEGAL,
+    MAX_BODY_BYTES,
     MAX_NAME_CHARACTERS,
     MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
@@ -89,6 +92,14 @@ MAX_PROVEN = 64
 MAX_PROVEN_OF_ONE = 8
 """Maximum number of them for one certificate. Samples wait while they are computed, and thousands of streams would take
 the MACs that honest workers leave. Other workers of that certificate check the signature."""
+_MAX_DIRECTIVES = 4_096
+"""Number of directives above which those for forgotten streams are removed."""
+_MAX_REASONS, _MAX_REASONS_EACH = 1_024, 128
+"""Maximum number of different reasons for refusing samples in the life of a process, and of those for a certificate.
+Workers influence the texts, and each stream keeps its latest hundred."""
+_FURTHER_REASONS = "samples were refused for many different reasons; the trainer's log has some of them"
+_STORED_REASON_CHARACTERS = 100
+"""Maximum length of a reason in a checkpoint, in ASCII. A checkpoint holds twenty of each stream."""
 _FORGOTTEN_STREAMS = 4_096
 """Maximum number of absent streams whose offsets are kept, in case they return."""
 _SEARCHED_STREAMS = 512
@@ -178,6 +189,8 @@ class TrainerState(ClientState):
         self.published = 0
         self.progress: Progress | None = None
         self.directives: dict[bytes | None, Directive] = {}
+        self._prune_above = _MAX_DIRECTIVES
+        self._reasons = BoundedTexts(_MAX_REASONS, _MAX_REASONS_EACH)
         self.notice = Notice(0, 0, 0)
 
     def publish(self, update: PolicyUpdate) -> tuple[int, int]:
@@ -319,6 +332,54 @@ class TrainerState(ClientState):
                 self.samples_refused += received.samples
             self.to_acknowledge[received.stream] = None
 
+    def refuse(self, received: Received, reason: str) -> None:
+        """Acknowledge a message that the memory cannot store as refused; the worker receives the reason."""
+        text = self._reasons.keep(plain(reason, MAX_REASON_CHARACTERS), self.origin(received.stream))
+        self.acknowledge(received, refused=_FURTHER_REASONS if text is None else text)
+
+    def has_of_first(self, arrived: int) -> bool:
+        """Return True until calls of `take` have returned the first `arrived` messages that have arrived."""
+        with self.lock:
+            return self.inbox.has_of_first(arrived)
+
+    def worker_name(self, stream: bytes) -> str:
+        """Return the label of a stream's worker, which may have left."""
+        return self.names.get(stream, stream.hex()[:8])
+
+    def origin(self, stream: bytes) -> str:
+        """Return the name in the certificate of a stream's worker; without authentication, the worker's first label."""
+        receiver = self.receivers.get(stream)
+        return (receiver.origin if receiver is not None else None) or self.worker_name(stream)
+
+    def waits_of(self, stream: bytes) -> str:
+        """Return the wait reason of the worker of one stream; empty text: the worker collects, or is not linked."""
+        with self.lock:
+            return self.waits.get(stream, "")
+
+    def take_member_changes(self) -> tuple[dict[bytes, Member], set[bytes]]:
+        """Return the workers that were linked, and the streams that have left, since the last call; see `Members`."""
+        with self.lock:
+            return self.members.take_changes()
+
+    def direct(self, directive: Directive, stream: bytes | None) -> None:
+        """Make a directive the latest one for a stream, or for all workers (None).
+
+        Raises:
+            ValueError: the directive is larger than `MAX_BODY_BYTES`.
+        """
+        size = len(encode_body(directive))
+        if size > MAX_BODY_BYTES:
+            raise ValueError(f"the directive takes {size} bytes; a message holds {MAX_BODY_BYTES}")
+        self.directives[stream] = directive
+        if len(self.directives) <= self._prune_above:
+            return
+        with self.lock:  # those of streams that may return stay
+            # A copy, because the I/O thread removes directives without the lock.
+            for other in self.directives.copy():
+                if other is not None and other not in self.receivers:
+                    self.directives.pop(other, None)
+        self._prune_above = max(_MAX_DIRECTIVES, 2 * len(self.directives))
+
     def offsets_after(self, received: Iterable[Received]) -> dict[bytes, CommittedOffset]:
         """Return the offsets that these messages' streams have once all messages up to them are committed."""
         latest = {one.stream: one.number for one in received}  # each search looks at all messages of a stream
@@ -337,18 +398,26 @@ class TrainerState(ClientState):
 
     @property
     def refusals(self) -> dict[bytes, tuple[Refusal, ...]]:
-        """Return the recent refusals of each stream. A checkpoint stores them with the committed offsets."""
+        """Return the recent refusals of each stream, with shortened reasons.
+
+        A checkpoint stores them with the committed offsets.
+        """
         with self.lock:
-            return {stream: told for stream, receiver in self.receivers.items() if (told := receiver.refusals)}
+            return {
+                stream: tuple((number, _stored_reason(reason)) for number, reason in told)
+                for stream, receiver in self.receivers.items()
+                if (told := receiver.refusals)
+            }
+
+
+def _stored_reason(reason: str) -> str:
+    return reason[:_STORED_REASON_CHARACTERS].encode("ascii", "backslashreplace").decode()[:_STORED_REASON_CHARACTERS]
 
 
 class TrainerConnection(Connection):
     """A trainer's end of one link."""
 
-    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Welcome}),
-        "open": frozenset({StreamOpened, StreamClosed, Waits, Lateness, Incarnation, Have, Notice, Revoked}),
-    }
+    LEGAL = LEGAL["trainer"]
     MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
     def __init__(

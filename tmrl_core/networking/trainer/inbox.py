@@ -81,22 +81,19 @@ class Inbox:
 
     def admits(self, origin: str, payload: memoryview) -> bool:
         """Return True if a message may be appended now."""
-        return not self.is_busy(origin) or self._pending[origin] + self._cost(payload) <= self._most
+        pending, most = self._pending.get(origin, 0), PENDING_BYTES if self.shared else ALONE * PENDING_BYTES
+        return pending <= most // 2 or pending + self._cost(payload) <= most
 
     def is_busy(self, origin: str) -> bool:
         """Return True while messages of an origin that was not admitted would be postponed again.
 
         Otherwise the next message is admitted, however much it costs.
         """
-        return self._pending.get(origin, 0) > self._most // 2
+        return self._pending.get(origin, 0) > (PENDING_BYTES if self.shared else ALONE * PENDING_BYTES) // 2
 
     def _cost(self, payload: memoryview) -> int:
         stated = self.cost_of(payload)
         return stated if stated <= self.max_message_bytes else len(payload)
-
-    @property
-    def _most(self) -> int:
-        return PENDING_BYTES if self.shared else ALONE * PENDING_BYTES
 
     def append(self, received: Received, origin: str = "") -> None:
         """Append a message."""

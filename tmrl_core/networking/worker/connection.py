@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from tmrl_core.networking.protocol.delivery import StreamSecret, StreamSender
 from tmrl_core.networking.protocol.framing import FIRST, LAST, Frame, Kind, Wire, spare
 from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
+    LEGAL,
     MAX_SIGNATURE_BYTES,
     POLICY_HEAD,
     PROOF_ENDS,
@@ -239,10 +240,7 @@ class WorkerState(ClientState):
 class WorkerConnection(Connection):
     """A worker's end of one link."""
 
-    LEGAL: ClassVar[dict[str, frozenset[type]]] = {
-        "greeting": frozenset({Welcome}),
-        "open": frozenset({Resume, Halt, Ack, Stored, Credit, Announce, Direct, Report, Revoked, Place}),
-    }
+    LEGAL = LEGAL["worker"]
     MAX_UNREAD_BYTES = MAX_UNREAD_BYTES
 
     def __init__(

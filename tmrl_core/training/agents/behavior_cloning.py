@@ -11,7 +11,7 @@ from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
-from tmrl_core.training.agents.behavior_cloning_settings import ALGORITHM, BehaviorCloningSettings
+from tmrl_core.training.agents.behavior_cloning_settings import BehaviorCloningSettings
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
@@ -38,7 +38,7 @@ class PolicyModel(nn.Module):
         self.actor = policy(observation_space, action_space, **kwargs)
 
 
-@takes(ALGORITHM, PolicyModel)
+@takes(BehaviorCloningSettings, PolicyModel)
 class BehaviorCloningAgent(OffPolicyAgent):
     """Behaviour cloning: supervised learning of the actions in the samples; rewards are not used.
 

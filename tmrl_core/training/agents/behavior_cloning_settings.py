@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import ClassVar
 
-from tmrl_core.config.algorithms import BOX, CHOICES, OFF_POLICY, REPLAY, Algorithm
+from tmrl_core.config.algorithms import BOX, CHOICES
 from tmrl_core.training.agents.settings import ClippedNorm, Decay, OffPolicySettings, Optimizer, PolicyRate
 
 
-@dataclass(repr=False, eq=False)
-class BehaviorCloningSettings(OffPolicySettings):
+class BehaviorCloningSettings(
+    OffPolicySettings,
+    agent="tmrl_core.training.agents.behavior_cloning:BehaviorCloningAgent",
+    action_spaces=BOX | CHOICES,
+    actors=frozenset({"SquashedGaussianMLPActor", "CategoricalMLPActor"}),
+):
     """Settings of behaviour cloning, which uses no rewards."""
 
     gamma: ClassVar[float] = 0.0  # type: ignore[misc]
@@ -21,13 +25,3 @@ class BehaviorCloningSettings(OffPolicySettings):
     max_grad_norm: ClippedNorm = None
     optimizer: Optimizer = "adam"
     l2: Decay = None
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.behavior_cloning:BehaviorCloningAgent",
-    BehaviorCloningSettings,
-    action_spaces=BOX | CHOICES,
-    collection=OFF_POLICY,
-    actors=frozenset({"SquashedGaussianMLPActor", "CategoricalMLPActor"}),
-    memories=REPLAY,
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tmrl_core.training.agents.ddpg_settings import ALGORITHM, DdpgSettings
+from tmrl_core.training.agents.ddpg_settings import DdpgSettings
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.networks import DeterministicActorCritic
 from tmrl_core.training.agents.td3 import TD3Agent
@@ -13,7 +13,7 @@ one_critic = partial(DeterministicActorCritic, n=1)
 """Make a deterministic policy with a single critic."""
 
 
-@takes(ALGORITHM, one_critic)
+@takes(DdpgSettings, one_critic)
 class DDPGAgent(TD3Agent):
     """A deterministic policy and one critic, both updated each time: TD3 without its three additions.
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from inspect import Parameter
 from typing import Any, TypeAlias, TypeVar
 
-from tmrl_core.config.algorithms import Algorithm
 from tmrl_core.config.descriptions import add_descriptions, described
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.agents.settings import Settings
 from tmrl_core.training.value_types import Maker
 
 Agent = TypeVar("Agent", bound=type[TrainingAgent])
@@ -19,20 +19,20 @@ Setting: TypeAlias = Any
 """Value of one of an agent's settings, whose class names its type."""
 
 
-def takes(algorithm: Algorithm, networks: Maker | None = None) -> Callable[[Agent], Agent]:
-    """Declare an agent by its row: action spaces, collection, and settings, which it holds as `settings`.
+def takes(settings: type[Settings], networks: Maker | None = None) -> Callable[[Agent], Agent]:
+    """Declare the settings of an agent, which it holds as `settings`, and with their row its spaces and collection.
 
     Its constructor gets the signature of the settings, and its docstring their descriptions.
 
     Args:
-        algorithm: the row.
+        settings: class of the settings.
         networks: default of the keyword argument that makes the networks.
     """
-    settings = algorithm.settings
 
     def describe(agent: Agent) -> Agent:
         declared: Any = agent
-        declared.action_spaces, declared.collection = algorithm.action_spaces, algorithm.collection
+        if (row := settings.algorithm) is not None:
+            declared.action_spaces, declared.collection = row.action_spaces, row.collection
         declared.settings_cls, declared.default_networks = settings, staticmethod(networks) if networks else None
         inherited = declared.__init__
 

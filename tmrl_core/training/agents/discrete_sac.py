@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tmrl_core.actor.policies.spaces import discrete_actions
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.training.agents.declared import takes
-from tmrl_core.training.agents.discrete_sac_settings import ALGORITHM, DiscreteSacSettings
+from tmrl_core.training.agents.discrete_sac_settings import DiscreteSacSettings
 from tmrl_core.training.agents.losses import (
     discrete_policy_loss,
     soft_value,
@@ -27,7 +27,7 @@ from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Tree
 
 
-@takes(ALGORITHM, CategoricalActorCritic)
+@takes(DiscreteSacSettings, CategoricalActorCritic)
 class DiscreteSacAgent(OffPolicyAgent):
     """Soft actor-critic for discrete actions, with expectations over actions as exact sums.
 

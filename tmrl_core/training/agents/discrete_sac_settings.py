@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from tmrl_core.config.algorithms import DISCRETE, OFF_POLICY, REPLAY, Algorithm
+from tmrl_core.config.algorithms import DISCRETE
 from tmrl_core.training.agents.settings import Betas, Decay, EntropySettings, Optimizer
 
 
-@dataclass(repr=False, eq=False)
-class DiscreteSacSettings(EntropySettings):
+class DiscreteSacSettings(
+    EntropySettings,
+    agent="tmrl_core.training.agents.discrete_sac:DiscreteSacAgent",
+    action_spaces=DISCRETE,
+    actors=frozenset({"CategoricalMLPActor"}),
+):
     """Settings of soft actor-critic for discrete actions."""
 
     target_entropy_share: Annotated[float, "target entropy, as a fraction of a uniform policy's"] = 0.5
@@ -20,13 +23,3 @@ class DiscreteSacSettings(EntropySettings):
     betas_critic: Betas = None
     l2_actor: Decay = None
     l2_critic: Decay = None
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.discrete_sac:DiscreteSacAgent",
-    DiscreteSacSettings,
-    action_spaces=DISCRETE,
-    collection=OFF_POLICY,
-    actors=frozenset({"CategoricalMLPActor"}),
-    memories=REPLAY,
-)

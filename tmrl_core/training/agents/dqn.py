@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.training.agents.declared import takes
-from tmrl_core.training.agents.dqn_settings import ALGORITHM, DqnSettings
+from tmrl_core.training.agents.dqn_settings import DqnSettings
 from tmrl_core.training.agents.losses import (
     chosen_value,
     double_value,
@@ -25,7 +25,7 @@ from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Policy
 
 
-@takes(ALGORITHM, QNetwork)
+@takes(DqnSettings, QNetwork)
 class DQNAgent(OffPolicyAgent):
     """Deep Q-network: learn the value of each action and act greedily, with epsilon-greedy exploration.
 

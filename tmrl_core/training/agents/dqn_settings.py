@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from tmrl_core.config.algorithms import DISCRETE, OFF_POLICY, REPLAY, Algorithm
+from tmrl_core.config.algorithms import DISCRETE
 from tmrl_core.training.agents.settings import (
     AT_LEAST_1,
     SHARE,
@@ -18,8 +17,12 @@ from tmrl_core.training.agents.settings import (
 )
 
 
-@dataclass(repr=False, eq=False)
-class DqnSettings(OffPolicySettings):
+class DqnSettings(
+    OffPolicySettings,
+    agent="tmrl_core.training.agents.dqn:DQNAgent",
+    action_spaces=DISCRETE,
+    actors=frozenset({"QValueMLPActor"}),
+):
     """Settings of deep Q-networks."""
 
     of_model: ClassVar[tuple[str, ...]] = (*OffPolicySettings.of_model, "dueling")
@@ -36,13 +39,3 @@ class DqnSettings(OffPolicySettings):
     optimizer: Optimizer = "adam"
     betas: Betas = None
     l2: Decay = None
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.dqn:DQNAgent",
-    DqnSettings,
-    action_spaces=DISCRETE,
-    collection=OFF_POLICY,
-    actors=frozenset({"QValueMLPActor"}),
-    memories=REPLAY,
-)

@@ -25,7 +25,7 @@ from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
 from tmrl_core.training.agents.optimizers import make_optimizer
 from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, value_loss
-from tmrl_core.training.agents.ppo_settings import ALGORITHM, PpoSettings
+from tmrl_core.training.agents.ppo_settings import PpoSettings
 from tmrl_core.training.agents.running_moments import RunningMoments
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.updates.rollback import all_finite
@@ -127,7 +127,7 @@ class RoundRows:
         return log_prob_B, entropy_B, self._model.value(flat_BD)
 
 
-@takes(ALGORITHM)
+@takes(PpoSettings)
 class PPOAgent(TrainingAgent):
     """Proximal policy optimization: several epochs of minibatches on each round of lockstep collection.
 

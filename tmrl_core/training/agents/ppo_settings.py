@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated, Any, ClassVar
 
-from tmrl_core.config.algorithms import BOX, CHOICES, ON_POLICY, Algorithm
+from tmrl_core.config.algorithms import BOX, CHOICES, ON_POLICY
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.settings import (
     ABOVE_0,
@@ -22,8 +22,13 @@ from tmrl_core.training.agents.settings import (
 )
 
 
-@dataclass(repr=False, eq=False)
-class PpoSettings(Settings):
+class PpoSettings(
+    Settings,
+    agent="tmrl_core.training.agents.ppo:PPOAgent",
+    action_spaces=BOX | CHOICES,
+    collection=ON_POLICY,
+    actors=frozenset({"CategoricalMLPActor", "GaussianMLPActor"}),
+):
     """Settings of proximal policy optimization."""
 
     networks: ClassVar[str] = "actor_cls"
@@ -72,12 +77,3 @@ class PpoSettings(Settings):
         """Return the keyword arguments of the policy. One of the user's own need not know how to normalize."""
         normalizes = {"normalize_observations": True} if self.normalize_observations else {}
         return super().model_arguments() | normalizes
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.ppo:PPOAgent",
-    PpoSettings,
-    action_spaces=BOX | CHOICES,
-    collection=ON_POLICY,
-    actors=frozenset({"CategoricalMLPActor", "GaussianMLPActor"}),
-)

@@ -24,12 +24,12 @@ from tmrl_core.training.agents.recurrent import (
     unrescaled,
     unrolled,
 )
-from tmrl_core.training.agents.recurrent_dqn_settings import ALGORITHM, RecurrentDqnSettings
+from tmrl_core.training.agents.recurrent_dqn_settings import RecurrentDqnSettings
 from tmrl_core.training.agents.recurrent_networks import RecurrentQNetwork
 from tmrl_core.training.batches import Transitions
 
 
-@takes(ALGORITHM, RecurrentQNetwork)
+@takes(RecurrentDqnSettings, RecurrentQNetwork)
 class RecurrentDQNAgent(DQNAgent):
     """Deep Q-network with a recurrent layer, on sequences from their stored states.
 

@@ -22,7 +22,7 @@ from tmrl_core.actor.policies.torch.recurrent import unroll_layer
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.ppo import OnPolicyModel, PPOAgent, RoundRows
-from tmrl_core.training.agents.recurrent_ppo_settings import ALGORITHM, RecurrentPpoSettings
+from tmrl_core.training.agents.recurrent_ppo_settings import RecurrentPpoSettings
 from tmrl_core.training.batches import ENDS, PLACES
 
 RecurrentOnPolicyActor = CategoricalRNNActor | GaussianRNNActor
@@ -143,7 +143,7 @@ class RoundSequences(RoundRows):
         return unroll_layer(actor.rnn, actor.encode(self.flat_SLD[sequence_S]), state_S)[0]
 
 
-@takes(ALGORITHM)
+@takes(RecurrentPpoSettings)
 class RecurrentPPOAgent(PPOAgent):
     """`PPOAgent` with a recurrent policy.
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from tmrl_core.config.algorithms import BOX, CHOICES, ON_POLICY, Algorithm
 from tmrl_core.training.agents.ppo_settings import PpoSettings
 from tmrl_core.training.agents.settings import AT_LEAST_1, SIZES
 
 
-@dataclass(repr=False, eq=False)
-class RecurrentPpoSettings(PpoSettings):
+class RecurrentPpoSettings(
+    PpoSettings,
+    agent="tmrl_core.training.agents.recurrent_ppo:RecurrentPPOAgent",
+    actors=frozenset({"CategoricalRNNActor", "GaussianRNNActor"}),
+):
     """Settings of proximal policy optimization with a recurrent policy."""
 
     of_model: ClassVar[tuple[str, ...]] = (*PpoSettings.of_model, "cell", "cell_size", "state_interval")
@@ -24,12 +25,3 @@ class RecurrentPpoSettings(PpoSettings):
     cell: Annotated[str, "recurrent layer: gru or lstm"] = "gru"
     cell_size: Annotated[int, "units of the recurrent layer"] = 128
     state_interval: Annotated[int, "ticks between two stored states: the longest sequence that gradients cross"] = 20
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.recurrent_ppo:RecurrentPPOAgent",
-    RecurrentPpoSettings,
-    action_spaces=BOX | CHOICES,
-    collection=ON_POLICY,
-    actors=frozenset({"CategoricalRNNActor", "GaussianRNNActor"}),
-)

@@ -15,12 +15,12 @@ from tmrl_core.training.agents.recurrent import (
     unrolled,
 )
 from tmrl_core.training.agents.recurrent_networks import RecurrentActorCritic
-from tmrl_core.training.agents.recurrent_sac_settings import ALGORITHM, RecurrentSacSettings
+from tmrl_core.training.agents.recurrent_sac_settings import RecurrentSacSettings
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
 
 
-@takes(ALGORITHM, RecurrentActorCritic)
+@takes(RecurrentSacSettings, RecurrentActorCritic)
 class RecurrentSacAgent(SacAgent):
     """Soft actor-critic on sequences. The policy has a recurrent layer, the critics have another one.
 

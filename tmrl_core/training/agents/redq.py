@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
-from tmrl_core.training.agents.redq_settings import ALGORITHM, RedqSettings
+from tmrl_core.training.agents.redq_settings import RedqSettings
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
 
 
-@takes(ALGORITHM, REDQMLPActorCritic)
+@takes(RedqSettings, REDQMLPActorCritic)
 class REDQSACAgent(SacAgent):
     """Soft actor-critic with a randomized ensemble of critics and several critic updates per policy update.
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from tmrl_core.config.algorithms import BOX, OFF_POLICY, REPLAY, Algorithm
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.sac_settings import SacSettings
-from tmrl_core.training.agents.settings import AT_LEAST_1, Arguments
+from tmrl_core.training.agents.settings import AT_LEAST_1, Arguments, Settings
 
 
-@dataclass(repr=False, eq=False)
-class _Ensemble:
+class _Ensemble(Settings):
     n: Annotated[int, "number of critics"] = 10
     m: Annotated[int, "critics in the random subset whose lowest value is the target"] = 2
     q_updates_per_policy_update: Annotated[
@@ -20,8 +17,7 @@ class _Ensemble:
     ] = 1
 
 
-@dataclass(repr=False, eq=False)
-class RedqSettings(SacSettings, _Ensemble):
+class RedqSettings(SacSettings, _Ensemble, agent="tmrl_core.training.agents.redq:REDQSACAgent"):
     """Settings of randomized ensembled double Q-learning."""
 
     def __post_init__(self) -> None:
@@ -32,13 +28,3 @@ class RedqSettings(SacSettings, _Ensemble):
     def model_arguments(self) -> Arguments:
         """Return those of soft actor-critic with the number of critics."""
         return {"n": self.n, **super().model_arguments()}
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.redq:REDQSACAgent",
-    RedqSettings,
-    action_spaces=BOX,
-    collection=OFF_POLICY,
-    actors=frozenset({"SquashedGaussianMLPActor"}),
-    memories=REPLAY,
-)

@@ -13,13 +13,13 @@ from tmrl_core.training.agents.losses import critic_target, policy_loss, tempera
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
-from tmrl_core.training.agents.sac_settings import ALGORITHM, SacSettings
+from tmrl_core.training.agents.sac_settings import SacSettings
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Policy, Tree
 
 
-@takes(ALGORITHM, MLPActorCritic)
+@takes(SacSettings, MLPActorCritic)
 class SacAgent(OffPolicyAgent):
     """Soft actor-critic with learned temperature.
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated
 
-from tmrl_core.config.algorithms import BOX, OFF_POLICY, REPLAY, Algorithm
+from tmrl_core.config.algorithms import BOX
 from tmrl_core.training.agents.settings import ABOVE_0, Betas, Decay, EntropySettings, Optimizer
 
 
-@dataclass(repr=False, eq=False)
-class SacSettings(EntropySettings):
+class SacSettings(
+    EntropySettings,
+    agent="tmrl_core.training.agents.sac:SacAgent",
+    action_spaces=BOX,
+    actors=frozenset({"SquashedGaussianMLPActor"}),
+    aliases=("SpinupSacAgent",),
+):
     """Settings of soft actor-critic."""
 
     target_entropy: Annotated[float | None, "target entropy, in nats; None: minus the number of action elements"] = None
@@ -24,14 +29,3 @@ class SacSettings(EntropySettings):
     reward_scale: Annotated[
         float, ABOVE_0, "factor of rewards in targets; large returns are learned faster below 1"
     ] = 1.0
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.sac:SacAgent",
-    SacSettings,
-    action_spaces=BOX,
-    collection=OFF_POLICY,
-    actors=frozenset({"SquashedGaussianMLPActor"}),
-    memories=REPLAY,
-    aliases=("SpinupSacAgent",),
-)

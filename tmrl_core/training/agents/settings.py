@@ -1,18 +1,19 @@
 """Base of the settings of agents, which are the keyword arguments of their constructors (`agent.kwargs`).
 
-Each algorithm declares its settings and its row of the table of algorithms in a file `*_settings.py` beside its agent.
-Types, defaults, limits and descriptions stand there alone: signatures and docstrings of the agents, the checks of a
-configuration and the table in `docs/choosing.md` follow from them. These files import no torch, so that machines
-without torch check the configuration of every agent.
+Each algorithm declares its settings and its row of the table of algorithms in a file `*_settings.py` beside its agent,
+as one class. Types, defaults, limits and descriptions stand there alone: signatures and docstrings of the agents, the
+checks of a configuration and the table in `docs/choosing.md` follow from them. These files import no torch, so that
+machines without torch check the configuration of every agent.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, ClassVar, TypeAlias, get_args, get_type_hints
+from dataclasses import KW_ONLY, Field, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, get_args, get_type_hints
 
+from tmrl_core.config.algorithms import OFF_POLICY, REPLAY, SEQUENCES, Algorithm
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.checkpointable import StateOwner
 
@@ -56,27 +57,40 @@ Layers: TypeAlias = Annotated[
 ]
 
 
-@dataclass(repr=False, eq=False)
 class Settings(StateOwner):
-    """Settings of one agent, which holds them as `settings`.
+    """Settings of one agent, which holds them as `settings`, and the row of its algorithm.
 
-    They are part of checkpoints, because a schedule may change them.
+    A derived class is a dataclass by itself. With `agent`, a reference, it declares an algorithm, whose row consists of
+    the other keywords of the class and those that its first base has. `Algorithm` describes them.
+
+    Settings are part of checkpoints, because a schedule may change them.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
-    type_id: ClassVar[str]
-    type_version: ClassVar[int] = 1
+    algorithm: ClassVar[Algorithm | None] = None
+    """Row of the algorithm; None: a base of others."""
     networks: ClassVar[str] = "model_cls"
     """Name of the keyword argument with code, which makes the networks."""
     of_model: ClassVar[tuple[str, ...]] = ("hidden_sizes", "activation", "convolutions")
     """Settings that are keyword arguments of the networks."""
     transient: ClassVar[frozenset[str]] = frozenset({"hidden_sizes", "activation", "convolutions", "model_kwargs"})
+    type_id: ClassVar[str]
+    type_version: ClassVar[int] = 1
+    _row: ClassVar[Arguments] = {}
 
-    def __init_subclass__(cls) -> None:
+    if TYPE_CHECKING:  # dataclass makes both
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+        def __init__(self, *given: object, **named: object) -> None: ...
+
+    def __init_subclass__(cls, *, agent: str = "", **row: object) -> None:
+        dataclass(repr=False, eq=False)(cls)
+        cls._row = {**cls._row, **row}
         # A checkpoint names the class by its name alone, so that its file may move.
         cls.type_id = cls.__name__
+        cls.algorithm = Algorithm(agent, cls, **cls._row) if agent else None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -104,8 +118,7 @@ def _limits_of(settings: type) -> dict[str, str]:
     return {name: about[0] for name, about in annotated.items() if about and about[0] in _HOLDS}
 
 
-@dataclass(repr=False, eq=False)
-class OffPolicySettings(Settings):
+class OffPolicySettings(Settings, collection=OFF_POLICY, memories=REPLAY):
     """Settings of every agent that learns from a replay memory."""
 
     gamma: Annotated[float, SHARE, "discount factor per step"] = 0.99
@@ -125,7 +138,6 @@ class OffPolicySettings(Settings):
         return {**(self.model_kwargs or {}), **super().model_arguments()}
 
 
-@dataclass(repr=False, eq=False)
 class EntropySettings(OffPolicySettings):
     """Settings of agents with a learned entropy coefficient."""
 
@@ -139,8 +151,7 @@ class EntropySettings(OffPolicySettings):
     learn_entropy_coef: Annotated[bool, "learn the entropy coefficient"] = True
 
 
-@dataclass(repr=False, eq=False)
-class RecurrentSettings(OffPolicySettings):
+class RecurrentSettings(OffPolicySettings, memories=SEQUENCES):
     """Settings of agents that learn from sequences."""
 
     of_model: ClassVar[tuple[str, ...]] = (*OffPolicySettings.of_model, "cell", "cell_size", "state_interval")

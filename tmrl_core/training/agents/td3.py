@@ -17,12 +17,12 @@ from tmrl_core.training.agents.networks import DeterministicActorCritic, critics
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.agents.target_networks import make_target
-from tmrl_core.training.agents.td3_settings import ALGORITHM, Td3Settings
+from tmrl_core.training.agents.td3_settings import Td3Settings
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Policy, Tree
 
 
-@takes(ALGORITHM, DeterministicActorCritic)
+@takes(Td3Settings, DeterministicActorCritic)
 class TD3Agent(OffPolicyAgent):
     """Twin delayed DDPG: a deterministic policy, clipped double Q-learning and delayed policy updates.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from tmrl_core.config.algorithms import BOX, OFF_POLICY, REPLAY, Algorithm
+from tmrl_core.config.algorithms import BOX
 from tmrl_core.training.agents.settings import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -18,8 +17,12 @@ from tmrl_core.training.agents.settings import (
 )
 
 
-@dataclass(repr=False, eq=False)
-class Td3Settings(OffPolicySettings):
+class Td3Settings(
+    OffPolicySettings,
+    agent="tmrl_core.training.agents.td3:TD3Agent",
+    action_spaces=BOX,
+    actors=frozenset({"DeterministicMLPActor"}),
+):
     """Settings of twin delayed DDPG."""
 
     lr_actor: PolicyRate = 1e-3
@@ -36,13 +39,3 @@ class Td3Settings(OffPolicySettings):
     betas_critic: Betas = None
     l2_actor: Decay = None
     l2_critic: Decay = None
-
-
-ALGORITHM = Algorithm(
-    "tmrl_core.training.agents.td3:TD3Agent",
-    Td3Settings,
-    action_spaces=BOX,
-    collection=OFF_POLICY,
-    actors=frozenset({"DeterministicMLPActor"}),
-    memories=REPLAY,
-)

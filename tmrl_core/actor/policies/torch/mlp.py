@@ -29,8 +29,6 @@ from tmrl_core.actor.policies.torch.module import TorchActorModule
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
 
-_MODULES: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
-
 
 def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Return the class of an activation that is given as a class or by its name.
@@ -40,8 +38,7 @@ def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], n
     """
     if not isinstance(activation, str):
         return activation
-    known = _MODULES.get(activation.lower())
-    found = known if known is not None else vars(torch.nn).get(activation)
+    found = vars(torch.nn).get({"relu": "ReLU", "tanh": "Tanh"}.get(activation.lower(), activation))
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ConfigError(f"activation is {activation!r}; allowed: relu, tanh, or the name of a class of torch.nn.")
     return found
