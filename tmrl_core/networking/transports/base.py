@@ -18,6 +18,8 @@ from tmrl_core.networking.protocol.connection import Authenticate, Connection
 from tmrl_core.networking.protocol.messages import Role
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tmrl_core.networking.security.admission import AdmissionSettings
     from tmrl_core.networking.transports.selection import LinkSettings
 
@@ -70,6 +72,12 @@ class TransportKind(ABC):
 
     in_process = False
     """True: it connects threads of one process, without hosts and credentials."""
+
+    def ensure_credentials(self, folder: Path) -> bool:
+        """Create missing credentials for a Server on this machine. Return True if they were created."""
+        from tmrl_core.networking.security import credentials
+
+        return credentials.ensure(folder)
 
     @abstractmethod
     def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
