@@ -12,8 +12,8 @@ def lazy_names(
     package: str,
     modules: Mapping[str, str],
     homes: Mapping[str, str] | None = None,
-    further: Callable[[], Mapping[str, str]] = dict,
     hidden: Mapping[str, str] | None = None,
+    further: Callable[[], Mapping[str, str]] = dict,
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__all__`, `__getattr__` and `__dir__` of a package.
 
@@ -23,9 +23,9 @@ def lazy_names(
         package: its full name.
         modules: names by the module that defines them, relative to the package.
         homes: modules of further names, by name.
+        hidden: as `modules`, of names that are not exported to `import *`.
         further: returns more of these, called for names that the others lack. Such a package leaves `__all__` to
             `__getattr__`.
-        hidden: as `modules`, of names that are not exported to `import *`.
     """
     places = {**(homes or {}), **{name: module for module, names in modules.items() for name in names.split()}}
     exported = sorted(places)
@@ -35,7 +35,7 @@ def lazy_names(
         from importlib import import_module
 
         if name == "__all__":
-            return sorted({*exported, *further()})
+            return names()
         if name not in places:
             places.update(further())
         if name not in places:
@@ -51,4 +51,7 @@ def lazy_names(
 
             raise MissingExtraError("torch", "trainer", f"{package}.{name}") from exc
 
-    return exported, load, lambda: sorted({*exported, *further()})
+    def names() -> list[str]:
+        return sorted({*exported, *further()})
+
+    return exported, load, names

@@ -93,21 +93,27 @@ def entries(kind: Kind) -> Mapping[str, Entry]:
     return _rooms()[kind]
 
 
+def added(kind: Kind, name: str) -> list[Entry]:
+    """Return the entries of this name of installed packages, from their metadata."""
+    from importlib.metadata import entry_points
+
+    found = {
+        Entry(kind, name, f"{point.module}:{point.attr}", point.dist.name if point.dist is not None else point.module)
+        for point in entry_points(group=f"tmrl_core.{kind}", name=name)
+    }
+    return sorted(found)
+
+
 def find(kind: Kind, name: str) -> Entry | None:
     """Return the entry of this name: a room's, else an installed package's, else None.
 
     Raises:
         ConfigError: several installed packages add this name.
     """
-    if (found := entries(kind).get(name)) is not None:
-        return found
-    from importlib.metadata import entry_points
-
-    added = {
-        Entry(kind, name, f"{point.module}:{point.attr}", point.dist.name if point.dist is not None else point.module)
-        for point in entry_points(group=f"tmrl_core.{kind}", name=name)
-    }
-    if len(added) > 1:
-        packages = " and ".join(sorted(entry.package for entry in added))
+    if (own := entries(kind).get(name)) is not None:
+        return own
+    found = added(kind, name)
+    if len(found) > 1:
+        packages = " and ".join(entry.package for entry in found)
         raise ConfigError(f"{name}: the packages {packages} both add it to {kind}. Uninstall one of them.")
-    return next(iter(added), None)
+    return found[0] if found else None

@@ -77,12 +77,10 @@ def _files() -> list[str]:
     return sorted(file.stem for file in folder.glob("*_settings.py"))
 
 
-@functools.cache
 def _rows(file: str) -> list[Algorithm]:
     module = import_module(f"{_AGENTS}.{file}")
     declared = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
-    rows = [vars(part).get("algorithm") for part in declared]
-    return [row for row in rows if isinstance(row, Algorithm)]
+    return [row for part in declared if (row := vars(part).get("algorithm")) is not None]
 
 
 @functools.cache
@@ -115,9 +113,11 @@ def algorithm_of(reference: str) -> Algorithm | None:
         for row in _rows(file):
             if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
                 return row
-    entry = rooms.find("agents", name)
-    found = None if entry is None else entry.load().algorithm
-    return found if isinstance(found, Algorithm) and found.cls == reference else None
+    for entry in rooms.added("agents", name):
+        row = entry.load().algorithm
+        if isinstance(row, Algorithm) and row.cls == reference:
+            return row
+    return None
 
 
 class Policy(msgspec.Struct, frozen=True):

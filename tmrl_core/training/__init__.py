@@ -22,5 +22,5 @@ _, __getattr__, __dir__ = lazy_names(
         "memories.memory": "Memory TorchMemory",
     },
     MEMORIES,
-    agent_modules,
+    further=agent_modules,
 )

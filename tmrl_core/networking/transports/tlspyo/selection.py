@@ -13,7 +13,7 @@ from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.security import credentials, tlspyo_files
 from tmrl_core.networking.security.admission import AdmissionSettings
 from tmrl_core.networking.security.secret_files import writing
-from tmrl_core.networking.transports.base import Transport, TransportKind
+from tmrl_core.networking.transports.base import Guard, Transport, TransportKind
 from tmrl_core.networking.transports.tlspyo.process import check_installed
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 
@@ -37,16 +37,9 @@ class TlspyoKind(TransportKind):
         """Return the transport of a client."""
         return tlspyo_transport(settings, role, tls=tls), ""
 
-    def server(
-        self,
-        settings: LinkSettings,
-        on_refused: Callable[[str, str], None],
-        admission: AdmissionSettings | None,
-        *,
-        tls: bool,
-    ) -> tuple[Transport, Authenticate]:
+    def server(self, settings: LinkSettings, guard: Guard, *, tls: bool) -> tuple[Transport, Authenticate]:
         """Return the transport of a Server."""
-        made = tlspyo_transport(settings, "server", tls=tls, admission=admission, on_refused=on_refused)
+        made = tlspyo_transport(settings, "server", tls=tls, **guard._asdict())
         return made, lambda hello, connection: None
 
 
