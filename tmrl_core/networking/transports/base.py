@@ -65,7 +65,7 @@ class Transport(ABC):
 
 
 class Guard(NamedTuple):
-    """What a Server does with peers that have not proved their identity.
+    """Treatment of peers that have not proved their identity, by a Server.
 
     Args:
         on_refused: to be called with the address and the reason for each peer that is rejected before its greeting.
