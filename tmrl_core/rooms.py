@@ -3,7 +3,7 @@
 A room is a folder of this package with a file `room.py`, which imports nothing heavy and names, by kind, the objects
 that the room adds, as references `package.module:Name`:
 
-    TRANSPORTS = {"tlspyo": "tmrl_core.networking.transports.tlspyo.selection:TlspyoKind"}
+    TRANSPORTS = {"tls": "tmrl_core.networking.transports.tls_access:TlsKind"}
 
 Another package adds the same by entry points, in groups named after the kinds:
 
@@ -32,7 +32,7 @@ Kind = Literal["agents", "roles", "sections", "sinks", "transports"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROOT = Path(__file__).parent
 DEPTH = 3
-"""Folders between the package and a room's file, at most: `networking/transports/tlspyo/room.py`."""
+"""Most folders between the package and a room's file, as for a transport that is a folder."""
 
 
 class Entry(NamedTuple):

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core import __version__, rooms
-from tmrl_core.config import Config, find_config_file, load, use
+from tmrl_core.config import Config, find_config_file, load, resolve, use
 from tmrl_core.config.loading import expanded
 from tmrl_core.config.room_sections import config_type, kind_of_run, room_sections
 from tmrl_core.config.sections import NAMES_OF, RoomSection
@@ -42,6 +42,16 @@ SWITCH_INTERVAL_S = 0.0005
 
 CLIENTS = ("worker", "expert", "trainer", "status")
 """Roles that connect to a Server, besides those of rooms."""
+
+COMMANDS = {
+    "--credentials": "tmrl_core.cli.credentials:run_credentials",
+    "--doctor": "tmrl_core.cli.doctor:run_doctor",
+    "--sessions": "tmrl_core.cli.sessions:run_sessions",
+    "--metrics": "tmrl_core.cli.metrics:run_metrics",
+    "--import-config": "tmrl_core.cli.tmrl_files:run_import",
+    "--import-weights": "tmrl_core.cli.tmrl_files:run_import",
+}
+"""Options with options of their own."""
 
 EPILOG = """\
 examples:
@@ -66,26 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if "--credentials" in given:
-            from tmrl_core.cli.credentials import run_credentials
-
-            return run_credentials(given)
-        if "--doctor" in given:
-            from tmrl_core.cli.doctor import run_doctor
-
-            return run_doctor(given)
-        if "--sessions" in given:
-            from tmrl_core.cli.sessions import run_sessions
-
-            return run_sessions(given)
-        if "--metrics" in given:
-            from tmrl_core.cli.metrics import run_metrics
-
-            return run_metrics(given)
-        if {"--import-config", "--import-weights"} & {word.partition("=")[0] for word in given}:
-            from tmrl_core.cli.tmrl_files import run_import
-
-            return run_import(given)
+        for word in given:
+            name = word.partition("=")[0] if word.startswith("--import-") else word
+            if (command := COMMANDS.get(name)) is not None:
+                run_command: Callable[[Sequence[str]], int] = resolve(command)
+                return run_command(given)
         return run(parsed(given), own_process=arguments is None)
     except (TmrlError, FileNotFoundError) as exc:
         # Torch needs a folder for temporary files when it is imported, and may be imported by any role or environment.

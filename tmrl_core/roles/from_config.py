@@ -92,11 +92,13 @@ def ensure_credentials(config: Config) -> bool:
     For a Server on another machine, the roles explain the commands to run.
     """
     network = config.network
-    if network.transport == "local" or network.security is None or not is_loopback(config.server.host):
+    if network.security is None or not is_loopback(config.server.host):
         return False
     from tmrl_core.networking.security import credentials
+    from tmrl_core.networking.transports.selection import transport_kind
 
-    return credentials.ensure(credentials.find(network.credentials_dir), tlspyo=network.transport == "tlspyo")
+    kind = transport_kind(network.transport)
+    return not kind.in_process and kind.ensure_credentials(credentials.find(network.credentials_dir))
 
 
 def make_server(config: Config, *, any_port: bool = False) -> Server:

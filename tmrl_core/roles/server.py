@@ -27,7 +27,7 @@ from tmrl_core.networking.security.refusal_log import Refusals
 from tmrl_core.networking.spools.files import DiskSpool
 from tmrl_core.networking.transports.base import Listener, new_event_loop
 from tmrl_core.networking.transports.plain import PlainNotice
-from tmrl_core.networking.transports.selection import link_settings, server_transport
+from tmrl_core.networking.transports.selection import link_settings, server_transport, transport_kind
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +84,10 @@ class Server:
                 "password: no effect with TLS: the Server accepts the certificates and tokens of its credentials. "
                 "Leave out password here, and in workers and trainers."
             )
-        if network.transport != "local" and listens.security is not None and is_loopback(listens.host):
+        kind = transport_kind(listens.transport)
+        if not kind.in_process and listens.security is not None and is_loopback(listens.host):
             # Credentials for this machine need no host names, so they are created at their first use.
-            credentials.ensure(credentials.find(listens.credentials_dir), tlspyo=network.transport == "tlspyo")
+            kind.ensure_credentials(credentials.find(listens.credentials_dir))
         self.refusals = Refusals()
         """Number of connections that were refused, or closed for a violation of the protocol."""
         transport, authenticate = server_transport(

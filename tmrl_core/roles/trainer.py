@@ -97,7 +97,7 @@ class Trainer:
         updater_fn: Callable[[Any, Callable[[], Any]], Any] | None = None,
         *,
         config: Config | None = None,
-        transport: Literal["tls", "local", "tlspyo"] | Cfg = CFG,
+        transport: str | Cfg = CFG,
         run_name: str | Cfg = CFG,
     ) -> None:
         show_messages()

@@ -12,6 +12,7 @@ import pytest
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security import credentials, tlspyo_files
 from tmrl_core.networking.security.certificates import read_facts
+from tmrl_core.networking.transports.tlspyo.selection import TlspyoKind
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_a_folder_made_by_tlspyo_is_accepted(folder: Path, tmp_path: Path) -> No
         (own / name).write_bytes((folder / name).read_bytes())
     found = tlspyo_files.load(own, server=True)
     assert found.password == "", "tlspyo is told its password in other ways"
-    assert not credentials.ensure(own, tlspyo=True)
+    assert not TlspyoKind().ensure_credentials(own)
     assert sorted(path.name for path in own.iterdir()) == ["certificate.pem", "key.pem"]
 
 
@@ -80,7 +81,7 @@ def test_older_credentials_are_completed(folder: Path) -> None:
     with pytest.raises(CredentialsError, match=r"certificate.pem not found.*--credentials create"):
         tlspyo_files.load(folder, server=False)
     authority = (folder / "ca.pem").read_text()
-    assert credentials.ensure(folder, tlspyo=True)
+    assert TlspyoKind().ensure_credentials(folder)
     assert tlspyo_files.load(folder, server=True).password
     assert (folder / "ca.pem").read_text() == authority
 

@@ -186,20 +186,15 @@ def create(
         return _create(folder, wanted, days, ca_days, overwrite, default_host)
 
 
-def ensure(directory: str | os.PathLike[str], *, tlspyo: bool = False) -> bool:
-    """Create credentials for this machine's loopback if there are none, and log it. Return True if they were created.
-
-    With `tlspyo`, the files of that transport decide.
-    """
+def ensure(directory: str | os.PathLike[str]) -> bool:
+    """Create credentials for this machine's loopback if there are none, and log it. Return True if it has made them."""
     folder = Path(directory).expanduser()
-    needed = folder / (tlspyo_files.CERTIFICATE if tlspyo else "ca.pem")
+    needed = folder / "ca.pem"
     if folder.is_file() or needed.exists():
         return False
     with writing(folder):
         if needed.exists():  # another process was faster
             return False
-        if (folder / "ca.pem").exists():
-            return tlspyo_files.make(folder, (), datetime.now(timezone.utc) + timedelta(days=CA_DAYS))
         _create(folder, (), DAYS, CA_DAYS, overwrite=False)
     logger.info(
         "no credentials found, so a CA for this machine alone was made in %s. For a Server on another machine, behind "

@@ -11,13 +11,15 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.protocol.connection import Authenticate, Connection
 from tmrl_core.networking.protocol.messages import Role
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tmrl_core.networking.security.admission import AdmissionSettings
     from tmrl_core.networking.transports.selection import LinkSettings
 
@@ -62,6 +64,18 @@ class Transport(ABC):
         """
 
 
+class Guard(NamedTuple):
+    """Treatment of peers that have not proved their identity, by a Server.
+
+    Args:
+        on_refused: to be called with the address and the reason for each peer that is rejected before its greeting.
+        admission: limits for their connections; None: the defaults.
+    """
+
+    on_refused: Callable[[str, str], None]
+    admission: AdmissionSettings | None
+
+
 class TransportKind(ABC):
     """A name of `network.transport`: makes the transports of clients and Servers.
 
@@ -70,6 +84,12 @@ class TransportKind(ABC):
 
     in_process = False
     """True: it connects threads of one process, without hosts and credentials."""
+
+    def ensure_credentials(self, folder: Path) -> bool:
+        """Create missing credentials for a Server on this machine. Return True if they were created."""
+        from tmrl_core.networking.security import credentials
+
+        return credentials.ensure(folder)
 
     @abstractmethod
     def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
@@ -80,20 +100,12 @@ class TransportKind(ABC):
         """
 
     @abstractmethod
-    def server(
-        self,
-        settings: LinkSettings,
-        on_refused: Callable[[str, str], None],
-        admission: AdmissionSettings | None,
-        *,
-        tls: bool,
-    ) -> tuple[Transport, Authenticate]:
+    def server(self, settings: LinkSettings, guard: Guard, *, tls: bool) -> tuple[Transport, Authenticate]:
         """Return the transport of a Server, and the function that authenticates its peers.
 
         Args:
             settings: section `network`, with the address.
-            on_refused: to be called with the address and the reason for each peer that is rejected before its greeting.
-            admission: limits for unauthenticated connections; None: the defaults.
+            guard: limits for peers that have not proved their identity, and a function for those that are rejected.
             tls: False: links are not encrypted.
 
         Raises:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from tmrl_core.errors import NetworkError, PortInUseError
 from tmrl_core.networking.protocol.connection import Authenticate, Connection, Identity
 from tmrl_core.networking.protocol.messages import Role
-from tmrl_core.networking.transports.base import Driver, Listener, Transport, TransportKind
+from tmrl_core.networking.transports.base import Driver, Guard, Listener, Transport, TransportKind
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.security.admission import AdmissionSettings
     from tmrl_core.networking.transports.selection import LinkSettings
 
 _WINDOW_BYTES = 262_144
@@ -70,14 +69,7 @@ class LocalKind(TransportKind):
         """Return the transport of a client, which sends no token."""
         return LocalTransport(), ""
 
-    def server(
-        self,
-        settings: LinkSettings,
-        on_refused: Callable[[str, str], None],
-        admission: AdmissionSettings | None,
-        *,
-        tls: bool,
-    ) -> tuple[Transport, Authenticate]:
+    def server(self, settings: LinkSettings, guard: Guard, *, tls: bool) -> tuple[Transport, Authenticate]:
         """Return the transport of a Server, which accepts all peers."""
         return LocalTransport(), lambda hello, connection: None
 

@@ -25,7 +25,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.security.admission import AdmissionSettings
-from tmrl_core.networking.transports.base import Transport, TransportKind
+from tmrl_core.networking.transports.base import Guard, Transport, TransportKind
 from tmrl_core.networking.transports.plain import plain_server
 
 
@@ -175,9 +175,9 @@ def server_transport(
         ConfigError: plaintext beyond this machine without `network.allow_insecure_remote`, or an unknown transport.
         CredentialsError: there is no server certificate.
     """
-    kind = transport_kind(settings.transport)
+    kind, guard = transport_kind(settings.transport), Guard(on_refused, admission)
     if kind.in_process:
-        return kind.server(settings, on_refused, admission, tls=False)
+        return kind.server(settings, guard, tls=False)
     host, plain = settings.host, settings.security is None
     check_host(host, "server.bind")
     if plain and not is_loopback(host) and not settings.allow_insecure_remote:
@@ -186,4 +186,4 @@ def server_transport(
             "could read and send data. Use TLS, listen on 127.0.0.1, or allow this with "
             "network.allow_insecure_remote: true."
         )
-    return kind.server(settings, on_refused, admission, tls=not plain)
+    return kind.server(settings, guard, tls=not plain)

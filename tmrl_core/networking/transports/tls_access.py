@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.messages import Role
-from tmrl_core.networking.security.admission import Admission, AdmissionSettings
+from tmrl_core.networking.security.admission import Admission
 from tmrl_core.networking.security.authentication import ClientAccess, ServerAccess, delay_rejections
 from tmrl_core.networking.security.logins import check_password
-from tmrl_core.networking.transports.base import Transport, TransportKind
+from tmrl_core.networking.transports.base import Guard, Transport, TransportKind
 from tmrl_core.networking.transports.tls import TlsTransport
 
 if TYPE_CHECKING:
@@ -38,19 +37,12 @@ class TlsKind(TransportKind):
         )
         return transport, access.token
 
-    def server(
-        self,
-        settings: LinkSettings,
-        on_refused: Callable[[str, str], None],
-        admission: AdmissionSettings | None,
-        *,
-        tls: bool,
-    ) -> tuple[Transport, Authenticate]:
+    def server(self, settings: LinkSettings, guard: Guard, *, tls: bool) -> tuple[Transport, Authenticate]:
         """Return the transport of a Server, and the function that authenticates its peers."""
-        strangers = Admission(admission)
+        strangers = Admission(guard.admission)
         if not tls:
             return (
-                TlsTransport(None, on_refused=on_refused, admission=strangers),
+                TlsTransport(None, on_refused=guard.on_refused, admission=strangers),
                 delay_rejections(
                     lambda hello, connection: check_password(hello, settings.token), strangers, time.monotonic
                 ),
@@ -63,7 +55,7 @@ class TlsKind(TransportKind):
                 access.context,
                 identity_of=handshakes.identity_of,
                 explain=partial(handshakes.explain, host="this Server", side="server"),
-                on_refused=on_refused,
+                on_refused=guard.on_refused,
                 access=access,
                 admission=strangers,
             ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import CredentialsError
@@ -10,7 +12,8 @@ from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.security import credentials, tlspyo_files
 from tmrl_core.networking.security.admission import AdmissionSettings
-from tmrl_core.networking.transports.base import Transport, TransportKind
+from tmrl_core.networking.security.secret_files import writing
+from tmrl_core.networking.transports.base import Guard, Transport, TransportKind
 from tmrl_core.networking.transports.tlspyo.process import check_installed
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 
@@ -21,20 +24,22 @@ if TYPE_CHECKING:
 class TlspyoKind(TransportKind):
     """Links of tlspyo's Relay and Endpoints. tlspyo has no roles, and checks its password itself."""
 
+    def ensure_credentials(self, folder: Path) -> bool:
+        """Create tlspyo's missing certificate and password. Return True if they were created."""
+        if folder.is_file() or (folder / tlspyo_files.CERTIFICATE).exists():
+            return False
+        if not (folder / "ca.pem").exists():
+            return credentials.ensure(folder)
+        with writing(folder):
+            return tlspyo_files.make(folder, (), datetime.now(timezone.utc) + timedelta(days=credentials.CA_DAYS))
+
     def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
         """Return the transport of a client."""
         return tlspyo_transport(settings, role, tls=tls), ""
 
-    def server(
-        self,
-        settings: LinkSettings,
-        on_refused: Callable[[str, str], None],
-        admission: AdmissionSettings | None,
-        *,
-        tls: bool,
-    ) -> tuple[Transport, Authenticate]:
+    def server(self, settings: LinkSettings, guard: Guard, *, tls: bool) -> tuple[Transport, Authenticate]:
         """Return the transport of a Server."""
-        made = tlspyo_transport(settings, "server", tls=tls, admission=admission, on_refused=on_refused)
+        made = tlspyo_transport(settings, "server", tls=tls, **guard._asdict())
         return made, lambda hello, connection: None
 
 
