@@ -94,7 +94,7 @@ def one_graph(hidden: int, batch: Any) -> Train:
     agent.__class__ = type("Rewritten", (SacAgent,), rewritten)
 
     def update(batch: Any) -> tuple[dict[str, Tensor], Tensor]:
-        transitions = transitions_of(batch, agent.gamma)
+        transitions = transitions_of(batch, agent.settings.gamma)
         before = [tensor.detach().clone() for tensor in kept]
         metrics = agent.update(transitions)
         with torch.no_grad():

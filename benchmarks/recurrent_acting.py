@@ -31,7 +31,7 @@ def steps_per_s(actor: Any, steps: int, runner: bool) -> float:
     from tmrl_core.actor.rollout.runner import PolicyRunner
 
     acting = PolicyRunner(lambda **_: actor, OBSERVATION, ACTION, seed=0)
-    acting.set_exploration({"random": 0.0, "epsilon": 0.0})
+    acting.actor.set_exploration({"random": 0.0, "epsilon": 0.0})
     observations = list(np.random.default_rng(0).standard_normal((1000, 17)).astype(np.float32))
     acting.reset()
     state, rng = actor.initial_state(1), np.random.default_rng(0)

@@ -58,7 +58,7 @@ def settings(transport: str, keys: str, port: int) -> Any:
 
     return LinkSettings(
         port=port,
-        transport=transport,  # type: ignore[arg-type]
+        transport=transport,
         hostname="localhost",
         credentials_dir=keys,
     )

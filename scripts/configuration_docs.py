@@ -21,7 +21,7 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tmrl_core.config.algorithms import ALGORITHMS, POLICIES  # noqa: E402
+from tmrl_core.config.algorithms import POLICIES, algorithms  # noqa: E402
 from tmrl_core.config.descriptions import described  # noqa: E402
 from tmrl_core.config.error_messages import allowed, inner_types, keys_of, section_of  # noqa: E402
 from tmrl_core.config.loading import ENVIRONMENT_KEYS, OTHER_VARIABLES  # noqa: E402
@@ -184,7 +184,7 @@ def choosing_page() -> str:
     from tmrl_core import actor
 
     of_policies = {name for policy in POLICIES for name in signature(getattr(actor, policy.numpy_name)).parameters}
-    agents = [algorithm for algorithm in ALGORITHMS if algorithm.name != "SpinupSacAgent"]
+    agents = algorithms().values()
     names = list(dict.fromkeys(one.name for agent in agents for one in dataclasses.fields(agent.settings)))
     table = [["key", *(agent.name for agent in agents), "meaning"], ["---"] * (len(agents) + 2)]
     for name in names:

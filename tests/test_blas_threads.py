@@ -14,8 +14,8 @@ from gymnasium import spaces
 from tests.actor.rollout.composing import compose
 from tmrl_core import blas_threads
 from tmrl_core.actor import NumpySquashedGaussianMLPActor
-from tmrl_core.actor.policies.numpy.mlp import NumpyActor
-from tmrl_core.actor.policies.numpy.recurrent import NumpySquashedGaussianRNNActor
+from tmrl_core.actor.policies.numpy.mlp import NumpyPolicy
+from tmrl_core.actor.policies.numpy.squashed_gaussian import NumpySquashedGaussianRNNActor
 from tmrl_core.blas_threads import THREAD_VARIABLES, OneThread, one_blas_thread, thread_functions
 
 BLAS = thread_functions()
@@ -143,13 +143,13 @@ def test_a_policy_acts_with_one_thread(
     image = len(shape) == 3
     space = spaces.Box(0, 255, shape, np.uint8) if image else spaces.Box(-1.0, 1.0, shape, np.float64)
     seen: list[int] = []
-    encode = NumpyActor._encode
+    encode = NumpyPolicy._encode
 
     def noting(self: Any, obs: Any, vector: Any) -> None:
         seen.append(threads())
         encode(self, obs, vector)
 
-    monkeypatch.setattr(NumpyActor, "_encode", noting)
+    monkeypatch.setattr(NumpyPolicy, "_encode", noting)
     actor = policy(spaces.Dict(camera=space), Counting.action_space, hidden_sizes=hidden_sizes)
     obs = {"camera": np.zeros(shape, space.dtype)}
     if policy is NumpySquashedGaussianRNNActor:

@@ -349,3 +349,18 @@ def test_every_exported_name_is_there() -> None:
         module = importlib.import_module(f"tmrl_core.{name}".rstrip("."))
         assert [each for each in module.__all__ if not hasattr(module, each)] == []
         assert not hasattr(module, "no_such_name")
+
+
+@pytest.mark.parametrize("package", ["", "actor", "envs", "sessions"])
+def test_the_lazy_names_that_type_checkers_see_are_those_that_exist(package: str) -> None:
+    told = {
+        alias.asname
+        for node in ast.walk(source.tree(FILES[package]))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+        if alias.asname is not None
+    }
+    exported = importlib.import_module(f"tmrl_core.{package}".rstrip(".")).__all__
+    assert told == set(exported) - {"__version__"}

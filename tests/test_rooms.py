@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests import source
+from tests.command_line import in_this_process
 from tmrl_core import rooms
+from tmrl_core.config import from_values
 from tmrl_core.errors import ConfigError
-from tmrl_core.networking.links import LinkSettings
+from tmrl_core.metrics import open_sinks
 from tmrl_core.networking.transports.local import LocalTransport
-from tmrl_core.networking.transports.selection import client_transport, transport_kind
+from tmrl_core.networking.transports.selection import client_transport, link_settings, transport_kind
 
 PIGEON = """
 from tmrl_core.networking.transports.local import LocalKind
@@ -53,9 +55,68 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 def test_a_transport_of_another_package_is_used_by_its_name(install: Install) -> None:
     install("pigeons", "[tmrl_core.transports]\npigeon = MODULE:Pigeon\n", PIGEON)
+    config = from_values({"network": {"transport": "pigeon"}})
     assert "of_others_pigeons" not in sys.modules
-    transport, _ = client_transport(LinkSettings(transport="pigeon"), "worker")  # type: ignore[arg-type]
+    transport, _ = client_transport(link_settings(config), "worker")
     assert isinstance(transport, LocalTransport)
+
+
+FILE_SINK = """
+from tmrl_core.metrics import MemorySink
+
+class Noted(MemorySink):
+    def __init__(self, run, title):
+        super().__init__()
+        self.path = run.folder / title
+"""
+
+
+def test_a_sink_of_another_package_is_configured_by_its_name(install: Install, tmp_path: Path) -> None:
+    install("notes", "[tmrl_core.sinks]\nnoted = MODULE:Noted\n", FILE_SINK)
+    config = from_values({"metrics": {"console": False, "sinks": {"noted": {"title": "chapter"}}}})
+    assert "of_others_notes" not in sys.modules
+    _, noted = sinks = open_sinks(tmp_path, console=False, further=config.metrics.sinks)
+    assert noted.path == tmp_path / "chapter"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"metrics\.sinks\.noted: .*'headline'.* takes run, title"):
+        open_sinks(tmp_path, console=False, further={"noted": {"headline": "chapter"}})
+    for sink in sinks:
+        sink.close()
+
+
+DANCE = """
+from tmrl_core.roles.role import Role
+
+def run(config, options, shutdown):
+    print(config.run.name, options.turns)
+    return 0
+
+def add_options(parser):
+    parser.add_argument("--turns", type=int)
+
+ROLE = Role("dance", run, takes=("turns", "seed"), options=add_options)
+"""
+
+
+def test_a_role_of_another_package_is_an_option(install: Install, tmp_path: Path) -> None:
+    install("dances", "[tmrl_core.roles]\ndance = MODULE:ROLE\nlost = MODULE:LOST\n", DANCE)
+    with in_this_process(tmp_path) as run:
+        ended = run("--dance", "--turns", "3", "--set", "run.name=waltz")
+        assert (ended.returncode, ended.stdout) == (0, "waltz 3\n"), ended.stderr
+        refused = run("--dance", "--workers", "2")
+        assert "--workers goes with --local or --worker, not --dance" in refused.stderr
+        assert "--turns: no such option" in run("--server", "--turns", "3").stderr
+        broken = run("--lost")
+        assert broken.returncode == 2
+        assert "ConfigError: lost: the package dances adds it to roles" in broken.stderr
+
+
+def test_the_error_for_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as error:
+        from_values({"metrics": {"sinks": {"wandp": {}}}, "network": {"transport": "tsl"}})
+    transport, sink = str(error.value).splitlines()
+    assert transport.startswith("network.transport: found the text 'tsl', allowed: local, tls, tlspyo, or")
+    assert sink.startswith("metrics.sinks: found the text 'wandp', allowed: console, tensorboard, wandb, or")
+    assert "Did you mean wandb" in sink
 
 
 def test_the_error_for_a_broken_package_names_it(install: Install) -> None:

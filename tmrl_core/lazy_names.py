@@ -9,7 +9,11 @@ if TYPE_CHECKING:
 
 
 def lazy_names(
-    package: str, modules: Mapping[str, str], homes: Mapping[str, str] | None = None
+    package: str,
+    modules: Mapping[str, str],
+    homes: Mapping[str, str] | None = None,
+    hidden: Mapping[str, str] | None = None,
+    further: Callable[[], Mapping[str, str]] = dict,
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__all__`, `__getattr__` and `__dir__` of a package.
 
@@ -19,13 +23,21 @@ def lazy_names(
         package: its full name.
         modules: names by the module that defines them, relative to the package.
         homes: modules of further names, by name.
+        hidden: as `modules`, of names that are not exported to `import *`.
+        further: returns more of these, called for names that the others lack. Such a package leaves `__all__` to
+            `__getattr__`.
     """
     places = {**(homes or {}), **{name: module for module, names in modules.items() for name in names.split()}}
     exported = sorted(places)
+    places |= {name: module for module, names in (hidden or {}).items() for name in names.split()}
 
     def load(name: str) -> Any:
         from importlib import import_module
 
+        if name == "__all__":
+            return names()
+        if name not in places:
+            places.update(further())
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
@@ -39,4 +51,7 @@ def lazy_names(
 
             raise MissingExtraError("torch", "trainer", f"{package}.{name}") from exc
 
-    return exported, load, lambda: exported
+    def names() -> list[str]:
+        return sorted({*exported, *further()})
+
+    return exported, load, names

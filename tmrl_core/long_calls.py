@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
@@ -31,8 +30,7 @@ def watched(name: str) -> Callable[[_Function], _Function]:
     return mark
 
 
-@dataclass(frozen=True)
-class LongCall:
+class LongCall(NamedTuple):
     """A call in progress.
 
     Args:

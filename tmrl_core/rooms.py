@@ -21,9 +21,8 @@ import importlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from tmrl_core.errors import ConfigError, TmrlError
 
@@ -36,14 +35,12 @@ DEPTH = 3
 """Folders between the package and a room's file, at most: `networking/transports/tlspyo/room.py`."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A name of a room or of an installed package, and the object that it stands for."""
+class Entry(NamedTuple):
+    """A name of a room or of an installed package, and the object that it stands for, as `package.module:Name`."""
 
     kind: Kind
     name: str
     reference: str
-    """The object, as `package.module:Name`."""
     package: str
 
     def load(self) -> Any:
@@ -96,21 +93,27 @@ def entries(kind: Kind) -> Mapping[str, Entry]:
     return _rooms()[kind]
 
 
+def added(kind: Kind, name: str) -> list[Entry]:
+    """Return the entries of this name of installed packages, from their metadata."""
+    from importlib.metadata import entry_points
+
+    found = {
+        Entry(kind, name, f"{point.module}:{point.attr}", point.dist.name if point.dist is not None else point.module)
+        for point in entry_points(group=f"tmrl_core.{kind}", name=name)
+    }
+    return sorted(found)
+
+
 def find(kind: Kind, name: str) -> Entry | None:
     """Return the entry of this name: a room's, else an installed package's, else None.
 
     Raises:
         ConfigError: several installed packages add this name.
     """
-    if (found := entries(kind).get(name)) is not None:
-        return found
-    from importlib.metadata import entry_points
-
-    added = {
-        Entry(kind, name, f"{point.module}:{point.attr}", point.dist.name if point.dist is not None else point.module)
-        for point in entry_points(group=f"tmrl_core.{kind}", name=name)
-    }
-    if len(added) > 1:
-        packages = " and ".join(sorted(entry.package for entry in added))
+    if (own := entries(kind).get(name)) is not None:
+        return own
+    found = added(kind, name)
+    if len(found) > 1:
+        packages = " and ".join(entry.package for entry in found)
         raise ConfigError(f"{name}: the packages {packages} both add it to {kind}. Uninstall one of them.")
-    return next(iter(added), None)
+    return found[0] if found else None

@@ -81,7 +81,7 @@ def learn(config: Config, seed: int) -> Iterator[tuple[curves.Point, list[float]
     seeds = range(first, first + trainer.evaluation.episodes)
     began = time.perf_counter()
     trained: list[float] = []
-    products: Any = HardwareProducts if agent.precision == "bfloat16" else nullcontext
+    products: Any = HardwareProducts if agent.settings.precision == "bfloat16" else nullcontext
     with products():
         for step in steps_of(make_env(), agent, memory, seed, trained):
             updates = step - int(trainer.start_training)
@@ -135,7 +135,7 @@ def check(config: Config, updates: int) -> tuple[float, float]:
     ways = (("bfloat16", nullcontext), ("bfloat16", hardware_products), ("float32", nullcontext))
     for precision, products in ways:
         one = copy.deepcopy(agent)
-        one.compute_with(False, precision)
+        one.settings.compile, one.settings.precision = False, precision
         torch.manual_seed(1)
         with products():
             for _ in range(updates):

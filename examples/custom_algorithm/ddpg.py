@@ -1,56 +1,54 @@
 """Deep deterministic policy gradient, as a custom agent for tmrl_core."""
 
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from tmrl_core.config.algorithms import BOX
 from tmrl_core.training import OffPolicyAgent
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import critic_loss, deterministic_policy_loss, td_error, td_target
 from tmrl_core.training.agents.networks import DeterministicActorCritic
-from tmrl_core.training.agents.off_policy import model_arguments
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
+from tmrl_core.training.agents.settings import AT_LEAST_0, OffPolicySettings
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
 
 
+class DdpgSettings(
+    OffPolicySettings, agent="ddpg:DDPGAgent", action_spaces=BOX, actors=frozenset({"DeterministicMLPActor"})
+):
+    """Keyword arguments of the agent, beside those of every off-policy agent."""
+
+    lr_actor: Annotated[float, "learning rate of the policy"] = 1e-3
+    lr_critic: Annotated[float, "learning rate of the critic"] = 1e-3
+    exploration_noise: Annotated[float, AT_LEAST_0, "standard deviation of noise on actions in [-1, 1]"] = 0.1
+
+
+@takes(DdpgSettings, partial(DeterministicActorCritic, n=1))
 class DDPGAgent(OffPolicyAgent):
     """A deterministic policy that ascends the gradient of its critic.
 
     Source: Lillicrap et al., arXiv:1509.02971, algorithm 1.
     """
 
-    action_spaces = frozenset({"box"})
+    settings: DdpgSettings
 
-    def __init__(
-        self,
-        observation_space: Any,
-        action_space: Any,
-        device: torch.device | str | None = None,
-        gamma: float = 0.99,
-        polyak: float = 0.995,
-        lr_actor: float = 1e-3,
-        lr_critic: float = 1e-3,
-        exploration_noise: float = 0.1,
-        hidden_sizes: Sequence[int] | None = None,
-        compile: bool | str = "auto",
-    ) -> None:
-        networks = model_arguments({"n": 1}, hidden_sizes=hidden_sizes)
-        super().__init__(observation_space, action_space, device, DeterministicActorCritic, networks, gamma, polyak)
-        self.compute_with(compile)
-        self.exploration_noise = exploration_noise
+    def prepare(self) -> None:
+        s = self.settings
         self.updates = 0
         self.target = make_target(self.model)
-        self.optimizer_actor = make_optimizer("adam", list(self.model.actor.parameters()), lr_actor)
-        self.optimizer_critic = make_optimizer("adam", list(self.model.critics.parameters()), lr_critic)
+        self.optimizer_actor = make_optimizer("adam", list(self.model.actor.parameters()), s.lr_actor)
+        self.optimizer_critic = make_optimizer("adam", list(self.model.critics.parameters()), s.lr_critic)
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         return [(self.target, self.model)]
 
     def get_actor(self) -> Any:
         actor = self.model.actor
-        actor.set_exploration({"noise": self.exploration_noise, "random": 0.0 if self.updates else 1.0})
+        actor.set_exploration({"noise": self.settings.exploration_noise, "random": 0.0 if self.updates else 1.0})
         return actor
 
     def update_kind(self) -> str:

@@ -77,6 +77,9 @@ class ScriptedLink:
         self.on_wait(self)
         return True
 
+    def wake(self) -> None:
+        """Do nothing, because `wait_change` does not wait."""
+
     def say_waits(self, text: str) -> None:
         if text != self.waits_for:
             self.waits_for = text

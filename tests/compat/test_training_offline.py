@@ -56,7 +56,7 @@ def test_a_data_class_may_be_derived_from_it() -> None:
             super().__post_init__()
 
     made = Mine(**PARTS, epochs=2, device="cpu", bonus=3.0)
-    assert (made.epochs, made.bonus, made.agent.gamma) == (3, 3.0, 0.99)
+    assert (made.epochs, made.bonus, made.agent.settings.gamma) == (3, 3.0, 0.99)
 
 
 def test_a_round_gives_a_row_with_tmrls_names() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import subprocess
 import sys
@@ -9,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tmrl_core.config import from_values, load
-from tmrl_core.config.algorithms import ALGORITHMS, Algorithm
+from tmrl_core.config import from_values, load, resolve
+from tmrl_core.config.algorithms import Algorithm, algorithms
 from tmrl_core.errors import ConfigError
 
 READY = sorted((Path(__file__).resolve().parents[2] / "config").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize("algorithm", algorithms().values(), ids=lambda algorithm: algorithm.name)
 def test_the_settings_are_the_parameters_of_the_class(algorithm: Algorithm) -> None:
-    agent = getattr(importlib.import_module(f"tmrl_core.training.{algorithm.module}"), algorithm.name)
+    agent = resolve(algorithm.cls)
     parameters = inspect.signature(agent).parameters
     assert set(parameters) == algorithm.keywords | {"observation_space", "action_space", "device"}
     for one in dataclasses.fields(algorithm.settings):
@@ -71,3 +70,52 @@ sys.exit(main(["--local", "--set", "agent.kwargs.nope=1"]))
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
 def test_ready_configurations_are_accepted(path: Path) -> None:
     load(path, environ={})
+
+
+EVERY_AGENT = """
+import sys
+sys.modules["torch"] = None  # importing it raises
+from tmrl_core.config.algorithms import algorithms
+from tmrl_core.config.loading import from_values
+from tmrl_core.errors import ConfigError
+
+def refused(values, words):
+    try:
+        from_values(values)
+    except ConfigError as exc:
+        assert words in str(exc), exc
+    else:
+        raise AssertionError(values)
+
+for name, row in algorithms().items():
+    values = {
+        "agent": {"cls": f"tmrl_core.training:{name}", "kwargs": {"lr": 1e-3} if "lr" in row.keywords else {}},
+        "actor": {"cls": f"tmrl_core.actor:{min(row.actors)}"},
+        "worker": {"collection": min(row.collection)},
+        "memory": {"cls": f"tmrl_core.training:{min(row.memories)}"} if row.memories else {},
+        "trainer": {"loop": "tmrl_core.training:TrainingLockstep"} if "lockstep" in row.collection else {},
+    }
+    from_values(values)
+    refused({**values, "agent": {**values["agent"], "kwargs": {"nope": 1}}}, f"agent.kwargs.nope: {name} takes no such")
+    refused({**values, "agent": {**values["agent"], "kwargs": {"hidden_sizes": [0]}}}, "widths of at least 1")
+    other = "GaussianRNNActor" if "PPO" not in name else "QValueMLPActor"
+    refused({**values, "actor": {"cls": f"tmrl_core.actor:{other}"}}, "actor.cls")
+print(len(algorithms()))
+"""
+
+
+def test_the_configuration_of_every_agent_is_checked_without_torch() -> None:
+    found = subprocess.run([sys.executable, "-c", EVERY_AGENT], capture_output=True, text=True, check=False, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) == len(algorithms()) >= 11
+
+
+def test_the_table_is_not_read_before_a_configuration_is_checked() -> None:
+    script = (
+        "import sys; sys.argv[1:] = ['--help']\n"
+        "import tmrl_core, tmrl_core.cli.main as main\n"
+        "try:\n    main.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not [name for name in sys.modules if name.endswith('_settings')], sys.modules.keys()"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert found.returncode == 0, found.stderr

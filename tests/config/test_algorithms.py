@@ -14,12 +14,12 @@ import tmrl_core.training
 from tmrl_core.config import load, resolve
 from tmrl_core.config.algorithms import (
     ACTORS,
-    ALGORITHMS,
     MEMORIES,
     Algorithm,
     action_space_problem,
     actor_of,
     algorithm_of,
+    algorithms,
     memory_of,
     policy_problem,
     stacks_problem,
@@ -49,19 +49,19 @@ def values(algorithm: Algorithm, **changes: Any) -> dict[str, Any]:
     return found
 
 
-each_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+each_algorithm = pytest.mark.parametrize("algorithm", algorithms().values(), ids=lambda algorithm: algorithm.name)
 
 
 @each_algorithm
 def test_the_table_matches_the_classes(algorithm: Algorithm) -> None:
     cls = getattr(tmrl_core.training, algorithm.name)
-    assert cls is resolve(f"tmrl_core.training.{algorithm.module}:{algorithm.name}")
+    assert cls is resolve(algorithm.cls)
     assert cls.action_spaces == algorithm.action_spaces
     assert cls.collection == algorithm.collection
     kinds = [ACTORS[actor] & algorithm.action_spaces for actor in algorithm.actors]
     assert all(kinds)
     assert frozenset().union(*kinds) == algorithm.action_spaces
-    assert algorithm_of(f"tmrl_core.training.{algorithm.module}:{algorithm.name}") is algorithm
+    assert algorithm_of(algorithm.cls) is algorithm
 
 
 @pytest.mark.parametrize(("name", "kinds"), ACTORS.items())
@@ -107,7 +107,7 @@ def test_the_wrong_mode_and_the_wrong_policy_are_refused_with_the_pairs_that_wor
 
 def test_the_memory_of_a_round_is_not_a_replay_memory() -> None:
     with pytest.raises(ConfigError, match=r"memory\.cls: .*RoundMemory does not go with .*SacAgent"):
-        from_values(values(ALGORITHMS[0], memory__cls="tmrl_core.training:RoundMemory"))
+        from_values(values(algorithms()["SacAgent"], memory__cls="tmrl_core.training:RoundMemory"))
 
 
 def test_custom_classes_are_not_checked() -> None:
@@ -118,7 +118,7 @@ def test_custom_classes_are_not_checked() -> None:
             "memory": {"cls": "tmrl_core.training:RoundMemory"},
         }
     )
-    from_values(values(ALGORITHMS[0], actor__cls="mine:Actor", memory__cls="mine:Memory"))
+    from_values(values(algorithms()["SacAgent"], actor__cls="mine:Actor", memory__cls="mine:Memory"))
 
 
 @each_algorithm
@@ -244,7 +244,7 @@ def test_ready_configurations_make_their_agent_with_the_workers_policy(name: str
 
 @pytest.mark.parametrize("memory", ["FrameStackMemory", "SequenceMemory"])
 def test_memories_with_keywords_of_their_base_refuse_unknown_ones(memory: str) -> None:
-    algorithm = next(one for one in ALGORITHMS if memory in one.memories)
+    algorithm = next(one for one in algorithms().values() if memory in one.memories)
     kwargs = {"lenght": 8}
     config = from_values(values(algorithm, memory__cls=f"tmrl_core.training:{memory}", memory__kwargs=kwargs))
     with pytest.raises(ConfigError, match=rf"memory\.kwargs: .*'lenght'. {memory} takes device, .*keep_extras"):
@@ -259,7 +259,7 @@ def test_memories_with_keywords_of_their_base_refuse_unknown_ones(memory: str) -
     [({"burn_in": 16}, {"length": 16}, True), ({}, {"length": 8}, True), ({"burn_in": 15}, {"length": 16}, False)],
 )
 def test_a_burn_in_of_whole_sequences_is_refused(agent: Any, memory: Any, refused: bool) -> None:
-    algorithm = next(one for one in ALGORITHMS if one.name == "RecurrentSacAgent")
+    algorithm = algorithms()["RecurrentSacAgent"]
     settings = values(algorithm, agent__kwargs=agent, memory__kwargs=memory)
     if refused:
         with pytest.raises(ConfigError, match=r"agent\.kwargs\.burn_in: found \d+, allowed: less than memory\.kwargs"):

@@ -50,7 +50,7 @@ def test_defaults_are_those_of_the_classes() -> None:
     many = MultiAgentSection.of(config)
     assert many is not None
     assert AgentParameters(**msgspec.to_builtins(many.policies["shared"].parameters)) == AgentParameters()
-    assert many.memories["all"].overwrite == MemorySettings(capacity=1).overwrite
+    assert many.memories["all"] == MemorySettings()
 
 
 POLICY = {"algorithm": "ports:make"}

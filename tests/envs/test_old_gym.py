@@ -79,6 +79,7 @@ def test_gymnasiums_results_pass() -> None:
     obs, info = env.reset(seed=1)
     assert obs.shape == (4,)
     assert info == {}
+    assert np.array_equal(env.reset(seed=1)[0], obs), "without `seed`, the reset takes one, as in gym 0.26"
     assert len(env.step(0)) == 5
     env.close()
 

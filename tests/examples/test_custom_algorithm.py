@@ -101,7 +101,7 @@ def test_it_learns_the_best_action(ddpg: Any) -> None:
     )
     training.memory.append_chunk(chunk)
     training.total_samples = rows
-    training.agent.gamma = 0.0
+    training.agent.settings.gamma = 0.0
     training.run_epoch(interface)
     actor = training.agent.get_actor()
     actions = [float(actor.act_(obs, test=True)[0]) for obs in np.asarray(chunk.observation[:20])]

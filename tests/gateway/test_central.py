@@ -18,9 +18,9 @@ from gymnasium import spaces
 
 from tests.actor.conftest import ConstantActor, ScriptedLink
 from tests.masked_corridor import MaskedChoices, MaskedCorridor
+from tmrl_core.actor.policies.numpy.categorical import NumpyCategoricalMLPActor
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
-from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor
-from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor
+from tmrl_core.actor.policies.numpy.q_value import NumpyQValueMLPActor
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.config.algorithms import ACTORS

@@ -210,25 +210,6 @@ def test_any_experiences_arrive_unchanged(played: list[PlayedEpisode], piece: in
 # --- limits at the worker ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "reason"),
-    [
-        ("reward", None, "have no reward"),
-        ("state", np.zeros((2, 1)), "has 2 rows, its reward has 3"),
-        ("state", 5.0, "is a float; allowed: arrays and lists"),
-        ("logp", np.array(1.0), "is a single value, not a column"),
-        ("reward", [1.0, 2.0, 3.0], "are not an array"),
-    ],
-)
-def test_columns_that_cannot_be_sent_are_named(column: str, value: Any, reason: str) -> None:
-    played = episode(port=3)
-    played.experiences["port"][column] = value
-    if value is None:
-        del played.experiences["port"][column]
-    with pytest.raises(CodecError, match=reason):
-        chunks_of(played, max_head_bytes=LIMIT)
-
-
 def test_a_performance_that_samples_cannot_carry_is_named() -> None:
     with pytest.raises(CodecError, match="which the codec cannot carry"):
         chunks_of(PlayedEpisode(experiences={}, performance={"env": object()}), max_head_bytes=LIMIT)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tmrl_core.errors import EpisodeError
-from tmrl_core.multiagent.agent import Agent, AgentParameters
+from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.manager import AgentManager
+from tmrl_core.multiagent.settings import AgentParameters
 from tmrl_core.multiagent.shapers import StateShaper
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.networking.protocol.messages import Blob

@@ -144,7 +144,7 @@ def test_a_worker_without_a_server_plays_the_configured_episodes(
     for _ in range(2):
         with make_worker(made, standalone=True) as worker:
             assert worker.run_episode()
-            scores.append(worker.buffer.stat_test_return)
+            scores.append(worker.recorder.buffer.stat_test_return)
     assert scores[0] == scores[1]
 
 

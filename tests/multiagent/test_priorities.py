@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tmrl_core.errors import ConfigError, SampleRefusedError
-from tmrl_core.multiagent.agent import Agent, AgentParameters
+from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.dqn import DQN
+from tmrl_core.multiagent.settings import AgentParameters
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.networking.protocol.messages import Blob
 

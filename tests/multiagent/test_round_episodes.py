@@ -9,9 +9,10 @@ import pytest
 
 from tests.counted_segments import KINDS, MANY, one_row_segments
 from tests.multiagent.remote_scenario import Weights
-from tmrl_core.multiagent.agent import Agent, AgentParameters
+from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.experiences import EpisodeReader, PlayedEpisode, chunks_of
 from tmrl_core.multiagent.round_episodes import MAX_REFUSALS, RoundEpisodes
+from tmrl_core.multiagent.settings import AgentParameters
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.samples import Buffer, Chunk, Segment
 from tmrl_core.training.loops.lockstep_round import Round

@@ -226,7 +226,7 @@ def test_a_cancelled_episode_is_dropped_and_the_next_assignment_is_whole() -> No
     trainer = Trainer(made.link, asks(1, seed=5), asks(1))
 
     def cancel(env: Scripted) -> None:
-        if made.worker.policy_version == (1, 1):
+        if made.worker.recorder.version == (1, 1):
             env._history.clear()  # this episode has no end
             if made.decisions == 300:
                 trainer.direct()
@@ -379,7 +379,7 @@ def test_evaluations_change_nothing_in_the_episodes_between_which_they_are_playe
         (1000, 1, (1, 2)),
         (1001, 1, (1, 2)),
     ]
-    assert evaluated.worker.buffer.stat_test_steps == STEPS
+    assert evaluated.worker.recorder.buffer.stat_test_steps == STEPS
 
 
 def test_evaluations_are_deterministic_and_without_exploration() -> None:
@@ -438,7 +438,7 @@ def test_a_version_that_does_not_fit_is_refused_completely(
     agents = made.collector.stage.manager
     assert {name: policy.get_model() for name, policy in agents.policies.items()} == MODELS
     assert dict(agents.explorer.epsilons) == EPSILONS
-    assert made.worker.policy_version == (1, 1)
+    assert made.worker.recorder.version == (1, 1)
     assert re.search("version 1.2 of the policy is refused, the old one stays: .*" + reason, caplog.text)
 
 
@@ -470,7 +470,7 @@ def test_kept_policies_are_loaded_at_the_start(tmp_path: Path) -> None:
 def test_without_a_server_it_plays_tests_only(tmp_path: Path) -> None:
     made = Made(linked=False)
     assert made.worker.run_episode(seed=3)
-    assert made.worker.buffer.stat_test_steps == STEPS
+    assert made.worker.recorder.buffer.stat_test_steps == STEPS
     with pytest.raises(StarvedError, match="the worker is standalone"):
         made.worker.run()
 

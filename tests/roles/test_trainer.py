@@ -39,6 +39,7 @@ from tmrl_core.metrics import JsonLinesSink, names, read_records, record
 from tmrl_core.metrics.branch import CUT_NAME
 from tmrl_core.networking import RolloutWorker, Server, Trainer
 from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.networking.protocol.messages import EPISODE_END
 from tmrl_core.roles import trainer as trainer_module
 from tmrl_core.roles.training import training_from_config
 from tmrl_core.samples import Buffer, EpisodeRecord
@@ -831,6 +832,27 @@ def test_starvation_of_workers_and_trainer_is_reported(
     while not raw_worker.progress.gave_up:
         assert raw_worker.wait_change(20), "a worker that waits as well has to end too"
     assert raw_worker.progress.lack == "6 of trainer.start_training = 100 samples have arrived"
+
+
+def test_a_long_episode_of_a_worker_is_shown_and_is_no_starvation(
+    server: Server, raw_worker: WorkerLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_module, "STARVED_S", 0.3)
+    config = make_config(tmp_path, start_training=100)
+    trainer = Trainer(server_port=server.port, config=config)
+    raw_worker.say_waits(f"{EPISODE_END}, when its samples are sent")
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+
+    def shown() -> list[float]:
+        said = f"1 of 1: {EPISODE_END}, when its samples are sent"
+        records = read_records(config.metrics_path) if config.metrics_path.exists() else []
+        return [record.elapsed_s for record in records if record.values.get(names.WAITING) == said]
+
+    until(lambda: len(shown()) > 1 and shown()[-1] - shown()[0] > 1.0)
+    assert thread.is_alive()
+    trainer.stop()
+    thread.join(20)
 
 
 @pytest.mark.parametrize(

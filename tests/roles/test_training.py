@@ -49,7 +49,7 @@ def test_every_key_reaches_its_parameter() -> None:
     assert found == [3, 4, 5, 6, 7, 8.5, 9.5, True, 10, "cpu", 11, print]
     memory, agent = training.memory, training.agent
     assert (memory.memory_size, memory.batch_size, memory.nb_steps, memory.crc_debug) == (120, 13, 5, True)
-    assert agent.gamma == 0.5
+    assert agent.settings.gamma == 0.5
     # What describes the workers' policy describes the agent's.
     assert agent.model.actor.mu.in_features == 14
 

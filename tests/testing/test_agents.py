@@ -11,33 +11,28 @@ import torch
 
 from tests.training.test_contracts import Agent as OwnAgent
 from tmrl_core.actor.module import ActorModule
+from tmrl_core.config import resolve
+from tmrl_core.config.algorithms import algorithms
 from tmrl_core.testing.agents import AgentSuite
 from tmrl_core.testing.random_samples import random_chunk
-from tmrl_core.training.agents.behavior_cloning import BehaviorCloningAgent
-from tmrl_core.training.agents.ddpg import DDPGAgent
-from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
-from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.agents.recurrent_dqn import RecurrentDQNAgent
 from tmrl_core.training.agents.recurrent_sac import RecurrentSacAgent
-from tmrl_core.training.agents.redq import REDQSACAgent
-from tmrl_core.training.agents.sac import SacAgent
-from tmrl_core.training.agents.td3 import TD3Agent
 from tmrl_core.training.batches import ENDS
 from tmrl_core.training.memories.sequences import SequenceMemory
 
 
+def agents_in(kind: str) -> list[Any]:
+    """Agents with a replay memory; those that derive from another one belong to the full suite."""
+    rows = [row for row in algorithms().values() if kind in row.action_spaces and "ReplayMemory" in row.memories]
+    derived = [
+        row for row in rows if any(other is not row for other in rows if issubclass(row.settings, other.settings))
+    ]
+    return [pytest.param(resolve(row.cls), marks=[pytest.mark.full] if row in derived else []) for row in rows]
+
+
 class TestContinuousAgents(AgentSuite):
-    @pytest.fixture(
-        autouse=True,
-        params=[
-            BehaviorCloningAgent,
-            pytest.param(DDPGAgent, marks=pytest.mark.full),  # derives from TD3Agent
-            pytest.param(REDQSACAgent, marks=pytest.mark.full),  # derives from SacAgent
-            SacAgent,
-            TD3Agent,
-        ],
-    )
+    @pytest.fixture(autouse=True, params=agents_in("box"))
     def choose(self, request: pytest.FixtureRequest) -> None:
         self.cls = request.param
 
@@ -48,7 +43,7 @@ class TestContinuousAgents(AgentSuite):
 class TestDiscreteAgents(TestContinuousAgents):
     action_space = gym.spaces.Discrete(3)
 
-    @pytest.fixture(autouse=True, params=[DQNAgent, DiscreteSacAgent])
+    @pytest.fixture(autouse=True, params=agents_in("discrete"))
     def choose(self, request: pytest.FixtureRequest) -> None:
         self.cls = request.param
 

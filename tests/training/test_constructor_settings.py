@@ -108,10 +108,10 @@ def test_other_changed_settings_take_effect_and_are_logged(tmp_path: Path, caplo
     training = training_of(SacAgent)
     changed = partial(training_of, SacAgent, gamma=0.9, betas_actor=(0.5, 0.9), l2_critic=0.25, target_entropy=-3.0)
     agent = resumed(tmp_path, training, changed)
-    assert (agent.gamma, agent.target_entropy) == (0.9, -3.0)
+    assert (agent.settings.gamma, agent.target_entropy) == (0.9, -3.0)
     assert agent.optimizer_actor.param_groups[0]["betas"] == (0.5, 0.9)
     assert agent.optimizer_critic.param_groups[0]["weight_decay"] == 0.25
-    assert "agent.gamma: 0.99 in the checkpoint, 0.9 from now on" in caplog.text
+    assert "agent.settings.gamma: 0.99 in the checkpoint, 0.9 from now on" in caplog.text
     share = resumed(
         tmp_path / "share",
         training_of(DiscreteSacAgent, CHOICES),
@@ -166,8 +166,8 @@ def test_a_checkpoint_without_constructor_settings_takes_the_present_ones(
     training = training_of(SacAgent)
     training.constructed = {}
     agent = resumed(tmp_path, training, partial(training_of, SacAgent, lr_actor=3e-4, gamma=0.9))
-    assert (agent.gamma, agent.optimizer_actor.param_groups[0]["lr"]) == (0.9, 3e-4)
-    assert "agent.gamma is 0.99 in the checkpoint and 0.9 now: 0.9 counts" in caplog.text
+    assert (agent.settings.gamma, agent.optimizer_actor.param_groups[0]["lr"]) == (0.9, 3e-4)
+    assert "agent.settings.gamma is 0.99 in the checkpoint and 0.9 now: 0.9 counts" in caplog.text
     assert "optimizer_actor[0].lr is 0.001 in the checkpoint and 0.0003 now" in caplog.text
 
 

@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from tmrl_core.actor.module import ActorModule as ActorModule
     from tmrl_core.actor.module import BatchActor as BatchActor
     from tmrl_core.actor.module import RecurrentActor as RecurrentActor
+    from tmrl_core.actor.policies.numpy.categorical import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
+    from tmrl_core.actor.policies.numpy.categorical import NumpyCategoricalRNNActor as NumpyCategoricalRNNActor
+    from tmrl_core.actor.policies.numpy.deterministic import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
+    from tmrl_core.actor.policies.numpy.gaussian import NumpyGaussianMLPActor as NumpyGaussianMLPActor
+    from tmrl_core.actor.policies.numpy.gaussian import NumpyGaussianRNNActor as NumpyGaussianRNNActor
     from tmrl_core.actor.policies.numpy.lookup import choose_actor as choose_actor
     from tmrl_core.actor.policies.numpy.lookup import numpy_backend_of as numpy_backend_of
-    from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor as NumpyDeterministicMLPActor
-    from tmrl_core.actor.policies.numpy.off_policy import NumpyQValueMLPActor as NumpyQValueMLPActor
-    from tmrl_core.actor.policies.numpy.on_policy import NumpyCategoricalMLPActor as NumpyCategoricalMLPActor
-    from tmrl_core.actor.policies.numpy.on_policy import NumpyGaussianMLPActor as NumpyGaussianMLPActor
-    from tmrl_core.actor.policies.numpy.recurrent import NumpyCategoricalRNNActor as NumpyCategoricalRNNActor
-    from tmrl_core.actor.policies.numpy.recurrent import NumpyGaussianRNNActor as NumpyGaussianRNNActor
-    from tmrl_core.actor.policies.numpy.recurrent import NumpyQValueRNNActor as NumpyQValueRNNActor
-    from tmrl_core.actor.policies.numpy.recurrent import (
-        NumpySquashedGaussianRNNActor as NumpySquashedGaussianRNNActor,
-    )
+    from tmrl_core.actor.policies.numpy.q_value import NumpyQValueMLPActor as NumpyQValueMLPActor
+    from tmrl_core.actor.policies.numpy.q_value import NumpyQValueRNNActor as NumpyQValueRNNActor
     from tmrl_core.actor.policies.numpy.squashed_gaussian import (
         NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor,
     )
+    from tmrl_core.actor.policies.numpy.squashed_gaussian import (
+        NumpySquashedGaussianRNNActor as NumpySquashedGaussianRNNActor,
+    )
+    from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor as CategoricalMLPActor
+    from tmrl_core.actor.policies.torch.categorical import CategoricalRNNActor as CategoricalRNNActor
+    from tmrl_core.actor.policies.torch.deterministic import DeterministicMLPActor as DeterministicMLPActor
+    from tmrl_core.actor.policies.torch.gaussian import GaussianMLPActor as GaussianMLPActor
+    from tmrl_core.actor.policies.torch.gaussian import GaussianRNNActor as GaussianRNNActor
     from tmrl_core.actor.policies.torch.module import TorchActorModule as TorchActorModule
-    from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor as DeterministicMLPActor
-    from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor as QValueMLPActor
-    from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor as CategoricalMLPActor
-    from tmrl_core.actor.policies.torch.on_policy import GaussianMLPActor as GaussianMLPActor
-    from tmrl_core.actor.policies.torch.recurrent import CategoricalRNNActor as CategoricalRNNActor
-    from tmrl_core.actor.policies.torch.recurrent import GaussianRNNActor as GaussianRNNActor
-    from tmrl_core.actor.policies.torch.recurrent import QValueRNNActor as QValueRNNActor
-    from tmrl_core.actor.policies.torch.recurrent import SquashedGaussianRNNActor as SquashedGaussianRNNActor
+    from tmrl_core.actor.policies.torch.q_value import QValueMLPActor as QValueMLPActor
+    from tmrl_core.actor.policies.torch.q_value import QValueRNNActor as QValueRNNActor
     from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor as SquashedGaussianMLPActor
+    from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianRNNActor as SquashedGaussianRNNActor
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,

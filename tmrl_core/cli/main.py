@@ -20,17 +20,18 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tmrl_core import __version__
+from tmrl_core import __version__, rooms
 from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.loading import expanded
 from tmrl_core.config.room_sections import config_type, kind_of_run, room_sections
-from tmrl_core.config.sections import RoomSection
+from tmrl_core.config.sections import NAMES_OF, RoomSection
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
+from tmrl_core.roles.role import Role, one_thread
 from tmrl_core.roles.shutdown import DROPPED_SAMPLES, ShutdownSignal
 from tmrl_core.terminal_log import TerminalHandler
 
@@ -39,8 +40,8 @@ logger = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
 """Switch interval of the interpreter's threads: the I/O thread must answer while Python code computes."""
 
-CLIENTS = ("worker", "expert", "trainer", "gateway", "status")
-"""Roles that connect to a Server."""
+CLIENTS = ("worker", "expert", "trainer", "status")
+"""Roles that connect to a Server, besides those of rooms."""
 
 EPILOG = """\
 examples:
@@ -122,17 +123,43 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; unknown options are reported before missing ones."""
     made = parser()
     options, unknown = made.parse_known_args(given)
+    if further := roles_of_packages(unknown):
+        made = parser(options.added | further)
+        options, unknown = made.parse_known_args(given)
     if unknown:
         wrong = unknown[0]
         known = sorted(set(re.findall(r"--[a-z][a-z-]+", made.format_usage())))
         matches = difflib.get_close_matches(wrong if wrong.startswith("-") else f"--{wrong}", known, n=2, cutoff=0.7)
         hint = f"did you mean {' or '.join(matches)}?" if matches else "see --help"
         made.error(f"{wrong}: no such option; {hint}")
-    if options.role is None and options.gateway:
-        options.role, options.gateway = "gateway", False
+    if options.role is None and (beside := roles_beside(options)):
+        options.role = beside[0]
+        setattr(options, options.role, False)
     if options.role is None:
         made.error("name a role to run: --local, --server, --worker, --trainer, or another role of --help")
     return options
+
+
+def roles_of_rooms() -> dict[str, Role]:
+    """Return the roles that rooms add, by name. Broken rooms are left out, with a warning."""
+    found: dict[str, Role] = {}
+    for name, entry in rooms.entries("roles").items():
+        try:
+            found[name] = entry.load()
+        except TmrlError as exc:
+            logger.warning("%s", exc)
+    return found
+
+
+def roles_of_packages(words: Sequence[str]) -> dict[str, Role]:
+    """Return the roles of installed packages that options name."""
+    names = [word[2:] for word in words if re.fullmatch(r"--[a-z][a-z-]*", word)]
+    return {name: entry.load() for name in names if (entry := rooms.find("roles", name)) is not None}
+
+
+def roles_beside(options: argparse.Namespace) -> list[str]:
+    """Return the names of the roles that `--local` is to run too."""
+    return [name for name, role in options.added.items() if role.local_text is not None and vars(options)[name]]
 
 
 def common_options() -> argparse.ArgumentParser:
@@ -158,8 +185,13 @@ def common_options() -> argparse.ArgumentParser:
     return common
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, except for the arguments after `--credentials`."""
+def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line, except for the arguments after `--credentials`.
+
+    Args:
+        added: roles of rooms and of other packages; None: those of all rooms.
+    """
+    added = roles_of_rooms() if added is None else added
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core",
         description="Distributed reinforcement learning over TLS: rollout workers, one server, one trainer.",
@@ -169,12 +201,11 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     role = made.add_mutually_exclusive_group()
-    # This option is not exclusive: with --local, it adds a role.
-    made.add_argument(
-        "--gateway",
-        action="store_true",
-        help="the gateway: acts for environments that are HTTP clients; with --local, instead of workers",
-    )
+    for name, one in added.items():
+        if one.local_text is not None:  # not exclusive: with --local, it adds a role
+            made.add_argument(f"--{name}", action="store_true", help=one.help)
+        else:
+            role.add_argument(f"--{name}", dest="role", action="store_const", const=name, help=one.help)
     for name, text in (
         ("server", "the Server: relays between workers and trainer; the only role that listens"),
         ("worker", "a RolloutWorker: collects samples in the environment"),
@@ -265,6 +296,9 @@ def parser() -> argparse.ArgumentParser:
         help="with --server or --gateway: print the port as a line of JSON once it listens; a Server takes a free port "
         "if the default one is taken",
     )
+    for one in added.values():
+        one.options(made)
+    made.set_defaults(added=added)
     return made
 
 
@@ -296,18 +330,14 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
     if source := config_file(options):
         # Logged before its references are imported: without `-c` the file may be another user's.
         logger.info("configuration: %s", source.absolute())
-    if config.network.transport == "local" and options.role in (
-        "server",
-        "worker",
-        "expert",
-        "trainer",
-        "gateway",
-    ):
+    added: Role | None = options.added.get(options.role)
+    is_client = options.role in CLIENTS if added is None else added.client
+    if config.network.transport == "local" and (options.role == "server" or is_client) and options.role != "status":
         raise ConfigError(
             f"network.transport: local connects threads of one process, and --{options.role} is a process of its own; "
             "take --local --single-process, or network.transport: tls"
         )
-    if options.role in CLIENTS:
+    if is_client:
         from tmrl_core.config.server_port import with_port_of_run
 
         config = with_port_of_run(config)
@@ -319,7 +349,7 @@ def run(options: argparse.Namespace, *, own_process: bool = False) -> int:
         call_watch(config, options) as watch,
     ):
         shutdown.calls(watch.ending)
-        return ROLES[options.role](config, options, shutdown)
+        return (ROLES[options.role] if added is None else added.run)(config, options, shutdown)
 
 
 def call_watch(config: Config, options: argparse.Namespace) -> CallWatch:
@@ -338,7 +368,7 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: the message names the option and its role.
     """
-    for name, roles in (
+    own: tuple[tuple[str, list[str]], ...] = (
         ("workers", ["local", "worker"]),
         ("single_process", ["local"]),
         ("quickstart", ["local"]),
@@ -348,14 +378,20 @@ def check_options(options: argparse.Namespace) -> None:
         ("render", ["test"]),
         ("video", ["test"]),
         ("steps", ["benchmark"]),
-        ("announce", ["server", "gateway"]),
-        ("gateway", ["local"]),
+        ("announce", ["server"]),
         ("wandb", ["trainer", "local"]),
         ("new", ["trainer", "local"]),
-        ("seed", ["trainer", "worker", "expert", "gateway", "local", "test", "benchmark"]),
+        ("seed", ["trainer", "worker", "expert", "local", "test", "benchmark"]),
         ("json", ["status"]),
         ("watch", ["status"]),
-    ):
+    )
+    allowed = dict(own)
+    for added, role in options.added.items():
+        for name in role.takes:
+            allowed.setdefault(name, []).append(added)
+        if role.local_text is not None:
+            allowed[added] = ["local"]
+    for name, roles in allowed.items():
         value = vars(options)[name]
         flag = "--" + name.replace("_", "-")
         if value is not None and value is not False and options.role not in roles:
@@ -375,6 +411,10 @@ def config_schema() -> dict[str, object]:
     import msgspec
 
     schema = msgspec.json.schema(config_type())
+    for section in schema["$defs"].values():
+        for key in section["properties"].values():
+            if kind := key.pop(NAMES_OF, None):
+                key["examples"] = sorted(rooms.entries(kind))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "tmrl_core configuration", **schema}
 
 
@@ -461,17 +501,6 @@ def server(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     return 0
 
 
-def one_thread() -> None:
-    """Limit numerical libraries to one thread, unless the user has set a number. Call it before their import.
-
-    For a policy that acts on one observation at a time, a second thread only makes it slower.
-    """
-    from tmrl_core.blas_threads import THREAD_VARIABLES
-
-    for name in THREAD_VARIABLES:
-        os.environ.setdefault(name, "1")
-
-
 def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--worker`, `--expert`: collect until the trainer finishes, a limit is reached, or a stop is requested."""
     from tmrl_core.roles import from_config as roles
@@ -486,8 +515,13 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     from tmrl_core.cli.screens import Screen, WorkerDisplay
 
     roles.ensure_credentials(config)
-    # An empty file of remarks tells a supervisor that the environment is in use, so that other roles can start.
-    told: Callable[[], object] = Path(options.remarks).touch if options.remarks else lambda: None
+
+    def told() -> None:
+        """Tell a supervisor by an empty file of remarks that the environment is in use, so other roles can start."""
+        if options.remarks:
+            with contextlib.suppress(OSError):
+                Path(options.remarks).touch()
+
     made, collect = roles.worker_of_run(config, expert=options.role == "expert", in_use=told)
     try:
         shutdown.calls(made.stop)
@@ -497,7 +531,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     finally:
         # Closing drains. A second request to end interrupts it.
         made.close()
-    return DROPPED_SAMPLES if made.link is not None and made.link.counts.samples_dropped else 0
+    link = made.uplink.link
+    return DROPPED_SAMPLES if link is not None and link.counts.samples_dropped else 0
 
 
 def record_expert(config: Config, episodes: int, shutdown: ShutdownSignal) -> int:
@@ -552,22 +587,6 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
     return 0
 
 
-def gateway(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
-    """`--gateway`: serve until a stop is requested."""
-    from tmrl_core.roles import from_config as roles
-
-    one_thread()
-    roles.ensure_credentials(config)
-    from tmrl_core.gateway.serve import Gateway
-
-    with Gateway(config) as made:
-        if options.announce:
-            print(json.dumps({"port": made.port}), flush=True)
-        while not (shutdown.wait(0.5) or made.wait(0)):
-            pass
-    return 0
-
-
 def load_torch() -> None:
     """Import the parts of torch that training uses, if it is installed, and exclude them from garbage collection.
 
@@ -588,12 +607,13 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
     """`--local`: run all roles on this machine."""
     from tmrl_core.local.pipeline import run_local
 
+    beside = {name: options.added[name] for name in roles_beside(options)}
     return run_local(
         config,
         passed_on(options),
         shutdown,
-        workers=options.workers or (0 if options.gateway else 2),
-        gateway=options.gateway,
+        workers=options.workers or (0 if beside else 2),
+        beside=beside,
         single_process=options.single_process,
         quickstart=options.quickstart,
         new=options.new,
@@ -665,8 +685,8 @@ def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: Shutdo
         for index in range(episodes):
             if not made.run_episode():
                 break
-            returns.append(made.buffer.stat_test_return)
-            print_episode(index, returns[-1], made.buffer.stat_test_steps)
+            returns.append(made.recorder.buffer.stat_test_return)
+            print_episode(index, returns[-1], made.recorder.buffer.stat_test_steps)
     print_mean(returns)
     return 0
 
@@ -722,7 +742,6 @@ ROLES: dict[str, Callable[[Config, argparse.Namespace, ShutdownSignal], int]] = 
     "server": server,
     "worker": worker,
     "trainer": trainer,
-    "gateway": gateway,
     "local": local,
     "probe": probe,
     "expert": worker,

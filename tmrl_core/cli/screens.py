@@ -193,17 +193,17 @@ class WorkerDisplay:
         self._started = self._policy_since = self._link_since = clock()
         self._version = (0, 0)
         self._connected = False
-        self._window: deque[tuple[float, int]] = deque([(self._started, worker.steps_collected)])
+        self._window: deque[tuple[float, int]] = deque([(self._started, worker.recorder.steps_collected)])
 
     def refresh(self) -> None:
         """Record the changes since the last update."""
         now = self._clock()
-        if self._worker.policy_version != self._version:
-            self._version, self._policy_since = self._worker.policy_version, now
+        if self._worker.recorder.version != self._version:
+            self._version, self._policy_since = self._worker.recorder.version, now
         connected = self._link is not None and self._link.connected
         if connected != self._connected:
             self._connected, self._link_since = connected, now
-        self._window.append((now, self._worker.steps_collected))
+        self._window.append((now, self._worker.recorder.steps_collected))
         while now - self._window[0][0] > _RATE_WINDOW_S and len(self._window) > 2:
             self._window.popleft()
 
@@ -227,7 +227,7 @@ class WorkerDisplay:
             table.add_row(Text(name), Text(text, style="bold yellow" if troubled else ""))
         return Panel(
             table,
-            title=Text(f" {self._worker.name}, run {self._run_name} ", style="bold"),
+            title=Text(f" {self._worker.recorder.name}, run {self._run_name} ", style="bold"),
             title_align="left",
             subtitle=Text(f" {clock_text(self._clock() - self._started)} ", style="dim"),
             subtitle_align="right",
@@ -240,16 +240,16 @@ class WorkerDisplay:
         # imported here, because it needs NumPy, which a Server must not import
         from tmrl_core.networking.links import WorkerLink
 
-        link = self._worker.link
+        link = self._worker.uplink.link
         return link if isinstance(link, WorkerLink) else None
 
     def _rows(self) -> list[tuple[str, str]]:
         worker, link = self._worker, self._link
         (first_s, first), (last_s, last) = self._window[0], self._window[-1]
         rate = (last - first) / (last_s - first_s) if last_s > first_s else 0.0
-        rows = [("link", self._link_text(link)), ("episodes", f"{worker.episodes:,}")]
-        rows.append(("steps", f"{worker.steps_collected:,} ({rate:,.0f}/s)"))
-        played = worker.buffer
+        rows = [("link", self._link_text(link)), ("episodes", f"{worker.recorder.episodes:,}")]
+        rows.append(("steps", f"{worker.recorder.steps_collected:,} ({rate:,.0f}/s)"))
+        played = worker.recorder.buffer
         if played.stat_train_steps:
             rows.append(("return", f"{return_text(played.stat_train_return)} in {played.stat_train_steps:,} steps"))
         if played.stat_test_steps:

@@ -1,54 +1,69 @@
 """Compatible action spaces, collection modes, loops, memories and policies of each algorithm, by name.
 
-A configuration is checked on machines without torch, so built-in algorithms are identified by their references;
-`tests/config/test_algorithms.py` compares this table with the classes. For custom classes, the trainer checks only
+An algorithm declares its row with its settings, in a file `*_settings.py` beside its agent. These files import no
+torch, so that a configuration is checked on machines without torch. They are found by listing
+`tmrl_core/training/agents`, so that a new algorithm changes no list. A package of others names the class of its
+settings by an entry point of the group `tmrl_core.agents`. The entry point has the name of the agent's class, and is
+loaded when a configuration names a class of this name.
+
+`tests/config/test_algorithms.py` compares the rows with the classes. For classes without a row, the trainer checks only
 `collection` and `action_spaces`, after importing them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from tmrl_core import rooms
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.sections import Config
 
-if TYPE_CHECKING:
-    from tmrl_core.config.agent_settings import BehaviorCloningSettings, OffPolicySettings, PpoSettings
-
 OFF_POLICY = frozenset({"asynchronous", "synchronous"})
 ON_POLICY = frozenset({"lockstep"})
+REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
+SEQUENCES = frozenset({"SequenceMemory"})
+BOX, DISCRETE = frozenset({"box"}), frozenset({"discrete"})
+CHOICES = DISCRETE | {"multi_discrete"}
+_AGENTS = "tmrl_core.training.agents"
 
 
 class Algorithm(msgspec.Struct, frozen=True):
-    """One built-in algorithm.
+    """The row of one algorithm, which the class of its settings declares.
 
     Args:
-        name: name of its class in `tmrl_core.training`.
-        module: its module in `tmrl_core.training`.
+        cls: reference of the agent's class, `package.module:Name`.
+        settings: class of its settings, derived from `tmrl_core.training.agents.settings:Settings`.
         action_spaces: kinds of `action_space_kind`.
         collection: supported values of `worker.collection`.
         actors: supported policies of `tmrl_core.actor`.
         memories: supported memories of `tmrl_core.training`; none: the loop stores a round, for any `memory.cls`.
+        aliases: other names of the class in its module.
     """
 
-    name: str
-    module: str
+    cls: str
+    settings: Any
     action_spaces: frozenset[str]
     collection: frozenset[str]
     actors: frozenset[str]
-    memories: frozenset[str]
+    memories: frozenset[str] = frozenset()
+    aliases: tuple[str, ...] = ()
 
     @property
-    def settings(self) -> type[OffPolicySettings | BehaviorCloningSettings | PpoSettings]:
-        """Settings of its constructor."""
-        # Imported here, because the import takes longer than that of all sections and few checks need it.
-        from tmrl_core.config.agent_settings import SETTINGS
+    def name(self) -> str:
+        """Name of the agent's class."""
+        return self.cls.partition(":")[2]
 
-        return SETTINGS[self.name]
+    @property
+    def module(self) -> str:
+        """Module of the agent's class."""
+        return self.cls.partition(":")[0]
 
     @property
     def keywords(self) -> frozenset[str]:
@@ -56,63 +71,53 @@ class Algorithm(msgspec.Struct, frozen=True):
         return frozenset({one.name for one in fields(self.settings)} | {self.settings.networks})
 
 
-REPLAY = frozenset({"ReplayMemory", "FrameStackMemory"})
-_SEQUENCES = frozenset({"SequenceMemory"})
-_BOX, _DISCRETE = frozenset({"box"}), frozenset({"discrete"})
-_CHOICES = _DISCRETE | {"multi_discrete"}
-_GAUSSIAN = frozenset({"SquashedGaussianMLPActor"})
-_DETERMINISTIC = frozenset({"DeterministicMLPActor"})
-_CATEGORICAL = frozenset({"CategoricalMLPActor"})
+@functools.cache
+def _files() -> list[str]:
+    folder = Path(__file__).resolve().parents[1].joinpath("training", "agents")
+    return sorted(file.stem for file in folder.glob("*_settings.py"))
 
-ALGORITHMS = (
-    Algorithm("SacAgent", "agents.sac", _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
-    Algorithm("SpinupSacAgent", "agents.sac", _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
-    Algorithm("REDQSACAgent", "agents.redq", _BOX, OFF_POLICY, _GAUSSIAN, REPLAY),
-    Algorithm("TD3Agent", "agents.td3", _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
-    Algorithm("DDPGAgent", "agents.ddpg", _BOX, OFF_POLICY, _DETERMINISTIC, REPLAY),
-    Algorithm("DQNAgent", "agents.dqn", _DISCRETE, OFF_POLICY, frozenset({"QValueMLPActor"}), REPLAY),
-    Algorithm("DiscreteSacAgent", "agents.discrete_sac", _DISCRETE, OFF_POLICY, _CATEGORICAL, REPLAY),
-    Algorithm(
-        "RecurrentDQNAgent",
-        "agents.recurrent_dqn",
-        _DISCRETE,
-        OFF_POLICY,
-        frozenset({"QValueRNNActor"}),
-        _SEQUENCES,
-    ),
-    Algorithm(
-        "RecurrentSacAgent",
-        "agents.recurrent_sac",
-        _BOX,
-        OFF_POLICY,
-        frozenset({"SquashedGaussianRNNActor"}),
-        _SEQUENCES,
-    ),
-    Algorithm(
-        "BehaviorCloningAgent",
-        "agents.behavior_cloning",
-        _BOX | _CHOICES,
-        OFF_POLICY,
-        _GAUSSIAN | _CATEGORICAL,
-        REPLAY,
-    ),
-    Algorithm(
-        "PPOAgent",
-        "agents.ppo",
-        _BOX | _CHOICES,
-        ON_POLICY,
-        _CATEGORICAL | {"GaussianMLPActor"},
-        frozenset(),
-    ),
-    Algorithm(
-        "RecurrentPPOAgent",
-        "agents.recurrent_ppo",
-        _BOX | _CHOICES,
-        ON_POLICY,
-        frozenset({"CategoricalRNNActor", "GaussianRNNActor"}),
-        frozenset(),
-    ),
-)
+
+def _rows(file: str) -> list[Algorithm]:
+    module = import_module(f"{_AGENTS}.{file}")
+    declared = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == module.__name__]
+    return [row for part in declared if (row := vars(part).get("algorithm")) is not None]
+
+
+@functools.cache
+def algorithms() -> Mapping[str, Algorithm]:
+    """Return the algorithms of this package by the names of their classes; the first call imports their settings."""
+    return {row.name: row for file in _files() for row in _rows(file)}
+
+
+def agent_modules() -> dict[str, str]:
+    """Return the module of each agent's class, relative to `tmrl_core.training`, by name and alias."""
+    modules = {name: row for row in algorithms().values() for name in (row.name, *row.aliases)}
+    return {name: row.module.removeprefix("tmrl_core.training.") for name, row in modules.items()}
+
+
+@functools.cache
+def algorithm_of(reference: str) -> Algorithm | None:
+    """Return the algorithm that `agent.cls` names; None: a class without a row.
+
+    Raises:
+        ConfigError: the row of another package cannot be loaded.
+    """
+    name = reference.rpartition(":")[2]
+
+    def place(file: str) -> tuple[bool, int]:
+        # The file that is named as the class comes first: each import of settings takes 1 ms of the start of a role.
+        stem = file.removesuffix("_settings").replace("_", "")
+        return stem not in name.lower(), -len(stem)
+
+    for file in sorted(_files(), key=place) if reference.startswith("tmrl_core") else ():
+        for row in _rows(file):
+            if any(reference in _references("training", one, row.module) for one in (row.name, *row.aliases)):
+                return row
+    for entry in rooms.added("agents", name):
+        row = entry.load().algorithm
+        if isinstance(row, Algorithm) and row.cls == reference:
+            return row
+    return None
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -140,15 +145,15 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 POLICIES = (
-    Policy("CategoricalMLPActor", _CHOICES, "on_policy"),
-    Policy("DeterministicMLPActor", _BOX, "off_policy"),
-    Policy("GaussianMLPActor", _BOX, "on_policy"),
-    Policy("QValueMLPActor", _DISCRETE, "off_policy"),
-    Policy("SquashedGaussianMLPActor", _BOX, "squashed_gaussian"),
-    Policy("CategoricalRNNActor", _CHOICES, "recurrent"),
-    Policy("GaussianRNNActor", _BOX, "recurrent"),
-    Policy("QValueRNNActor", _DISCRETE, "recurrent"),
-    Policy("SquashedGaussianRNNActor", _BOX, "recurrent"),
+    Policy("CategoricalMLPActor", CHOICES, "categorical"),
+    Policy("DeterministicMLPActor", BOX, "deterministic"),
+    Policy("GaussianMLPActor", BOX, "gaussian"),
+    Policy("QValueMLPActor", DISCRETE, "q_value"),
+    Policy("SquashedGaussianMLPActor", BOX, "squashed_gaussian"),
+    Policy("CategoricalRNNActor", CHOICES, "categorical"),
+    Policy("GaussianRNNActor", BOX, "gaussian"),
+    Policy("QValueRNNActor", DISCRETE, "q_value"),
+    Policy("SquashedGaussianRNNActor", BOX, "squashed_gaussian"),
 )
 
 ACTORS = {policy.name: policy.action_spaces for policy in POLICIES}
@@ -167,22 +172,14 @@ MEMORIES = {
 
 
 def _references(package: str, name: str, *modules: str) -> set[str]:
-    return {f"tmrl_core:{name}", f"tmrl_core.{package}:{name}", *(f"tmrl_core.{package}.{m}:{name}" for m in modules)}
-
-
-def algorithm_of(reference: str) -> Algorithm | None:
-    """Return the algorithm that `agent.cls` names; None: a custom one."""
-    for algorithm in ALGORITHMS:
-        if reference in _references("training", algorithm.name, algorithm.module):
-            return algorithm
-    return None
+    return {f"tmrl_core:{name}", f"tmrl_core.{package}:{name}", *(f"{module}:{name}" for module in modules)}
 
 
 def actor_of(reference: str) -> str | None:
     """Return the name of the built-in policy that `actor.cls` names, without `Numpy`; None: a custom one."""
     for policy in POLICIES:
         for name, module in policy.classes.items():
-            if reference in _references("actor", name, module):
+            if reference in _references("actor", name, f"tmrl_core.actor.{module}"):
                 return policy.name
     return None
 
@@ -203,7 +200,7 @@ def shared_kwargs(config: Config) -> dict[str, Any]:
 def memory_of(reference: str) -> str | None:
     """Return the name of the built-in memory that `memory.cls` names; None: a custom one."""
     for name, module in MEMORIES.items():
-        if reference in _references("training", name, module):
+        if reference in _references("training", name, f"tmrl_core.training.{module}"):
             return name
     return None
 
@@ -249,7 +246,9 @@ def unknown_keywords(config: Config) -> Iterator[str]:
     unknown = sorted(config.agent.kwargs.keys() - algorithm.keywords) if algorithm is not None else []
     if algorithm is None or not unknown:
         return
-    owners = {key: next((one.name for one in ALGORITHMS if key in one.keywords), "") for key in unknown}
+    # An algorithm that others derive from comes first.
+    rows = sorted(algorithms().values(), key=lambda one: len(one.settings.__mro__))
+    owners = {key: next((one.name for one in rows if key in one.keywords), "") for key in unknown}
     hints = [
         f" {owner} takes {', '.join(key for key in unknown if owners[key] == owner)}."
         for owner in sorted(set(owners.values()) - {""})
@@ -264,15 +263,25 @@ def unknown_keywords(config: Config) -> Iterator[str]:
     yield f"It takes {', '.join(sorted(algorithm.keywords))}; docs/choosing.md explains them."
 
 
+def out_of_range(config: Config) -> Iterator[str]:
+    """Yield one line for each setting of an agent with a row that is out of range, those of `actor.kwargs` included."""
+    algorithm = algorithm_of(config.agent.cls)
+    if algorithm is None:
+        return
+    # Workers act with the agent's policy, so the agent gets these too.
+    shared = {name: value for name, value in config.actor.kwargs.items() if name not in config.agent.kwargs}
+    for section, values in (("agent", config.agent.kwargs), ("actor", shared)):
+        for name, problem in algorithm.settings.out_of_range(values):
+            yield f"{section}.kwargs.{name}: {problem}"
+
+
 def burn_in_problem(config: Config) -> Iterator[str]:
     """Yield one line if the built-in recurrent agent's burn-in leaves no tick of a sequence to learn from."""
     algorithm = algorithm_of(config.agent.cls)
-    if algorithm is None or algorithm.memories != _SEQUENCES or memory_of(config.memory.cls) != "SequenceMemory":
+    if algorithm is None or algorithm.memories != SEQUENCES or memory_of(config.memory.cls) != "SequenceMemory":
         return
-    from tmrl_core.config.agent_settings import RecurrentSacSettings
-
     length = config.memory.kwargs.get("length", SEQUENCE_LENGTH)
-    burn_in = config.agent.kwargs.get("burn_in", RecurrentSacSettings.burn_in)
+    burn_in = config.agent.kwargs.get("burn_in", algorithm.settings.burn_in)
     if isinstance(length, int | float) and isinstance(burn_in, int | float) and burn_in >= length >= 1:
         yield (
             f"agent.kwargs.burn_in: found {burn_in:g}, allowed: less than memory.kwargs.length = {length:g}, the ticks "
@@ -347,7 +356,7 @@ def action_space_problem(agent: str, action_spaces: frozenset[str], space: Any) 
     kind = action_space_kind(space)
     if not action_spaces or kind in action_spaces:
         return None
-    fitting = sorted(a.name for a in ALGORITHMS if kind in a.action_spaces and a.name != "SpinupSacAgent")
+    fitting = sorted(name for name, one in algorithms().items() if kind in one.action_spaces)
     advice = (
         f"for it take agent.cls: {_kinds(fitting)} of tmrl_core.training" if fitting else "no algorithm here takes it"
     )

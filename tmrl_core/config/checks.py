@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
 
-from tmrl_core.config.algorithms import burn_in_problem, memory_of, mismatches, shared_kwargs, unknown_keywords
+from tmrl_core import rooms
+from tmrl_core.config.algorithms import (
+    burn_in_problem,
+    memory_of,
+    mismatches,
+    out_of_range,
+    shared_kwargs,
+    unknown_keywords,
+)
+from tmrl_core.config.error_messages import near
 from tmrl_core.config.room_sections import kind_of_run, room_sections
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import ConfigError
@@ -50,8 +59,25 @@ def too_large(values: Any, path: str) -> Iterator[str]:
         yield f"{path}: found {found}, allowed: at most {MAX_WHOLE} (2^63 - 1); where no limit is meant, write null"
 
 
+def unknown_names(config: Config) -> Iterator[str]:
+    """Yield one line for each name that neither a room nor an installed package has."""
+    named: tuple[tuple[str, rooms.Kind, Collection[str]], ...] = (
+        ("network.transport", "transports", (config.network.transport,)),
+        ("metrics.sinks", "sinks", config.metrics.sinks),
+    )
+    for key, kind, names in named:
+        for name in names:
+            if rooms.find(kind, name) is None:
+                known = sorted(rooms.entries(kind))
+                yield (
+                    f"{key}: found the text {name[:80]!r}, allowed: {', '.join(known)}, or the name of an installed "
+                    f"package's entry point tmrl_core.{kind}.{near(name, known)}"
+                )
+
+
 def contradictions(config: Config) -> Iterator[str]:
     """Yield one line for each pair of conflicting keys."""
+    yield from unknown_names(config)
     memory, network, worker, trainer = config.memory, config.network, config.worker, config.trainer
     if memory.capacity < memory.batch_size:
         yield (
@@ -129,6 +155,7 @@ def contradictions(config: Config) -> Iterator[str]:
     if kind_of_run(config) is None:
         yield from mismatches(config)
         yield from unknown_keywords(config)
+        yield from out_of_range(config)
         yield from burn_in_problem(config)
     evaluation = trainer.evaluation
     if evaluation.target_return is not None and not evaluation.every_updates:

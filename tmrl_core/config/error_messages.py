@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from tmrl_core import rooms
 from tmrl_core.config.room_sections import config_type
+from tmrl_core.config.sections import NAMES_OF
 
 SECRET_WORDS = ("token", "password", "secret", "wandb_key", "api_key")
 
@@ -123,6 +125,8 @@ def literal_values(kind: inspect.Type) -> tuple[Any, ...]:
 def allowed(kind: inspect.Type) -> str:
     """Describe the values that a type allows."""
     if isinstance(kind, inspect.Metadata):
+        if names := (kind.extra_json_schema or {}).get(NAMES_OF):
+            return ", ".join(sorted(rooms.entries(names)))
         return allowed(kind.type)
     if isinstance(kind, inspect.UnionType):
         parts = [allowed(part) for part in kind.types if not isinstance(part, inspect.NoneType)]

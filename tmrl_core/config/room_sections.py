@@ -29,7 +29,7 @@ def config_type() -> type[Config]:
     """Return the type of loaded configurations: `Config` with the sections of all rooms."""
     fields: list[tuple[str, Any, Any]] = []
     for section in section_types():
-        if any(one.required for one in msgspec.structs.fields(section)):
+        if msgspec.NODEFAULT in section.__struct_defaults__:  # it has required keys
             fields.append((section.key, section | None, None))
         else:
             fields.append((section.key, section, msgspec.field(default_factory=section)))

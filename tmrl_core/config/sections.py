@@ -28,6 +28,8 @@ Ratio = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
 Kwargs = dict[str, Any]
+NAMES_OF = "names_of"
+"""Extra information about a key whose values are names of this kind, see `tmrl_core.rooms`."""
 
 
 def doc(description: str) -> Meta:
@@ -386,8 +388,12 @@ class NetworkSection(Section, frozen=True, kw_only=True):
     """Connections between the roles."""
 
     transport: Annotated[
-        Literal["tls", "local", "tlspyo"],
-        doc("tls: TLS sockets. local: in one process, without sockets. tlspyo: for users of tlspyo (extra `tlspyo`)."),
+        Text,
+        Meta(
+            description="tls: TLS sockets. local: in one process, without sockets. tlspyo: for users of tlspyo (extra "
+            "`tlspyo`). Installed packages may add others.",
+            extra_json_schema={NAMES_OF: "transports"},
+        ),
     ] = "tls"
     security: Annotated[
         Literal["TLS"] | UnsetType | None,
@@ -768,6 +774,10 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     """Destinations of metrics. The trainer always writes JSON lines to `<run>/metrics.jsonl`."""
 
     console: Annotated[bool, doc("Print the row of each round.")] = True
+    sinks: Annotated[
+        dict[Text, Kwargs],
+        doc("Further sinks: keyword arguments by the name under which an installed package adds the sink."),
+    ] = field(default_factory=dict)
     x_axis: Annotated[
         Literal["env_steps", "updates", "wall_time"],
         doc(

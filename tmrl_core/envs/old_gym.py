@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -52,15 +53,27 @@ class OldGym(gymnasium.Env[Any, Any]):
         self.action_space = as_space(made.action_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. `seed` goes to the environment's `seed`, if it has one. There are no options."""
+        """Begin an episode. `seed` goes to the environment's `seed`, else to its `reset`, if that takes one, as those
+        of gym 0.26 do. There are no options.
+        """
         super().reset(seed=seed)
+        seeds: dict[str, int] = {}
         if seed is not None and isinstance(self.env, _Seeded):
             self.env.seed(seed)
-        result: Any = self.env.reset()
+        elif seed is not None and self._reset_takes_seed():
+            seeds["seed"] = seed
+        result: Any = self.env.reset(**seeds)
         pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
         if pair and not isinstance(self.observation_space, spaces.Tuple):
             return result[0], result[1]
         return result, {}
+
+    def _reset_takes_seed(self) -> bool:
+        try:
+            inspect.signature(self.env.reset).bind(seed=0)
+        except (TypeError, ValueError):
+            return False
+        return True
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment."""

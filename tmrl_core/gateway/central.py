@@ -34,7 +34,7 @@ from tmrl_core.errors import ObservationError, TmrlError
 from tmrl_core.gateway.evaluations import Assignment, Evaluations
 from tmrl_core.gateway.first_action import try_action
 from tmrl_core.networking.protocol.messages import Version
-from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
+from tmrl_core.samples import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -61,43 +61,6 @@ class _Held(NamedTuple):
     info: dict[str, Any]
     extras: dict[str, Any] | None
     version: Version
-    collect: bool
-
-
-class _Outbox:
-    """Samples and records of all sessions on their way to the sender thread: the uplink's source.
-
-    The event loop's thread and the sender thread use it in turn, never at the same time.
-    """
-
-    def __init__(self, label: str) -> None:
-        self.name = label
-        self.version: Version = (0, 0)
-        self.loaded = False
-        """True: the sender thread has loaded a policy that does not act yet."""
-        self.steps_collected = 0
-        self.samples_lost = 0
-        self.chunks: list[Chunk] = []
-        self.records: list[EpisodeRecord] = []
-
-    def set_version(self, version: Version) -> None:
-        """Note the version of the policy that was loaded."""
-        self.version, self.loaded = version, True
-
-    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
-        """Return samples and records, and forget them."""
-        chunks, self.chunks = self.chunks, []
-        records, self.records = self.records, []
-        return chunks, records
-
-    def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
-        """Keep what was taken and could not be sent."""
-        self.chunks = chunks + self.chunks
-        self.records = records + self.records
-
-    def discard(self) -> None:
-        """Forget the samples."""
-        self.chunks = []
 
 
 class CentralAgent:
@@ -186,7 +149,8 @@ class CentralAgent:
         """Turn of the next samples of each API key that has sent lately: bytes sent for it, without unused turns."""
         self._turn = 0
         self._latest: CentralPlayer | None = None
-        self._outbox = _Outbox(label)
+        # The event loop's thread and the sender thread use it in turn, never at the same time.
+        self._outbox = StepRecorder(Buffer(None), name=label)
         self._uplink = Uplink(link, self._outbox, policy, files=files, drain_timeout_s=drain_timeout_s)
         self._on_close = on_close
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="tmrl-gateway-sender")
@@ -281,8 +245,7 @@ class CentralAgent:
                 await loop.run_in_executor(self._sender, self._exchange)
             except TmrlError as exc:
                 self._note_failure(exc)
-            if self._outbox.loaded:
-                self._outbox.loaded = False
+            if self.policy.version != self._outbox.version:
                 self.policy.adopt(self._outbox.version)
             if self._due:
                 await asyncio.sleep(0)
@@ -333,8 +296,7 @@ class CentralAgent:
             player.repeats = len(player.recorder.buffer) > 0
             if chunks:
                 self._latest = player
-            self._outbox.chunks += chunks
-            self._outbox.records += records
+            self._outbox.put_back(chunks, records)
             self._forget(player)
 
     async def close(self) -> None:
@@ -367,21 +329,6 @@ class CentralPlayer:
         repeats: True: the recorder's first chunk is a row that was sent before.
     """
 
-    __slots__ = (
-        "_action",
-        "_agent",
-        "_carried",
-        "_explores",
-        "_extras",
-        "_held",
-        "_part",
-        "_records",
-        "_version",
-        "key_id",
-        "recorder",
-        "repeats",
-    )
-
     def __init__(self, agent: CentralAgent, recorder: StepRecorder, key_id: str) -> None:
         self.recorder = recorder
         self.key_id = key_id
@@ -392,42 +339,38 @@ class CentralPlayer:
         self._extras: dict[str, Any] | None = None
         self._version: Version = (0, 0)
         self._held: list[_Held] = []
-        # Of the open episode.
-        self._records = False
         self._part: Assignment | None = None
+        """Part of an evaluation that the open episode is; None: its steps are samples."""
         self._explores = False
 
     async def begin(self, obs: Any, info: dict[str, Any]) -> Any:
         """Begin an episode with the observation of a reset; return the action for it."""
         obs = self._prepared(obs)
-        action, extras, (records, part) = self._decide_anew(obs)
+        action, extras, assigned = self._decide_anew(obs)
         self._end(aborted=True)
-        self._open(obs, info, records, part)
+        self._open(obs, info, *assigned)
         return self._answer(action, extras)
 
     async def step(self, obs: Any, reward: float, terminated: bool, truncated: bool, info: dict[str, Any]) -> Any:
         """Record the result of the pending action; return the next action, or None if a flag is set."""
         obs = self._prepared(obs)
-        if terminated or truncated:
-            self._record_held()
-            if self._records:
-                self._record(self._result(obs, reward, info), terminated, truncated)
-                self._finish()
-            return None
         episode, held = self.recorder.episode, self._held
-        if self._records and episode is not None and episode.steps + len(held) + 1 >= episode.limit:
+        records = episode is not None and episode.open
+        result = _Held(self._action, obs, reward, info, self._extras, self._version)
+        if terminated or truncated:
+            self._finish(result, terminated, truncated)
+            return None
+        if records and episode is not None and episode.steps + len(held) + 1 >= episode.limit:
             # The client does not know of this end: its observation is also the reset of the next episode.
-            action, extras, (records, part) = self._decide_anew(obs)
-            self._record_held()
-            self._record(self._result(obs, reward, info), False, True)
-            self._finish()
-            self._open(obs, {}, records, part)
+            action, extras, assigned = self._decide_anew(obs)
+            self._finish(result, False, True)
+            self._open(obs, {}, *assigned)
             return self._answer(action, extras)
         action, extras = self._decide(obs, self._explores)
-        if self._records:
+        if records:
             if info or len(held) >= self._agent.held_steps:
                 self._record_held()
-            held.append(self._result(obs, reward, info))
+            held.append(result)
         return self._answer(action, extras)
 
     async def close(self) -> None:
@@ -474,9 +417,9 @@ class CentralPlayer:
     # --- recording ----------------------------------------------------------------------------------------------------
 
     def _open(self, obs: Any, info: dict[str, Any], records: bool, part: Assignment | None) -> None:
-        self._records, self._part = records, part
         if not records:
             return
+        self._part = part
         collect = part is None
         recorder = self.recorder
         recorder.set_version(self._agent.policy.version)
@@ -492,10 +435,6 @@ class CentralPlayer:
         else:
             self._agent.note_unsent(self, self._agent.row_bytes)
 
-    def _result(self, obs: Any, reward: float, info: dict[str, Any]) -> _Held:
-        """Return the step that the pending action has led to."""
-        return _Held(self._action, obs, reward, info, self._extras, self._version, self._part is None)
-
     def _record_held(self) -> None:
         """Record all steps that are held. One after another takes a third of the time that each would take alone."""
         while self._held:
@@ -505,29 +444,25 @@ class CentralPlayer:
 
     def _record(self, step: _Held, terminated: bool, truncated: bool) -> None:
         recorder = self.recorder
-        if recorder.version != step.version:
-            recorder.set_version(step.version)
-        recorder.step(
-            step.action,
-            step.obs,
-            step.reward,
-            terminated,
-            truncated,
-            step.info,
-            step.extras,
-            test=not step.collect,
-        )
-        if step.collect:
+        action, obs, reward, info, extras, version = step
+        if recorder.version != version:
+            recorder.set_version(version)
+        recorder.step(action, obs, reward, terminated, truncated, info, extras, test=self._part is not None)
+        if self._part is None:
             size = self._agent.row_bytes
-            if step.info:
-                size += _INFO_FACTOR * len(msgspec.json.encode(step.info))
+            if info:
+                size += _INFO_FACTOR * len(msgspec.json.encode(info))
             self._agent.note_unsent(self, size)
 
-    def _finish(self) -> None:
-        """Note that the open episode has ended in order."""
+    def _finish(self, last: _Held, terminated: bool, truncated: bool) -> None:
+        """Record the last step of an episode that ends in order, if it is recorded."""
+        self._record_held()
+        if not self.recorder.recording:
+            return
+        self._record(last, terminated, truncated)
         if self._part is not None:
             self._agent.evaluations.finished(self._part)
-        self._records, self._part = False, None
+        self._part = None
         self._agent.note_unsent(self, _RECORD_BYTES)
         self._agent.note_due(self)
 
@@ -539,16 +474,16 @@ class CentralPlayer:
         """
         last = self._held.pop() if self._held else None
         self._record_held()
-        if not self._records:
-            return
         recorder = self.recorder
-        if last is not None and last.collect:
+        if not recorder.recording:
+            return
+        if last is not None and self._part is None:
             self._record(last, False, not aborted)
         if self._part is not None:
             self._agent.evaluations.give_back(self._part)
         # An episode without a step, or of an evaluation, leaves no record.
         recorder.end(record=recorder.episode is not None and recorder.episode.steps > 0)
-        self._records, self._part = False, None
+        self._part = None
         self._agent.note_due(self)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warning, use, with_changes
@@ -22,6 +22,7 @@ from tmrl_core.local.probe import Probe
 from tmrl_core.local.supervision import Group, Pipeline, Threads, watch
 from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.probe import is_probed
+from tmrl_core.roles.role import Role
 from tmrl_core.roles.shutdown import ShutdownSignal
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def run_local(
     shutdown: ShutdownSignal,
     *,
     workers: int = 2,
-    gateway: bool = False,
+    beside: Mapping[str, Role] | None = None,
     single_process: bool = False,
     quickstart: bool = False,
     new: bool = False,
@@ -58,7 +59,7 @@ def run_local(
         passed: command line that gives the child processes the same configuration.
         shutdown: requests the end of the run.
         workers: number of RolloutWorkers.
-        gateway: True: also run the gateway, whose clients collect samples. It ends with training.
+        beside: roles to run too by name, such as a gateway, whose clients collect samples. They end with training.
         single_process: True: threads instead of processes.
         quickstart: True: start a new run even if the name exists, on a free port, and print the next steps.
         new: True: `config` has the name of a new run.
@@ -71,13 +72,14 @@ def run_local(
         ConfigError: the ratios would starve both sides, or the transport does not connect processes.
         TmrlError: a role failed; the message includes its last log lines.
     """
-    if gateway and single_process:
-        raise ConfigError("--gateway is a process of its own: leave --single-process out")
+    beside = beside or {}
+    if beside and single_process:
+        raise ConfigError(f"--{next(iter(beside))} is a process of its own: leave --single-process out")
     changes = changes_for_this_machine(config, workers, single_process=single_process, quickstart=quickstart)
     changes += SMALL if small else []
     config = with_changes(config, changes)
     there = [*passed, *(word for change in changes for word in ("--set", change))]
-    check_without_environment(config, workers, gateway=gateway)
+    check_without_environment(config, workers, waits=not beside)
     with contextlib.ExitStack() as tried:
         probe = tried.enter_context(Probe(config, there)) if is_probed(config) else None
         use(config)
@@ -90,14 +92,15 @@ def run_local(
     else:
         if roles.ensure_credentials(config):
             logger.info("made credentials for this machine")
-        group = Pipeline(config, there, workers, gateway=gateway)
+        group = Pipeline(config, there, workers, beside=tuple(beside))
     shutdown.kill_on_second(group.kill)
     shutdown.calls_for_checkpoint(group.checkpoint)
     with view:
         try:
             group.start(view)
-            if gateway:
-                view.say(gateway_text(config))
+            for role in beside.values():
+                if role.local_text is not None:
+                    view.say(role.local_text(config))
             watch(group, view, shutdown)
         finally:
             group.end(view)
@@ -106,33 +109,26 @@ def run_local(
     return tell(config, view, shutdown, quickstart=quickstart, new=new or quickstart)
 
 
-def check_without_environment(config: Config, workers: int, *, gateway: bool) -> None:
+def check_without_environment(config: Config, workers: int, *, waits: bool) -> None:
     """Check what needs no environment.
+
+    Args:
+        config: the configuration.
+        workers: number of RolloutWorkers.
+        waits: False: samples come from clients that never wait for the trainer.
 
     Raises:
         ConfigError: a device is missing, or the ratios would starve both sides.
     """
     roles.check_device(config.worker.device, "worker.device")
     roles.check_device(config.trainer.device, "trainer.device")
-    if not gateway:  # its clients never wait for the trainer
+    if waits:
         conflict = ratios_conflict(config, workers, roles.longest_episode(config))
         if conflict is not None:
             raise ConfigError(conflict)
         warning = ratios_warning(config, workers, roles.longest_episode(config))
         if warning is not None:
             logger.warning("%s", warning)
-
-
-def gateway_text(config: Config) -> str:
-    """Return the address of the gateway and the command that makes a key for its clients."""
-    from tmrl_core.gateway.settings import gateway_section, gateway_url
-
-    section = gateway_section(config)
-    place = f"at {gateway_url(section, section.port)}" if section.port else "on a free port, which its log names"
-    return (
-        f"Gateway {place}, log in {config.run_folder / 'logs' / 'gateway.log'}. API keys for clients: "
-        f"python -m tmrl_core --credentials key {next(iter(section.agents), 'default')}"
-    )
 
 
 def tell(config: Config, view: View, shutdown: ShutdownSignal, *, quickstart: bool, new: bool) -> int:

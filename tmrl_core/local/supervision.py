@@ -42,7 +42,7 @@ MIN_FREE_BYTES = 1 << 20
 FIRST_STEP_S = 10.0
 """Seconds that the first worker has for its first step, if its environment had no trial, before other roles start."""
 RESTARTS = 3
-"""Maximum number of restarts of one worker, of the gateway or of the Server that follow each other."""
+"""Maximum number of restarts of one worker, of a role beside them or of the Server that follow each other."""
 STEADY_S = 600.0
 """Time in seconds after which earlier restarts of a role do not count: a run of weeks has more than a few failures."""
 RESTART_PAUSE_S = 1.0
@@ -427,7 +427,7 @@ class Fleet(Processes):
 class Pipeline(Processes):
     """All roles as processes over the configured transport."""
 
-    def __init__(self, config: Config, passed: Sequence[str], workers: int, *, gateway: bool = False) -> None:
+    def __init__(self, config: Config, passed: Sequence[str], workers: int, *, beside: Sequence[str] = ()) -> None:
         super().__init__(config)
         self._passed = list(passed)
         self._disk_due = 0.0
@@ -435,7 +435,7 @@ class Pipeline(Processes):
         self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
         names = [f"worker-{index + 1}" for index in range(workers)]
         self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
-        self.gateways = [self._child("gateway", ["--gateway"], threads=1)] if gateway else []
+        self.beside = [self._child(name, [f"--{name}"], threads=1) for name in beside]
         self.trainer = self._child("trainer", ["--trainer"], threads=config.trainer.threads)
 
     def start(self, view: Watcher) -> None:
@@ -448,9 +448,9 @@ class Pipeline(Processes):
         self.trainer.arguments = ["--trainer", *there]
         for worker in self.workers:
             worker.arguments = ["--worker", *there, "--set", f"worker.name={worker.name}"]
-        for gateway in self.gateways:
-            gateway.arguments = ["--gateway", *there]
-        self._start_all([self.trainer, *self.gateways, *self.workers])
+        for child in self.beside:
+            child.arguments = [f"--{child.name}", *there]
+        self._start_all([self.trainer, *self.beside, *self.workers])
 
     def _record_port(self, port: int, view: Watcher) -> None:
         """Say which port replaces the default one, and record the port for other commands of this run."""
@@ -496,18 +496,18 @@ class Pipeline(Processes):
             return int(json.loads(line)["port"])
 
     def poll(self, view: Watcher) -> bool:
-        """Restart crashed workers, the gateway and the Server a few times; False: training has ended."""
+        """Restart crashed workers, roles beside them and the Server a few times; False: training has ended."""
         if self.trainer.status is not None:
             if self.trainer.status != 0:
                 raise self.trainer.failure()
             return False
         self._check_disk(view)
-        self._show_trouble((self.trainer, *self.gateways, *self.workers), view)
+        self._show_trouble((self.trainer, *self.beside, *self.workers), view)
         self.trainer.bound_log()
-        for child in (self.server, *self.gateways, *self.workers):
+        for child in (self.server, *self.beside, *self.workers):
             self._care(child, view)
         self._start_waiting()
-        if not self.gateways and all(worker.status == 0 for worker in self.workers) and view.starving:
+        if not self.beside and all(worker.status == 0 for worker in self.workers) and view.starving:
             view.say("All workers have reached their limits, and the trainer waits for more samples: ending.")
             return False
         return True
@@ -530,8 +530,8 @@ class Pipeline(Processes):
             )
 
     def end(self, view: Watcher) -> None:
-        """End gateway and workers while the trainer acknowledges, the trainer after its checkpoint, then the Server."""
-        first = [*self.gateways, *self.workers]
+        """End workers and roles beside them while the trainer acknowledges, then the trainer, at last the Server."""
+        first = [*self.beside, *self.workers]
         if self.trainer.trouble:  # the environment holds it up, so that it acknowledges nothing
             first.append(self.trainer)
         self._end(first, self._config.worker.drain_timeout_s + 10.0, view)
@@ -548,7 +548,7 @@ class Pipeline(Processes):
 
     def kill(self) -> None:
         """Kill all processes."""
-        for child in (*self.gateways, *self.workers, self.trainer, self.server):
+        for child in (*self.beside, *self.workers, self.trainer, self.server):
             child.end_now()
 
 
@@ -621,7 +621,7 @@ class Threads(Group):
         for index in range(self._count):
             worker, collect = roles.worker_of_run(config, name=f"worker-{index + 1}")
             self._workers.append(worker)
-            self._run(worker.name, functools.partial(run_and_close, worker, collect))
+            self._run(worker.recorder.name, functools.partial(run_and_close, worker, collect))
 
     def _run(self, name: str, call: Callable[[], None]) -> None:
         def body() -> None:

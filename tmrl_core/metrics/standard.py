@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tmrl_core.errors import MissingExtraError
+from tmrl_core import rooms
+from tmrl_core.config.references import check_kwargs
+from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.metrics.branch import Cut
 from tmrl_core.metrics.records import Axis
 from tmrl_core.metrics.sinks import ConsoleSink, JsonLinesSink, MetricSink
@@ -36,6 +40,23 @@ class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"WandbSettings(project={self.project!r}, entity={self.entity!r}, run_id={self.run_id!r}, key={key})"
 
 
+@dataclass(frozen=True)
+class SinkRun:
+    """The run whose records a sink receives.
+
+    Args:
+        folder: folder of the run, for files.
+        x_axis: horizontal axis of charts.
+        hparams: the run's configuration.
+        cut: place at which the records of a resumed run continue.
+    """
+
+    folder: Path
+    x_axis: Axis = "env_steps"
+    hparams: Mapping[str, Any] | None = None
+    cut: Cut | None = None
+
+
 def open_sinks(
     folder: str | os.PathLike[str],
     *,
@@ -45,6 +66,7 @@ def open_sinks(
     x_axis: Axis = "env_steps",
     hparams: Mapping[str, Any] | None = None,
     cut: Cut | None = None,
+    further: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[MetricSink]:
     """Open a run's sinks: always `metrics.jsonl`, and the other requested ones.
 
@@ -58,27 +80,35 @@ def open_sinks(
         x_axis: horizontal axis of TensorBoard and wandb.
         hparams: the run's configuration, for TensorBoard.
         cut: place at which the records of a resumed run continue; TensorBoard discards later ones too.
+        further: keyword arguments of further sinks by name, see `tmrl_core.rooms`.
 
     Raises:
+        ConfigError: there is no sink of a further name, or its package is broken.
         OSError: `metrics.jsonl` cannot be opened.
     """
-    folder = Path(folder)
-    sinks: list[MetricSink] = [JsonLinesSink(folder / "metrics.jsonl")]
+    run = SinkRun(Path(folder), x_axis, hparams, cut)
+    wanted: dict[str, Mapping[str, Any]] = {}
     if console:
-        sinks.append(ConsoleSink())
+        wanted["console"] = {}
     if tensorboard:
-        from tmrl_core.metrics.tensorboard_sink import TensorBoardSink
-
-        try:
-            purge_step = None if cut is None or cut.event is None else cut.next_step(x_axis)
-            sinks.append(TensorBoardSink(folder / "tensorboard", x_axis=x_axis, hparams=hparams, purge_step=purge_step))
-        except (MissingExtraError, OSError) as error:
-            logger.warning("no TensorBoard files: %s", error)
+        wanted["tensorboard"] = {}
     if wandb is not None:
-        from tmrl_core.metrics.wandb_sink import WandbSink
-
-        try:
-            sinks.append(WandbSink(folder=folder, x_axis=x_axis, **msgspec.structs.asdict(wandb)))
-        except MissingExtraError as error:
-            logger.warning("wandb gets no records: %s", error)
+        wanted["wandb"] = msgspec.structs.asdict(wandb)
+    with contextlib.ExitStack() as undo:
+        sinks: list[MetricSink] = [undo.enter_context(JsonLinesSink(run.folder / "metrics.jsonl"))]
+        for name, kwargs in {**wanted, **(further or {})}.items():
+            if (entry := rooms.find("sinks", name)) is None:
+                raise ConfigError(f"metrics.sinks: {name!r} is no sink; allowed: {', '.join(rooms.entries('sinks'))}")
+            make: Callable[..., MetricSink] = entry.load()
+            check_kwargs(make, kwargs, f"metrics.sinks.{name}")
+            try:
+                sinks.append(undo.enter_context(make(run, **kwargs)))
+            except (MissingExtraError, OSError) as error:
+                logger.warning("%s gets no records: %s", name, error)
+        undo.pop_all()
     return sinks
+
+
+def console(run: SinkRun) -> ConsoleSink:
+    """Make the sink that logs each round's row."""
+    return ConsoleSink()

@@ -14,8 +14,15 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.sinks import MetricSink
+from tmrl_core.metrics.standard import SinkRun
 
 _file_numbers = itertools.count()
+
+
+def of_run(run: SinkRun) -> TensorBoardSink:
+    """Make the sink of a run, in its folder `tensorboard`."""
+    purge_step = None if run.cut is None or run.cut.event is None else run.cut.next_step(run.x_axis)
+    return TensorBoardSink(run.folder / "tensorboard", x_axis=run.x_axis, hparams=run.hparams, purge_step=purge_step)
 
 
 class TensorBoardSink(MetricSink):

@@ -28,6 +28,7 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import Axis, MetricRecord
 from tmrl_core.metrics.sinks import MetricSink
+from tmrl_core.metrics.standard import SinkRun
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,11 @@ _AXES: Mapping[Axis, str] = {
     "updates": names.UPDATES,
     "wall_time": names.ELAPSED,
 }
+
+
+def of_run(run: SinkRun, **settings: Any) -> WandbSink:
+    """Make the sink of a run."""
+    return WandbSink(folder=run.folder, x_axis=run.x_axis, **settings)
 
 
 class WandbSink(MetricSink):

@@ -3,95 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tmrl_core.config.algorithms import SEQUENCE_LENGTH
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
+from tmrl_core.multiagent.settings import AgentParameters
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.multiagent.trajectory import IMPORTANCE, Columns
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 LOWEST_WEIGHT = 1e-6
 """Weight of an experience whose priority is 0. With the weight 0 it would never be sampled again."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AgentParameters:
-    """Storage, sampling and training strategy of an agent.
-
-    Args:
-        capacity: maximum number of experiences in the pool that an assembly makes for the agent.
-        overwrite: experiences that are replaced in a full pool: the oldest ones (`rolling`), or `random` ones.
-        batch_size: experiences per update.
-        sample_by: key of the weights by which experiences are sampled; None samples uniformly. An algorithm that
-            returns `priorities` sets the weights of its batch; those that are not finite are ignored. New experiences
-            without the key get the highest weight of the pool, so that all are sampled soon.
-        importance_exponent: exponent of the importance weights of a batch sampled by weights, 0 to 1. Algorithms
-            multiply the losses of its rows with them. 0: no correction; 1: the expected gradient is that of uniform
-            sampling. Source: Schaul et al., arXiv:1511.05952, section 3.4; 0.5 as Castro et al., arXiv:1812.06110.
-        min_experiences: experiences in the pool before training starts.
-        updates_per_episode: updates after each episode.
-        on_policy: instead, train on all experiences of the pool, each `epochs` times, then clear it. An algorithm that
-            trains on rounds needs it, and gets all of them as one batch, once.
-        epochs: passes over the experiences, on-policy only.
-        sequence_length: ticks of a sequence. Agents with a recurrent policy and a replay memory learn from sequences:
-            numbers of experiences in these parameters are then numbers of sequences.
-        sequence_stride: ticks from the beginning of a sequence to that of the next one in its episode; None: half the
-            length.
-
-    Raises:
-        ConfigError: a number is out of range, an on-policy agent samples by weights, or the stride exceeds the length.
-    """
-
-    capacity: int = 100_000
-    overwrite: Literal["rolling", "random"] = "rolling"
-    batch_size: int = 64
-    sample_by: str | None = None
-    importance_exponent: float = 0.5
-    min_experiences: int = 1
-    updates_per_episode: int = 1
-    on_policy: bool = False
-    epochs: int = 1
-    sequence_length: int = SEQUENCE_LENGTH
-    sequence_stride: int | None = None
-
-    @property
-    def stride(self) -> int:
-        """Ticks from the beginning of a sequence to that of the next one."""
-        return max(1, self.sequence_length // 2) if self.sequence_stride is None else self.sequence_stride
-
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        numbers = {
-            "capacity": self.capacity,
-            "batch_size": self.batch_size,
-            "min_experiences": self.min_experiences,
-            "updates_per_episode": self.updates_per_episode,
-            "epochs": self.epochs,
-            "sequence_length": self.sequence_length,
-            "sequence_stride": self.stride,
-        }
-        for name, number in numbers.items():
-            if number < 1:
-                raise ConfigError(f"{name} must be at least 1, got {number}")
-        if not 0 <= self.importance_exponent <= 1:
-            raise ConfigError(f"importance_exponent must be 0 to 1, got {self.importance_exponent}")
-        if self.min_experiences > self.capacity:
-            raise ConfigError(
-                f"min_experiences is {self.min_experiences}, but the pool holds at most {self.capacity} (capacity)"
-            )
-        if self.stride > self.sequence_length:
-            raise ConfigError(
-                f"sequence_stride is {self.stride}, allowed: at most sequence_length = {self.sequence_length}. A "
-                "larger one leaves out the ticks between two sequences"
-            )
-        if self.on_policy and self.sample_by is not None:
-            raise ConfigError(f"sample_by is {self.sample_by!r}, but on-policy training takes all: leave it out")
 
 
 class Agent:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tmrl_core.actor.policies.masks import ACTION_MASK, allowed_indices
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.checkpointable import StateOwner
 
 if TYPE_CHECKING:
-    from tmrl_core.multiagent.agent import AgentParameters
+    from tmrl_core.multiagent.settings import AgentParameters
 
 NO_EXTRAS: Mapping[str, Any] = MappingProxyType({})
 
@@ -121,3 +122,17 @@ class AgentAlgorithm(StateOwner, ABC):
         Raises:
             WeightsError: they belong to another model, which is unchanged.
         """
+
+
+def choices_of(state: Any, count: int) -> np.ndarray:
+    """Return the numbers, from 0, of the discrete actions that may be chosen in one state.
+
+    Args:
+        state: the state, with or without an action mask.
+        count: number of all actions.
+
+    Raises:
+        ObservationError: no action is allowed.
+    """
+    masked = isinstance(state, Mapping) and ACTION_MASK in state
+    return allowed_indices(state, count) if masked else np.arange(count)

@@ -7,26 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tmrl_core.errors import ConfigError
-from tmrl_core.multiagent.agent import Agent, AgentParameters
+from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.agent_patterns import policy_by_agent
+from tmrl_core.multiagent.settings import AgentParameters, MemorySettings
 from tmrl_core.multiagent.store import SimpleStore
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemorySettings:
-    """A memory that policies may share.
-
-    Args:
-        capacity: maximum number of experiences.
-        overwrite: experiences that are replaced in a full memory: the oldest ones (`rolling`), or `random` ones.
-    """
-
-    capacity: int
-    overwrite: Literal["rolling", "random"] = "rolling"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from tmrl_core.decodable import decodable
 from tmrl_core.errors import CodecError, SampleRefusedError
 from tmrl_core.multiagent.trajectory import Columns, Experiences
 from tmrl_core.samples import Chunk, Segment, Version, decode_value, encode_value
-from tmrl_core.samples.columns import Tree, leaves
+from tmrl_core.samples.columns import Tree
 from tmrl_core.samples.concatenation import same_layout
 from tmrl_core.samples.segments import NO_VERSION
 
@@ -104,8 +104,6 @@ class _Head(msgspec.Struct, frozen=True):
         for name, rows, index in self.agents:
             if rows == 0 and list(self.empty.get(name, ())) != self.keys[index]:
                 raise SampleRefusedError(f"an episode without the empty columns of agent {name!r:.100}")
-            if rows == 0:
-                _check_columns(name, self.empty[name])
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -115,13 +113,12 @@ def chunks_of(episode: PlayedEpisode, *, max_bytes: int = MAX_EPISODE_BYTES, max
     """Return an episode as chunks, which share the memory of its arrays: they must not change before they are sent.
 
     Args:
-        episode: the episode.
+        episode: the episode, whose experiences a manager has checked (`experience_problem`).
         max_bytes: maximum size of the experiences.
         max_head_bytes: maximum size of the head, which travels in one message.
 
     Raises:
-        CodecError: a part cannot be sent: a column is missing or too short, has values that samples do not support, or
-            the episode is too large.
+        CodecError: a part has values that samples do not support, or the episode is too large.
     """
     keys: dict[tuple[str, ...], int] = {}
     agents: list[tuple[str, int, int]] = []
@@ -129,10 +126,7 @@ def chunks_of(episode: PlayedEpisode, *, max_bytes: int = MAX_EPISODE_BYTES, max
     chunks: list[Chunk] = []
     step = 1
     for name, columns in episode.experiences.items():
-        try:
-            rows = _check_columns(name, columns)
-        except SampleRefusedError as exc:
-            raise CodecError(f"{exc}; correct the manager's experience shaper") from None
+        rows = len(columns[REWARD])
         agents.append((name, rows, keys.setdefault(tuple(columns), len(keys))))
         if rows:
             chunks.append(_experience_chunk(episode, columns, rows, step))
@@ -171,34 +165,6 @@ def chunks_of(episode: PlayedEpisode, *, max_bytes: int = MAX_EPISODE_BYTES, max
         *chunks,
         _bare_chunk(episode, step, {}, ended=True),
     ]
-
-
-def _check_columns(name: str, columns: Mapping[str, Any]) -> int:
-    """Return the number of experiences of an agent.
-
-    Raises:
-        SampleRefusedError: a column is missing, is not a column, or has another length.
-    """
-    missing = [key for key in _FIELDS if key not in columns]
-    if missing:
-        raise SampleRefusedError(f"the experiences of agent {name!r:.100} have no {' and no '.join(missing)}")
-    reward = columns[REWARD]
-    if not isinstance(reward, np.ndarray) or not reward.ndim:
-        raise SampleRefusedError(f"the rewards of agent {name!r:.100} are not an array with one row per experience")
-    for key, tree in columns.items():
-        for column in leaves(tree):
-            if isinstance(column, np.ndarray) and not column.ndim:
-                raise SampleRefusedError(f"{key!r:.100} of agent {name!r:.100} is a single value, not a column")
-            if not isinstance(column, np.ndarray | list):
-                raise SampleRefusedError(
-                    f"{key!r:.100} of agent {name!r:.100} is a {type(column).__name__}; allowed: arrays and lists with "
-                    "one row per experience, and dicts and tuples of them"
-                )
-            if len(column) != len(reward):
-                raise SampleRefusedError(
-                    f"{key!r:.100} of agent {name!r:.100} has {len(column)} rows, its reward has {len(reward)}"
-                )
-    return len(reward)
 
 
 def _experience_chunk(episode: PlayedEpisode, columns: Columns, rows: int, step: int) -> Chunk:
@@ -351,7 +317,7 @@ def _played(current: _Open) -> PlayedEpisode:
             parts.append(piece.slice(used, stop))
             left -= stop - used
             used = stop
-        experiences[name] = _columns_of(name, head.keys[index], parts) if rows else _copied(head.empty[name])
+        experiences[name] = _columns_of(name, head.keys[index], parts) if rows else head.empty[name]
     return PlayedEpisode(
         experiences=experiences,
         performance=head.performance,
@@ -378,10 +344,6 @@ def _columns_of(name: str, keys: Sequence[str], parts: Sequence[Chunk]) -> Colum
 def _column_of(part: Chunk, key: str) -> Tree:
     fields = {STATE: part.observation, ACTION: part.action, REWARD: part.reward}
     return fields[key] if key in fields else part.extras[key]
-
-
-def _copied(columns: Columns) -> Columns:
-    return {key: joined([tree]) for key, tree in columns.items()}
 
 
 def joined(trees: Sequence[Any]) -> Any:

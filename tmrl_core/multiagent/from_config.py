@@ -17,13 +17,12 @@ from tmrl_core.config import Config, find_credentials_folder
 from tmrl_core.config.references import named_failures, resolve_with
 from tmrl_core.errors import ConfigError
 from tmrl_core.long_calls import watched
-from tmrl_core.multiagent.agent import AgentParameters
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
-from tmrl_core.multiagent.assembly import Assembly, MemorySettings, PolicySettings
+from tmrl_core.multiagent.assembly import Assembly, PolicySettings
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.manager import AgentManager, Mode
-from tmrl_core.multiagent.settings import AgentPolicySection, MultiAgentSection
+from tmrl_core.multiagent.settings import AgentParameters, AgentPolicySection, MultiAgentSection
 from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, RestartedEnvironment, Stage
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
@@ -60,11 +59,10 @@ def make_manager(config: Config, mode: Mode) -> AgentManager:
     ids = section.ids
     assembly = Assembly(
         agents=section.agents,
-        policies={name: _policy(name, policy, mode) for name, policy in section.policies.items()},
-        memories={
-            name: MemorySettings(capacity=memory.capacity, overwrite=memory.overwrite)
-            for name, memory in section.memories.items()
+        policies={
+            name: _policy(f"multiagent.policies.{name}", policy, mode) for name, policy in section.policies.items()
         },
+        memories=section.memories,
     )
     exploration = section.exploration
     key = "multiagent.exploration.cls"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -29,6 +30,11 @@ from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.loops.evaluation import mean_of
 
 Mode = Literal["inference", "training"]
+_METHODS: Mapping[Mode, tuple[str, ...]] = {
+    "inference": ("choose_action", "on_env_feedback", "post_process", "load_models"),
+    "training": ("get_models", "store_experiences", "train", "update_epsilon"),
+}
+"""Methods that belong to one mode only."""
 
 
 class AgentManager:
@@ -85,6 +91,9 @@ class AgentManager:
         self.policies = self._named_policies()
         self._deterministic = False
         self.discard_trajectory()
+        # Refused here and not in the methods, because some of them are called at each decision.
+        for method in _METHODS["training" if mode == "inference" else "inference"]:
+            setattr(self, method, partial(self._refuse, method))
 
     # --- for users to override ----------------------------------------------------------------------------------------
 
@@ -154,8 +163,6 @@ class AgentManager:
             EpisodeError: the event names no known agent, a shaper failed, or the state is not finite.
             PolicyFailedError: the action is not finite.
         """
-        if self.mode != "inference":
-            self._refuse("choose_action")
         try:
             name = self.agent_of(decision_event)
         except Exception as exc:
@@ -194,8 +201,6 @@ class AgentManager:
 
     def on_env_feedback(self, metrics: Any) -> None:
         """Record the metrics that followed the last action."""
-        if self.mode != "inference":
-            self._refuse("on_env_feedback")
         self._trajectory[-1].metrics = metrics
 
     def post_process(self, snapshot_list: Any) -> Experiences:
@@ -204,8 +209,6 @@ class AgentManager:
         Raises:
             EpisodeError: the experience shaper failed, or an experience is not finite or lacks a column.
         """
-        if self.mode != "inference":
-            self._refuse("post_process")
         trajectory = self._trajectory
         for name, event in trajectory.final_events():
             try:
@@ -237,8 +240,6 @@ class AgentManager:
         Raises:
             WeightsError: a name is unknown, or a model belongs to another architecture.
         """
-        if self.mode != "inference":
-            self._refuse("load_models")
         if unknown := sorted(models.keys() - self.policies.keys()):
             raise WeightsError(f"models of unknown policies {unknown}; the policies are {list(self.policies)}")
         for name, model in models.items():
@@ -248,8 +249,6 @@ class AgentManager:
 
     def get_models(self) -> dict[str, Blob]:
         """Return the model of each policy by its name."""
-        if self.mode != "training":
-            self._refuse("get_models")
         return {name: algorithm.get_model() for name, algorithm in self.policies.items()}
 
     def store_experiences(self, experiences: Experiences) -> None:
@@ -259,8 +258,6 @@ class AgentManager:
             SampleRefusedError: an agent is unknown, or an experience is not finite or lacks a column: nothing was
                 stored. Or they do not fit those in the agent's pool: nothing of this and later agents was stored.
         """
-        if self.mode != "training":
-            self._refuse("store_experiences")
         if problem := experience_problem(experiences, self.agents):
             raise SampleRefusedError(problem)
         for agent, columns in experiences.items():
@@ -268,8 +265,6 @@ class AgentManager:
 
     def train(self) -> dict[str, Mapping[str, float]]:
         """Train each policy on its pool, once even if agents share both. Return metrics by policy name."""
-        if self.mode != "training":
-            self._refuse("train")
         trained: dict[str, list[dict[str, float]]] = {}
         done = set()
         for name, agent in self.agents.items():
@@ -285,8 +280,6 @@ class AgentManager:
         Args:
             performance: by worker; a list has the performances of several episodes.
         """
-        if self.mode != "training":
-            self._refuse("update_epsilon")
         self.explorer.update(self.mean_score(performance))
 
     def mean_score(self, performance: Mapping[str, Any]) -> float:
@@ -296,7 +289,7 @@ class AgentManager:
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, method: str) -> NoReturn:
+    def _refuse(self, method: str, *args: Any, **kwargs: Any) -> NoReturn:
         wanted = "training" if self.mode == "inference" else "inference"
         raise WrongModeError(
             f"{method} belongs to the mode {wanted!r}, and this manager is in mode {self.mode!r}. "

@@ -14,8 +14,9 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, EpisodeReader, PlayedEpisode, joined
 from tmrl_core.multiagent.trajectory import Columns, Experiences, experience_problem
-from tmrl_core.samples import Buffer, Chunk, Segment
+from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.samples.columns import map_leaves
+from tmrl_core.samples.concatenation import continued_segments
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import VIEWED, Round, RoundSegment
 from tmrl_core.training.memories.layout import TreeSpec, tree_spec
@@ -114,39 +115,32 @@ class RoundEpisodes(TrainingMemory):
     def _take(self, round_: Round, chunk: Chunk, now: float) -> str:
         """Insert the next rows of a stream. Return the reason of a refusal; empty: none."""
         assignment = round_.assignments.get(chunk.stream)
-        reason = ""
-        refusals = 0
-        runs = _continued(chunk.segments)
-        first = unseen = start = 0  # `first`, `unseen`: the first run and row that the round has not seen
-        for index, run in enumerate(runs):
-            stop = start + run.rows
-            reader = None
-            if (
-                assignment is not None
-                and assignment.missing
-                and run.version == round_.version
-                and refusals < MAX_REFUSALS
-            ):
-                reader = self._readers.setdefault(chunk.stream, EpisodeReader(self.max_episode_bytes))
-            if reader is not None and not reader.skips(run):
-                round_.take(_flags(chunk, runs[first:index], unseen, start), now)
-                rows = chunk.slice(start, stop)
-                if VIEWED * run.rows < chunk.rows:
-                    rows = rows.where(np.ones(run.rows, np.bool_))  # a view keeps the whole message in memory
-                episodes, refused = reader.take(rows if len(rows.segments) == 1 else replace(rows, segments=(run,)))
-                for episode in episodes:
-                    refused = refused or self._problem(episode)
-                if refused:
-                    reason = reason or refused
-                    refusals += 1
-                    episodes = []
-                # Only the last row of an accepted episode counts.
-                round_.take(_flags(chunk, (run,), start, stop, ends=bool(episodes)), now)
-                if episodes:
-                    self._played.setdefault(chunk.stream, []).extend(episodes)
-                first, unseen = index + 1, stop
-            start = stop
-        round_.take(_flags(chunk, runs[first:], unseen, start), now)
+        missing = assignment.missing if assignment is not None else 0
+        counts = [False] * chunk.rows
+        reason, refusals, stop = "", 0, 0
+        runs = continued_segments(chunk.segments)
+        for run in runs:
+            start, stop = stop, stop + run.rows
+            if not missing or run.version != round_.version or refusals == MAX_REFUSALS:
+                continue
+            reader = self._readers.setdefault(chunk.stream, EpisodeReader(self.max_episode_bytes))
+            if reader.skips(run):
+                continue
+            rows = chunk.slice(start, stop)
+            if VIEWED * run.rows < chunk.rows:
+                rows = rows.where(np.ones(run.rows, np.bool_))  # a view keeps the whole message in memory
+            episodes, refused = reader.take(rows if len(rows.segments) == 1 else replace(rows, segments=(run,)))
+            for episode in episodes:
+                refused = refused or self._problem(episode)
+            if refused:
+                reason = reason or refused
+                refusals += 1
+            elif episodes:
+                self._played.setdefault(chunk.stream, []).extend(episodes)
+                counts[stop - 1] = True  # only the last row of an accepted episode counts
+                missing -= 1
+        flags = replace(chunk, action=(), observation=(), info={}, extras={}, kinds=(), segments=runs)
+        round_.take(RoundSegment(flags, counts, None), now)
         return reason
 
     def _problem(self, episode: PlayedEpisode) -> str:
@@ -248,35 +242,3 @@ def _of_agent(parts: list[Columns]) -> Columns:
     # In columns without rows, dtypes and shapes mean nothing.
     filled = [columns for columns in parts if _rows_of(columns)] or parts[:1]
     return filled[0] if len(filled) == 1 else joined(filled)
-
-
-def _continued(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Return segments, with neighbours as one if the second continues the first."""
-    if len(segments) < 2:
-        return segments
-    runs = [segments[0]]
-    for run in segments[1:]:
-        last = runs[-1]
-        if (last.episode, last.version, last.first_step + last.rows) == (run.episode, run.version, run.first_step):
-            runs[-1] = Segment(last.rows + run.rows, last.episode, last.first_step, *last.version)
-        else:
-            runs.append(run)
-    return tuple(runs)
-
-
-def _flags(chunk: Chunk, runs: tuple[Segment, ...], start: int, stop: int, ends: bool = False) -> RoundSegment:
-    """Return rows `start` to `stop`, which belong to `runs`, without their columns. `ends`: the last one counts."""
-    flags = Chunk(
-        rows=stop - start,
-        action=(),
-        action_present=chunk.action_present[start:stop],
-        observation=(),
-        reward=chunk.reward[start:stop],
-        terminated=chunk.terminated[start:stop],
-        truncated=chunk.truncated[start:stop],
-        segments=runs,
-        stream=chunk.stream,
-    )
-    follows = [False] * (stop - start)
-    follows[-1:] = [ends] * bool(follows)
-    return RoundSegment(flags, follows, None)

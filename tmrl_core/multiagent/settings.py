@@ -25,6 +25,11 @@ from tmrl_core.config.sections import (
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent_patterns import is_pattern, policy_by_agent
 
+_COUNTS = (
+    "capacity", "batch_size", "min_experiences", "updates_per_episode", "epochs", "sequence_length", "sequence_stride",
+)  # fmt: skip
+"""Parameters that are at least 1."""
+
 
 class AgentParametersSection(Section, frozen=True, kw_only=True):
     """Storage, sampling and training of the agents of a policy: `tmrl_core.multiagent.AgentParameters`."""
@@ -62,6 +67,39 @@ class AgentParametersSection(Section, frozen=True, kw_only=True):
     ] = None
 
 
+class AgentParameters(AgentParametersSection, frozen=True, kw_only=True):
+    """Storage, sampling and training strategy of an agent: `multiagent.policies.NAME.parameters`, checked when made.
+
+    Raises:
+        ConfigError: a number is out of range, an on-policy agent samples by weights, or the stride exceeds the length.
+    """
+
+    @property
+    def stride(self) -> int:
+        """Ticks from the beginning of a sequence to that of the next one."""
+        return max(1, self.sequence_length // 2) if self.sequence_stride is None else self.sequence_stride
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values."""
+        numbers = {**msgspec.structs.asdict(self), "sequence_stride": self.stride}
+        for name in _COUNTS:
+            if numbers[name] < 1:
+                raise ConfigError(f"{name} must be at least 1, got {numbers[name]}")
+        if not 0 <= self.importance_exponent <= 1:
+            raise ConfigError(f"importance_exponent must be 0 to 1, got {self.importance_exponent}")
+        if self.min_experiences > self.capacity:
+            raise ConfigError(
+                f"min_experiences is {self.min_experiences}, but the pool holds at most {self.capacity} (capacity)"
+            )
+        if self.stride > self.sequence_length:
+            raise ConfigError(
+                f"sequence_stride is {self.stride}, allowed: at most sequence_length = {self.sequence_length}. A "
+                "larger one leaves out the ticks between two sequences"
+            )
+        if self.on_policy and self.sample_by is not None:
+            raise ConfigError(f"sample_by is {self.sample_by!r}, but on-policy training takes all: leave it out")
+
+
 class AgentPolicySection(Section, frozen=True, kw_only=True):
     """A policy of many agents. Agents that name the same policy share it."""
 
@@ -96,8 +134,8 @@ class AgentPolicySection(Section, frozen=True, kw_only=True):
     )
 
 
-class AgentMemorySection(Section, frozen=True, kw_only=True):
-    """A memory that policies may share."""
+class MemorySettings(Section, frozen=True, kw_only=True):
+    """A memory that policies may share: `tmrl_core.multiagent.MemorySettings`."""
 
     capacity: Annotated[Positive, doc("Maximum number of experiences.")] = 100_000
     overwrite: Annotated[
@@ -142,7 +180,7 @@ class MultiAgentSection(RoomSection, frozen=True, kw_only=True):
         tuple[Text, ...], doc("Ids of all agents, if `agents` has patterns. Empty: the keys of `agents`.")
     ] = ()
     policies: Annotated[dict[Text, AgentPolicySection], doc("Policies by name.")]
-    memories: Annotated[dict[Text, AgentMemorySection], doc("Memories by name.")] = field(default_factory=dict)
+    memories: Annotated[dict[Text, MemorySettings], doc("Memories by name.")] = field(default_factory=dict)
     exploration: Annotated[AgentExplorationSection, doc("Exploration of the agents, from episode to episode.")] = field(
         default_factory=AgentExplorationSection
     )
@@ -176,7 +214,7 @@ class MultiAgentSection(RoomSection, frozen=True, kw_only=True):
         given = {
             "--expert": role == "expert",
             "--benchmark": role == "benchmark",
-            "--gateway": role == "gateway" or options["gateway"],
+            "--gateway": role == "gateway" or options.get("gateway"),
             "--render": options["render"],
             "--video": options["video"] is not None,
         }

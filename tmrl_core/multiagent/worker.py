@@ -23,9 +23,8 @@ import numpy as np
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.checked_environment import report_failure
 from tmrl_core.actor.rollout.collector import Collector, Hook
-from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
-from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
+from tmrl_core.actor.rollout.one_run import OneRun
 from tmrl_core.actor.rollout.polling import next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.schedule import Schedule
@@ -38,7 +37,7 @@ from tmrl_core.multiagent.experiences import MAX_EPISODE_BYTES, PlayedEpisode, c
 from tmrl_core.multiagent.manager import AgentManager
 from tmrl_core.multiagent.trajectory import Experiences
 from tmrl_core.networking.protocol.delivery import CloseReport
-from tmrl_core.networking.protocol.messages import Blob, Evaluation, Version
+from tmrl_core.networking.protocol.messages import Blob, Evaluation
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.samples.segments import MOST_METRIC_CHARACTERS, MOST_METRICS
 from tmrl_core.signal_handlers import take_back
@@ -356,44 +355,18 @@ class MultiAgentWorker:
         release: called once after `close`.
 
     Attributes:
-        collector: the argument.
+        name: the label in logs and metrics.
+        collector, recorder, uplink: the parts.
     """
 
     def __init__(self, collector: MultiAgentCollector, release: Callable[[], object] | None = None) -> None:
         self.collector = collector
+        self.name = collector.name
+        self.recorder = collector.recorder
+        self.uplink = collector.uplink
         self._release = weakref.finalize(self, release) if release is not None else None
         close_unreferenced(self, collector.close, collector.uplink)
         self._one_run = OneRun()
-
-    @property
-    def name(self) -> str:
-        """Return the label in logs and metrics."""
-        return self.collector.name
-
-    @property
-    def link(self) -> RolloutLink | None:
-        """Return the link to the Server; None: there is no Server."""
-        return self.collector.uplink.link
-
-    @property
-    def policy_version(self) -> Version:
-        """(incarnation, counter) of the policies that act; (0, 0): none has arrived."""
-        return self.collector.version
-
-    @property
-    def episodes(self) -> int:
-        """Number of episodes begun, of every kind."""
-        return self.collector.recorder.episodes
-
-    @property
-    def steps_collected(self) -> int:
-        """Number of collected rows: experiences, and two further rows per episode."""
-        return self.collector.recorder.steps_collected
-
-    @property
-    def buffer(self) -> Buffer:
-        """Return episodes and records that have not been sent yet."""
-        return self.collector.buffer
 
     def run(self) -> None:
         """Collect the assignments of the trainer until it finishes, or after `stop` or `close`.
@@ -422,7 +395,6 @@ class MultiAgentWorker:
     def stop(self) -> None:
         """End all `run` methods soon and permanently. Safe from any thread and signal handlers."""
         self.collector.stop()
-        self.collector.uplink.stop()
 
     def close(self) -> CloseReport | None:
         """Stop, send the remaining episodes, wait for acknowledgements up to the drain timeout, and close everything.
@@ -430,19 +402,11 @@ class MultiAgentWorker:
         Returns:
             Numbers of samples acknowledged, handed over and lost; None without a Server, or if already closed.
         """
-        self.stop()
-        with self._one_run.idle(CLOSE_S):
-            if self._one_run.closed:
-                return None
-            self._one_run.closed = True
-            with contextlib.ExitStack() as closing:
-                if self._release is not None:
-                    closing.callback(self._release)
-                try:
-                    self.collector.close()  # before the link, which may wait long
-                finally:
-                    report = self.collector.uplink.close()
-                return report
+        try:
+            return self._one_run.close(self.collector)
+        finally:
+            if self._release is not None:
+                self._release()
 
     def __enter__(self) -> Self:
         return self

@@ -22,39 +22,23 @@ from tmrl_core.errors import ConfigError, MissingExtraError, PortInUseError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from tmrl_core.actor.rollout.link import RolloutLink
+    from tmrl_core.actor.rollout.recorder import StepRecorder
+    from tmrl_core.actor.rollout.uplink import Uplink
     from tmrl_core.networking import RolloutWorker, Server, Trainer
-    from tmrl_core.samples import Buffer
 
 logger = logging.getLogger(__name__)
 
 
 class RunWorker(Protocol):
-    """A worker of any kind of run, for the command line and for displays."""
+    """A worker of any kind of run, for the command line and for displays.
 
-    @property
-    def name(self) -> str:
-        """Label in logs and metrics."""
+    Attributes:
+        recorder: records its episodes: label, version of the policy that acts, numbers and figures.
+        uplink: connects it with the trainer.
+    """
 
-    @property
-    def link(self) -> RolloutLink | None:
-        """Link to the Server."""
-
-    @property
-    def policy_version(self) -> tuple[int, int]:
-        """Version of the policy that acts."""
-
-    @property
-    def episodes(self) -> int:
-        """Number of episodes begun."""
-
-    @property
-    def steps_collected(self) -> int:
-        """Number of collected rows."""
-
-    @property
-    def buffer(self) -> Buffer:
-        """Statistics of the last episode."""
+    recorder: StepRecorder
+    uplink: Uplink
 
     def stop(self) -> None:
         """End collection at the next opportunity."""

@@ -350,6 +350,7 @@ class Trainer:
                 x_axis=self._config.metrics.x_axis if self._config.trainer.offline is None else "updates",
                 hparams=msgspec.to_builtins(self._config, enc_hook=str),
                 cut=cut,
+                further=self._config.metrics.sinks,
             )
         except OSError as exc:
             raise ConfigError(f"no records can be written to {self._config.run_folder}: {exc}") from exc

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from tmrl_core.config import Config, environment_maker, resolve, resolve_optional, resolve_with
-from tmrl_core.config.agent_settings import out_of_range
 from tmrl_core.config.algorithms import (
     action_space_problem,
     actor_of,
@@ -137,14 +136,6 @@ def agent_from_config(config: Config) -> partial[Any]:
     shared = {key: value for key, value in config.actor.kwargs.items() if key in accepted and key not in agent_kwargs}
     check_kwargs(agent_cls, shared, "actor.kwargs")
     agent_kwargs |= shared
-    algorithm = algorithm_of(config.agent.cls)
-    if algorithm is not None:
-        problems = [
-            f"{'actor' if name in shared else 'agent'}.kwargs.{name}: {problem}"
-            for name, problem in out_of_range(algorithm.settings, agent_kwargs)
-        ]
-        if problems:
-            raise ConfigError("\n".join(problems))
     return partial(make_agent, config, agent_cls, agent_kwargs)
 
 

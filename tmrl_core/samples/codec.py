@@ -218,8 +218,9 @@ def decode_message(data: BytesLike, *, max_bytes: int) -> SampleMessage:
     else:
         raise CodecError(f"a message that begins with {bytes(view[:1])!r}, which names no compression")
     body: _Body = decode(_BODY_DECODER, view)
-    chunk = None if body.chunk is None else _chunk_of(body.chunk, iter(body.columns))
-    if len(body.columns) != (0 if chunk is None else _count_columns(chunk)):
+    columns = iter(body.columns)
+    chunk = None if body.chunk is None else _chunk_of(body.chunk, columns)
+    if next(columns, columns) is not columns:
         raise CodecError(f"a message with {len(body.columns)} columns, which is not what its chunk has")
     return SampleMessage(chunk, body.records, body.signature)
 
@@ -295,10 +296,6 @@ def _check(chunk: Chunk) -> None:
     for kind, column in zip(chunk.kinds, columns, strict=False):
         if kind and (isinstance(column, list) or column.ndim != 1 or column.dtype.kind not in _KIND_DTYPES[kind]):
             raise CodecError(f"a column that cannot be of kind {kind!r}")
-
-
-def _count_columns(chunk: Chunk) -> int:
-    return sum(isinstance(column, np.ndarray) for column in leaves(chunk.fields))
 
 
 # Writing

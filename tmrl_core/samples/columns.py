@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, compress
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -80,6 +81,9 @@ class Chunk:
         kinds: kind of the rows of each leaf, in the order of `fields`; `()` if all are "".
         stream: id of the chunk's stream, set on the trainer's side.
         origin: what stands for the credentials of the stream's worker, likewise; None: unknown.
+
+    Attributes:
+        finite: True: all numbers were found to be finite; set on the trainer's side. Parts and copies begin with False.
     """
 
     rows: int
@@ -95,6 +99,7 @@ class Chunk:
     kinds: tuple[Kind, ...] = ()
     stream: bytes = b""
     origin: Hashable = None
+    finite: bool = field(default=False, init=False, repr=False)
     _ends: tuple[tuple[Segment, ...], list[int]] | None = field(default=None, init=False, repr=False)
     """Segments, and the row after each of them; see `MANY_SEGMENTS`."""
 
@@ -165,20 +170,31 @@ class Chunk:
         if start == 0 and stop == self.rows:
             return self
 
-        def cut(column: Any) -> Any:
-            return column[start:stop]
+        info = self._infos_of(start, stop) if self.info else {}
+        return self._mapped(
+            itemgetter(slice(start, stop)), rows=stop - start, info=info, segments=self._segments_of(start, stop)
+        )
 
+    def _mapped(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        rows: int,
+        info: dict[int, dict[Any, Any]],
+        segments: tuple[Segment, ...],
+    ) -> Chunk:
+        """Return a chunk with `function` applied to each column."""
         return Chunk(
-            rows=stop - start,
-            action=map_leaves(cut, self.action),
-            action_present=self.action_present[start:stop],
-            observation=map_leaves(cut, self.observation),
-            reward=self.reward[start:stop],
-            terminated=self.terminated[start:stop],
-            truncated=self.truncated[start:stop],
-            info=self._infos_of(start, stop) if self.info else {},
-            extras={name: map_leaves(cut, tree) for name, tree in self.extras.items()},
-            segments=self._segments_of(start, stop),
+            rows=rows,
+            action=map_leaves(function, self.action),
+            action_present=function(self.action_present),
+            observation=map_leaves(function, self.observation),
+            reward=function(self.reward),
+            terminated=function(self.terminated),
+            truncated=function(self.truncated),
+            info=info,
+            extras={name: map_leaves(function, tree) for name, tree in self.extras.items()},
+            segments=segments,
             kinds=self.kinds,
             stream=self.stream,
             origin=self.origin,
@@ -195,19 +211,7 @@ class Chunk:
         infos = self.info
         if infos:
             infos = {new: infos[old] for new, old in enumerate(places.tolist()) if old in infos}
-        return replace(
-            self,
-            rows=len(places),
-            action=map_leaves(chosen, self.action),
-            action_present=self.action_present[mask],
-            observation=map_leaves(chosen, self.observation),
-            reward=chosen(self.reward),
-            terminated=self.terminated[mask],
-            truncated=self.truncated[mask],
-            info=infos,
-            extras={name: map_leaves(chosen, tree) for name, tree in self.extras.items()},
-            segments=_segments_at(self.segments, places),
-        )
+        return self._mapped(chosen, rows=len(places), info=infos, segments=_segments_at(self.segments, places))
 
     def _infos_of(self, start: int, stop: int) -> dict[int, dict[Any, Any]]:
         infos = self.info
@@ -229,16 +233,7 @@ class Chunk:
     def last_row(self) -> Chunk:
         """Return a copy of the last row. A view would keep the whole chunk in memory."""
         last = self.slice(self.rows - 1, self.rows)
-        return replace(
-            last,
-            action=map_leaves(copy.copy, last.action),
-            action_present=last.action_present.copy(),
-            observation=map_leaves(copy.copy, last.observation),
-            reward=copy.copy(last.reward),
-            terminated=last.terminated.copy(),
-            truncated=last.truncated.copy(),
-            extras={name: map_leaves(copy.copy, tree) for name, tree in last.extras.items()},
-        )
+        return last._mapped(copy.copy, rows=1, info=last.info, segments=last.segments)
 
 
 def cut_segments(segments: Sequence[Segment], start: int, stop: int) -> tuple[Segment, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,21 +28,25 @@ def join_segments(chunks: Sequence[Chunk]) -> tuple[Segment, ...]:
     """Return the segments of all rows in order. Consecutive segments of one episode and version are joined."""
     if len(chunks) == 1:
         return chunks[0].segments
-    segments: list[Segment] = []
-    for chunk in chunks:
-        for segment in chunk.segments:
-            before = segments[-1] if segments else None
-            if (
-                before is not None
-                and (before.episode, before.version) == (segment.episode, segment.version)
-                and before.first_step + before.rows == segment.first_step
-            ):
-                segments[-1] = Segment(
-                    before.rows + segment.rows, before.episode, before.first_step, before.incarnation, before.counter
-                )
-            else:
-                segments.append(segment)
-    return tuple(segments)
+    return continued_segments(segment for chunk in chunks for segment in chunk.segments)
+
+
+def continued_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Return segments in order, with neighbours as one if the second continues the first."""
+    joined: list[Segment] = []
+    for segment in segments:
+        before = joined[-1] if joined else None
+        if (
+            before is not None
+            and (before.episode, before.version) == (segment.episode, segment.version)
+            and before.first_step + before.rows == segment.first_step
+        ):
+            joined[-1] = Segment(
+                before.rows + segment.rows, before.episode, before.first_step, before.incarnation, before.counter
+            )
+        else:
+            joined.append(segment)
+    return tuple(joined)
 
 
 def join_infos(chunks: Sequence[Chunk]) -> Iterator[tuple[int, dict[Any, Any]]]:

@@ -162,47 +162,30 @@ class ListLeaf:
         return self.values[:rows]
 
 
-class TupleNode:
-    """Node of a tuple of fields."""
-
-    __slots__ = ("children",)
-
-    def __init__(self, children: list[Node]) -> None:
-        self.children = children
-
-    def write(self, value: Any, row: int) -> bool:
-        """Write one row; return False if the value does not fit the structure or a column."""
-        if not isinstance(value, tuple) or len(value) != len(self.children):
-            return False
-        return write_all(self.children, value, row)
-
-    def finish(self, rows: int, kinds: list[Kind]) -> Tree:
-        """Return the first `rows` rows, which later writes do not change; append the kinds of the leaves to `kinds`."""
-        return tuple([child.finish(rows, kinds) for child in self.children])
-
-
-class DictNode:
-    """Node of a dict of fields."""
+class Branch:
+    """Node of a tuple or a dict of fields; `keys` are those of the dict, or None."""
 
     __slots__ = ("children", "keys")
 
-    def __init__(self, keys: list[Any], children: list[Node]) -> None:
+    def __init__(self, keys: list[Any] | None, children: list[Node]) -> None:
         self.keys = keys
         self.children = children
 
     def write(self, value: Any, row: int) -> bool:
         """Write one row; return False if the value does not fit the structure or a column."""
-        if not isinstance(value, dict) or list(value) != self.keys:
-            return False
-        return write_all(self.children, value.values(), row)
+        if self.keys is None:
+            fits = isinstance(value, tuple) and len(value) == len(self.children)
+            return fits and write_all(self.children, value, row)
+        return isinstance(value, dict) and list(value) == self.keys and write_all(self.children, value.values(), row)
 
     def finish(self, rows: int, kinds: list[Kind]) -> Tree:
         """Return the first `rows` rows, which later writes do not change; append the kinds of the leaves to `kinds`."""
-        return {key: child.finish(rows, kinds) for key, child in zip(self.keys, self.children, strict=True)}
+        finished = [child.finish(rows, kinds) for child in self.children]
+        return tuple(finished) if self.keys is None else dict(zip(self.keys, finished, strict=True))
 
 
 Leaf = ArrayLeaf | ListLeaf
-Node = ArrayLeaf | ListLeaf | TupleNode | DictNode
+Node = ArrayLeaf | ListLeaf | Branch
 
 
 def write_all(nodes: Iterable[Node], values: Iterable[Any], row: int) -> bool:
@@ -252,7 +235,7 @@ def _plan_node(value: Any, path: str, ragged: set[str], depth: int) -> Node:
         children = [
             _plan_node(item, f"{path}[{key!r}]", ragged, depth + 1) for key, item in zip(keys, items, strict=True)
         ]
-        return DictNode(keys, children) if isinstance(value, dict) else TupleNode(children)
+        return Branch(keys if isinstance(value, dict) else None, children)
     if path in ragged:
         return ListLeaf(path)
     if type(value) in (ndarray, np.memmap) and value.dtype.str in DTYPES:
@@ -266,7 +249,7 @@ def _plan_node(value: Any, path: str, ragged: set[str], depth: int) -> Node:
 
 def leaves_of(node: Node | None) -> Iterator[Leaf]:
     """Yield the columns of a node, depth first."""
-    if isinstance(node, (TupleNode, DictNode)):
+    if isinstance(node, Branch):
         for child in node.children:
             yield from leaves_of(child)
     elif node is not None:

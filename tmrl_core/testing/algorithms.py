@@ -47,7 +47,7 @@ class AlgorithmSuite:
 
     def make_batch(self, algorithm: AgentAlgorithm, seed: int = 0) -> dict[str, Any]:
         """Make the rows that a pool stores of an episode, from single steps as the default experience shaper's."""
-        from tmrl_core.multiagent.agent import AgentParameters
+        from tmrl_core.multiagent.settings import AgentParameters
 
         states = self.states(ROWS + 1, seed)
         algorithm.seed(seed)

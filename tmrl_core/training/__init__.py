@@ -5,10 +5,10 @@ Names are resolved when first used, because most of them need torch.
 
 from __future__ import annotations
 
-from tmrl_core.config.algorithms import ALGORITHMS, MEMORIES
+from tmrl_core.config.algorithms import MEMORIES, agent_modules
 from tmrl_core.lazy_names import lazy_names
 
-__all__, __getattr__, __dir__ = lazy_names(
+_, __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "agent": "TrainingAgent",
@@ -21,5 +21,6 @@ __all__, __getattr__, __dir__ = lazy_names(
         "memories.generic": "GenericTorchMemory",
         "memories.memory": "Memory TorchMemory",
     },
-    {**{algorithm.name: algorithm.module for algorithm in ALGORITHMS}, **MEMORIES},
+    MEMORIES,
+    further=agent_modules,
 )

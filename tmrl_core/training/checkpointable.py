@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from inspect import signature
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from tmrl_core.training.value_types import State, Tree
+if TYPE_CHECKING:
+    # A Server checks a configuration, and so imports the settings of agents, without gymnasium.
+    from tmrl_core.training.value_types import State, Tree
 
 
 @runtime_checkable

@@ -20,6 +20,9 @@ from tmrl_core.training.value_types import Metrics, Policy
 
 logger = logging.getLogger(__name__)
 
+TURN_POLL_S = 0.01
+"""Seconds between two checks for the trainer's turn, where nothing tells of it."""
+
 
 class Delivery:
     """One received message, until its samples are accepted or refused as a whole.
@@ -128,6 +131,10 @@ class TrainingInterface(ABC):
     def has_turn(self) -> bool:
         """Return True if the synchronous workers have finished their turn."""
         return True
+
+    def wait_for_turn(self, timeout_s: float) -> None:
+        """Wait until `has_turn` may return True, or as `wait`."""
+        self.wait(min(timeout_s, TURN_POLL_S))
 
     def rest(self) -> None:
         """Handle a point between two updates, from which a checkpoint resumes bit for bit."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ NOON = datetime.datetime(2026, 11, 5, 12, 30, 59)
 
 def test_the_latest_replaces_the_one_before(tmp_path: Path) -> None:
     files = PolicyFiles(tmp_path / "deep" / "policy.tmod")
-    assert files.keep(b"one") is None
-    assert files.keep(b"two") is None
+    assert files.keep(lambda: b"one") is None
+    assert files.keep(lambda: b"two") is None
     assert (tmp_path / "deep" / "policy.tmod").read_bytes() == b"two"
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["policy.tmod"]
 
@@ -22,7 +23,7 @@ def test_the_latest_replaces_the_one_before(tmp_path: Path) -> None:
 def test_a_dated_copy_every_n_updates_never_over_another(tmp_path: Path) -> None:
     prefix = str(tmp_path / "history" / "mine_")
     files = PolicyFiles(None, prefix, every=2, now=lambda: NOON)
-    made = [files.keep(bytes([number])) for number in range(6)]
+    made = [files.keep(partial(bytes, [number])) for number in range(6)]
     assert [path is not None for path in made] == [False, True] * 3
     found = {path.name: path.read_bytes() for path in (tmp_path / "history").iterdir()}
     assert found == {
@@ -34,7 +35,7 @@ def test_a_dated_copy_every_n_updates_never_over_another(tmp_path: Path) -> None
 
 def test_models_that_were_never_loaded_count(tmp_path: Path) -> None:
     files = PolicyFiles(None, str(tmp_path / "mine_"), every=3)
-    made = [files.keep(b"x", versions) is not None for versions in (10, 1, 1, 2, 1, 6)]
+    made = [files.keep(lambda: b"x", versions) is not None for versions in (10, 1, 1, 2, 1, 6)]
     assert made == [True, False, True, False, True, True]  # after 10, 12, 15 and 21 of 21 models
     assert files.since == 0
 
@@ -42,7 +43,7 @@ def test_models_that_were_never_loaded_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [0, -3])
 def test_no_copies_are_written_when_disabled(every: int, tmp_path: Path) -> None:
     files = PolicyFiles(None, str(tmp_path / "mine_"), every=every)
-    assert files.keep(b"x") is None
+    assert files.keep(lambda: b"x") is None
     assert list(tmp_path.iterdir()) == []
 
 

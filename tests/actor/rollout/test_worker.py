@@ -13,7 +13,7 @@ from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.actor.rollout.worker import Worker
 from tmrl_core.errors import EnvironmentFailedError, RefusedError, StarvedError
 from tmrl_core.long_calls import remarks
-from tmrl_core.networking.protocol.messages import Directive, Evaluation, Progress
+from tmrl_core.networking.protocol.messages import MAX_WAITS_CHARACTERS, Directive, Evaluation, Progress, starves
 
 
 @pytest.fixture
@@ -164,6 +164,9 @@ def test_an_endless_unsent_episode_is_logged_once_and_shown(
         worker.run_synchronous(nb_steps=1, initial_steps=2000)
     on_display = remarks.pop(f"unsent samples of {worker.name}", "")
     assert bool(on_display) == (not send_every)
+    for_trainer = [text for text in link.said if text.startswith("the end of its episode, ")]
+    assert len(for_trainer) == (0 if send_every else 1)
+    assert all(len(text) <= MAX_WAITS_CHARACTERS and not starves(text) for text in for_trainer)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == (0 if send_every else 1)
     assert all("worker.send_every" in text and "worker.max_samples_per_episode" in text for text in told)

@@ -21,7 +21,7 @@ def test_trainer_makes_the_configured_training_object(tmp_path: Path, monkeypatc
     training = config_objects.TRAINER()
     assert (training.epochs, training.rounds, training.steps, training.max_policy_lag) == (3, 2, 7, 5)
     assert (training.memory.memory_size, training.memory.batch_size, training.memory.nb_steps) == (2000, 16, 7)
-    assert training.agent.gamma == 0.9
+    assert training.agent.settings.gamma == 0.9
     assert training.agent.get_actor() is not None
 
 

@@ -68,6 +68,12 @@ def test_redq_takes_tmrls_order() -> None:
     assert [one.param_groups[0]["lr"] for one in agent.q_optimizer_list] == [2e-4]
 
 
+def test_a_script_may_change_what_updates_read() -> None:
+    agent = algorithms.REDQSACAgent(OBS, ACT, "cpu", ENSEMBLE)
+    agent.gamma, agent.m = 0.5, 1
+    assert (agent.settings.gamma, agent.settings.m) == (0.5, 1)
+
+
 @pytest.mark.parametrize("kind", ["sac", "redq"])
 def test_metrics_have_tmrls_names(kind: str) -> None:
     agent: Any = (

@@ -600,7 +600,7 @@ def test_changed_settings_take_effect_after_a_save(make_agent: MakeAgent) -> Non
         learners = made(again)
         await again.start()
         assert learners[0].agent.optimizer.param_groups[0]["lr"] == 0.5
-        assert learners[0].agent.epsilon_final == 0.25
+        assert learners[0].agent.settings.epsilon_final == 0.25
         assert learners[0].steps == 10 * EPISODE
 
     asyncio.run(run())

@@ -45,7 +45,7 @@ def test_agent_and_actor_of_the_run_are_the_defaults(tmp_path: Path) -> None:
     ("settings", "text"),
     [
         ({"agent": {"cls": "tmrl_core.training:PPOAgent"}}, "PPO learns only from rounds of its own policy"),
-        ({"agent": {"cls": "tmrl_core.training:ReplayMemory"}}, "sessions with advice learn with DQNAgent"),
+        ({"agent": {"cls": "tmrl_core.training:ReplayMemory"}}, "learn with one of .*, DQNAgent, "),
         ({"agent": {"cls": "tmrl_core.training:DQNAgent", "kwargs": {"gama": 1}}}, "gama"),
         ({"stable_baselines3": {"algorithm": "PPO"}}, "'PPO'; allowed: DQN, SAC, TD3, DDPG. On-policy"),
         ({"env_id": "CartPole-v1"}, "give either env_id"),

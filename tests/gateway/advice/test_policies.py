@@ -9,9 +9,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.deterministic import DeterministicMLPActor
+from tmrl_core.actor.policies.torch.gaussian import GaussianMLPActor
 from tmrl_core.actor.policies.torch.module import TorchActorModule
-from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
-from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor, GaussianMLPActor
+from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 from tmrl_core.errors import ConfigError, ObservationError
 from tmrl_core.gateway.advice.combine import Gaussian

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from tmrl_core.multiagent.actor import Actor
-from tmrl_core.multiagent.agent import AgentParameters
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.a2c import A2C
 from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy
@@ -23,6 +22,7 @@ from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.exploration import LinearExplorer
 from tmrl_core.multiagent.learner import Learner, episode_seeds
 from tmrl_core.multiagent.manager import AgentManager, Mode
+from tmrl_core.multiagent.settings import AgentParameters
 from tmrl_core.multiagent.shapers import KStepExperienceShaper
 
 GOAL = 5

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from tmrl_core.actor import ActorModule
-from tmrl_core.actor.policies.torch.off_policy import QValueMLPActor
-from tmrl_core.config.algorithms import ALGORITHMS
+from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
+from tmrl_core.config.algorithms import algorithms
 from tmrl_core.errors import ConfigError, SampleRefusedError, WeightsError
-from tmrl_core.multiagent.agent import Agent, AgentParameters
+from tmrl_core.multiagent.agent import Agent
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
+from tmrl_core.multiagent.settings import AgentParameters
 from tmrl_core.multiagent.store import SimpleStore
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.agent import TrainingAgent
@@ -96,7 +97,7 @@ def recorder(kind: type[Recorder]) -> TrainingAgentAlgorithm:
     )
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+@pytest.mark.parametrize("algorithm", algorithms().values(), ids=lambda algorithm: algorithm.name)
 def test_each_built_in_agent_acts(algorithm: Any) -> None:
     for kind in sorted(algorithm.action_spaces):
         actions = CHOICES if kind == "discrete" else STATES

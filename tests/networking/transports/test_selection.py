@@ -273,7 +273,7 @@ def test_the_transport_local_needs_no_credentials() -> None:
 
 def test_the_error_names_an_unknown_transport() -> None:
     with pytest.raises(ConfigError, match=r"carrier pigeon.*this version has tls, local, tlspyo"):
-        client_transport(LinkSettings(transport="carrier pigeon"), "worker")  # type: ignore[arg-type]
+        client_transport(LinkSettings(transport="carrier pigeon"), "worker")
     with pytest.raises(ConfigError, match=r"carrier pigeon.*this version has tls, local, tlspyo"):
         server_side("127.0.0.1", transport="carrier pigeon")
 

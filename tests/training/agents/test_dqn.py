@@ -103,9 +103,9 @@ def test_epsilon_falls_in_a_straight_line_and_is_published() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epsilon_final": 1.5}, "0 <= epsilon_final <= 1, got 1.5"),
-        ({"epsilon_updates": 0}, "epsilon_updates >= 1, got 0"),
-        ({"target_interval": 0}, "target_interval >= 1, got 0"),
+        ({"epsilon_final": 1.5}, r"agent\.kwargs\.epsilon_final: found 1.5, allowed: 0 to 1"),
+        ({"epsilon_updates": 0}, "epsilon_updates: found 0, allowed: at least 1"),
+        ({"target_interval": 0}, "target_interval: found 0, allowed: at least 1"),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:

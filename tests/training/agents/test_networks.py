@@ -64,3 +64,15 @@ def test_in_bfloat16_values_keep_their_digits() -> None:
             values = critic(torch.randn(5, 3), torch.randn(5, 2))
     assert values.dtype == torch.float32
     assert not torch.equal(values, values.bfloat16().float())
+
+
+def test_several_outputs_of_an_action_are_kept() -> None:
+    critic = EnsembleCritic(OBSERVATIONS, ACTIONS, (8,), count=3, outputs=5)
+    observation_BD, action_BA = torch.zeros(4, *OBSERVATIONS.shape), torch.zeros(4, *ACTIONS.shape)
+    assert critic(observation_BD, action_BA).shape == (3, 4, 5)
+
+
+@pytest.mark.parametrize("actions", [1, 3])
+def test_of_discrete_actions_each_has_a_value(actions: int) -> None:
+    critic = EnsembleCritic(OBSERVATIONS, gym.spaces.Discrete(actions), (8,), count=2)
+    assert critic(torch.zeros(4, *OBSERVATIONS.shape)).shape == (2, 4, actions)

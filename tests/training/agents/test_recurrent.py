@@ -161,7 +161,7 @@ def test_burn_in_renews_the_state_and_gives_no_gradient(make: Make) -> None:
 def test_the_beginning_of_an_episode_is_not_burnt(make: Make) -> None:
     agent = make()
     burnt = copy.deepcopy(agent)
-    burnt.burn_in = 3
+    burnt.settings.burn_in = 3
     batch = make_batch(agent, first=(0, 0, 0, 0))
     for found, expected in zip(outcome(burnt, batch), outcome(agent, batch), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

@@ -27,11 +27,11 @@ def slowly(agent: RecurrentDQNAgent, batch: list[Any], ticks: list[int]) -> torc
         q = online.unroll(obs, state)[0]["q"][0]
         with torch.no_grad():
             next_q = target_network.unroll(obs, state)[0]["q"][0, 1:]
-            next_value = double_value(q[1:], next_q) if agent.double else next_q.amax(-1)
-            if agent.rescale_values:
+            next_value = double_value(q[1:], next_q) if agent.settings.double else next_q.amax(-1)
+            if agent.settings.rescale_values:
                 next_value = unrescaled(next_value)
             target = td_target(batch[2][b, :count], batch[4][b, :count], next_value, GAMMA)
-            targets.append(rescaled(target) if agent.rescale_values else target)
+            targets.append(rescaled(target) if agent.settings.rescale_values else target)
         values.append(chosen_value(q[:-1], batch[1][b, :count] - 5))
         weights.append(batch[6]["weights"][b].expand(count))
     return huber_loss(torch.cat(values), torch.cat(targets), torch.cat(weights))
@@ -59,7 +59,7 @@ def test_targets_over_several_ticks_change_the_update() -> None:
     torch.manual_seed(0)
     one = make_dqn()
     three = copy.deepcopy(one)
-    three.n_step = 3
+    three.settings.n_step = 3
     batch = tuple(make_batch(one))
     assert float(one.train(batch)["loss_critic"]) != float(three.train(batch)["loss_critic"])
 

@@ -238,5 +238,5 @@ def test_policies_without_memory_are_refused() -> None:
         RecurrentPPOAgent(
             OBSERVATION,
             ACTIONS["CategoricalRNNActor"],
-            actor_cls=lambda observing, acting, **_: CategoricalMLPActor(observing, acting),  # type: ignore[arg-type]
+            actor_cls=lambda observing, acting, **_: CategoricalMLPActor(observing, acting),
         )

@@ -96,5 +96,5 @@ def test_an_epoch_of_updates_equals_the_paper_s_loop() -> None:
 
 
 def test_no_critic_update_for_each_of_the_policy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="q_updates_per_policy_update >= 1, got 0"):
+    with pytest.raises(ConfigError, match=r"q_updates_per_policy_update: found 0, allowed: at least 1"):
         REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", q_updates_per_policy_update=0)

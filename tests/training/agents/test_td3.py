@@ -83,7 +83,7 @@ def test_workers_act_randomly_before_the_first_updates() -> None:
 
 
 def test_a_delay_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match="policy_delay >= 1, got 0"):
+    with pytest.raises(ConfigError, match=r"agent\.kwargs\.policy_delay: found 0, allowed: at least 1"):
         TD3Agent(OBSERVATIONS, ACTIONS, "cpu", policy_delay=0)
 
 

@@ -33,8 +33,8 @@ def test_recent_samples_are_unchanged(make_rows: Any) -> None:
 
 
 def test_stale_samples_are_removed(make_rows: Any) -> None:
-    assert found(make_rows, [1, 9, 2, 10], 1)[:3:2] == ([[2, 3], [6, 7]], 4)
-    assert found(make_rows, [9, 2, 2, 10], 1)[:3:2] == ([[0, 1], [6, 7]], 4)
+    assert found(make_rows, [1, 9, 2, 10], 1)[:3:2] == ([[2, 3, 6, 7]], 4)
+    assert found(make_rows, [9, 2, 2, 10], 1)[:3:2] == ([[0, 1, 6, 7]], 4)
     assert found(make_rows, [9, 9, 2], 1)[:3:2] == ([[0, 1, 2, 3]], 2)
 
 

@@ -78,7 +78,7 @@ def test_compilation_and_changed_learning_rates_take_effect_at_the_same_update(m
     one, several = make(CHEAP, True), make(CHEAP, True)
     ran: dict[int, list[int]] = {}
     for agent in (one, several):
-        agent.compute_with("auto")
+        agent.settings.compile = "auto"
 
         def noting(given: Any, agent: Any = agent, inner: Any = agent.compiler.updates) -> Any:
             made = inner(given)

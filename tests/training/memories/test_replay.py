@@ -277,7 +277,7 @@ def test_policy_versions_are_kept_per_transition(make_rows: Any) -> None:
     memory = ReplayMemory(memory_size=10)
     memory.append_chunk(make_rows(1, 0, 0, 3, version=(1, 4)))
     memory.append_chunk(make_rows(1, 0, 3, 2, version=(2, 1)))
-    assert memory._rows.versions().tolist() == [[1, 4], [1, 4], [2, 1], [2, 1]]
+    assert memory._rows.versions_of(0, 4).tolist() == [[1, 4], [1, 4], [2, 1], [2, 1]]
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,6 +33,7 @@ from tmrl_core.networking.protocol.messages import (
     PolicyUpdate,
     Progress,
     decode_body,
+    turn_text,
 )
 from tmrl_core.networking.trainer import Member
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES
@@ -269,6 +272,29 @@ def test_the_turn_follows_a_policy_that_gets_its_number_from_the_server() -> Non
             assert interface.has_turn()
             assert interface.progress.turn == link.version
         finally:
+            link.close()
+
+
+def test_the_report_of_the_worker_ends_the_wait_for_the_turn() -> None:
+    with Server(config=from_values({"network": {"transport": "local"}, "server": {"port": 0}})) as server:
+        settings = LinkSettings(transport="local", port=server.port)
+        link, worker = TrainerLink(settings, name="t", run="run"), WorkerLink(settings, name="w", run="run")
+        interface = RemoteInterface(link)
+        interface.broadcast_model(Bare())
+        link.start()
+        worker.start()
+        try:
+            until(lambda: interface.workers())
+            interface.give_turn()
+            worker.say_waits(turn_text((0, 0)))
+            until(lambda: not interface.has_turn())
+            threading.Timer(0.1, worker.say_waits, [turn_text(link.version)]).start()
+            started = time.monotonic()
+            interface.wait_for_turn(60.0)
+            assert time.monotonic() - started < 30.0
+            assert interface.has_turn()
+        finally:
+            worker.close()
             link.close()
 
 

@@ -103,7 +103,7 @@ def train(agent: Any, discrete: bool, updates: int, *, seed: int = 0, extras: bo
 def make(name: str, wanted: bool, backend: Backend = interpreted) -> Any:
     torch.manual_seed(1)
     agent = AGENTS[name]()
-    agent.compute_with(wanted)
+    agent.settings.compile = wanted
     agent.compiler = compiled.Compiler(agent, backend)
     return agent
 
@@ -294,7 +294,7 @@ def test_a_subclass_without_update_kinds_is_not_compiled() -> None:
 def test_short_runs_are_not_compiled_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmrl_core.training.agents.off_policy.COMPILE_AFTER", 5)
     agent = make(CHEAP, True)
-    agent.compute_with("auto")
+    agent.settings.compile = "auto"
     train(agent, True, 5)
     assert not agent.compiler._graphs
     train(agent, True, 1)
@@ -318,7 +318,7 @@ def test_an_unknown_compute_mode_is_refused(setting: Any) -> None:
 
 def test_bfloat16_applies_to_products_but_not_to_stored_values() -> None:
     agent = make("sac", False)
-    agent.compute_with(False, "bfloat16")
+    agent.settings.precision = "bfloat16"
     metrics = train(agent, False, 3)
     assert all(tensor.dtype == torch.float32 for tensor in agent_tensors(agent))
     assert all(value.dtype == torch.float32 for value in metrics[-1].values())

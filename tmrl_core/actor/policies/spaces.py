@@ -1,6 +1,6 @@
 """Action spaces of policies: numbered values, or a Box with bounds; and errors of unsupported spaces.
 
-Shape suffixes: M choices, K values of the choice with the most.
+Shape suffixes: B batch, A action elements, M choices, K values of the choice with the most.
 """
 
 from __future__ import annotations
@@ -162,6 +162,13 @@ class BoxBounds:
     def size(self) -> int:
         """Number of elements of one action."""
         return int(self.low.size)
+
+    def mixed(self, action_BA: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+        """Return [B, size] actions, a share of them replaced in place by uniformly sampled ones."""
+        if share > 0.0:
+            at = rng.random(len(action_BA)) < share
+            action_BA[at] = rng.uniform(self.low, self.high, (int(at.sum()), self.size))
+        return action_BA
 
     def clipped(self, action: np.ndarray) -> np.ndarray:
         """Return sampled actions [..., size], clipped to the bounds and with the space's shape and dtype."""

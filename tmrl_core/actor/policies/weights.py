@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from tmrl_core.actor.module import ActorModule
 from tmrl_core.errors import WeightsError
+from tmrl_core.storage import read_whole
+
+Actor = TypeVar("Actor", bound=ActorModule)
 
 SAFETENSORS_FORMAT = "safetensors"
 """Tag of weights in this format. Names, shapes and metadata of the arrays are checked on loading."""
@@ -30,16 +35,14 @@ def with_sorted_metadata(data: bytes, more: Mapping[str, str] | None = None) -> 
 
     The library writes several entries in random order, so that equal weights would be other bytes.
     """
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    metadata = {**header.get("__metadata__", {}), **(more or {})}
+    metadata = {**read_metadata(data), **(more or {})}
     if len(metadata) < 2 and not more:
         return data
-    header["__metadata__"] = dict(sorted(metadata.items()))
+    header = {**(_header(data) or {}), "__metadata__": dict(sorted(metadata.items()))}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     # Padded as the library does, so that the arrays begin at a multiple of eight bytes.
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + data[8 + size :]
+    return len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :]
 
 
 def with_exploration(data: bytes, exploration: Mapping[str, float]) -> bytes:
@@ -49,7 +52,7 @@ def with_exploration(data: bytes, exploration: Mapping[str, float]) -> bytes:
         data: the weights; those in another format than safetensors are returned as they are.
         exploration: of the policy; may be empty.
     """
-    if not exploration or not _has_header(data):
+    if not exploration or _header(data) is None:
         return data
     return with_sorted_metadata(data, {_EXPLORATION: json.dumps(dict(exploration))})
 
@@ -60,20 +63,35 @@ def exploration_in(data: bytes) -> dict[str, float]:
     Raises:
         WeightsError: the entry does not hold finite numbers.
     """
-    text = read_metadata(data).get(_EXPLORATION) if _has_header(data) else None
+    text = read_metadata(data).get(_EXPLORATION)
     try:
         return {} if text is None else msgspec.json.decode(text, type=dict[str, float])
     except ValueError as exc:
         raise WeightsError(f"the exploration parameters beside the weights are {text!r:.100}: {exc}") from exc
 
 
-def _has_header(data: bytes) -> bool:
-    """Tell whether these bytes begin as a safetensors file, and hold its whole header."""
+def load_file(path: str | Path, read: Callable[[bytes], Actor]) -> Actor:
+    """Return the actor that `read` makes of a file's weights, with the exploration parameters of the file.
+
+    Raises:
+        WeightsError: as `exploration_in` and `read`.
+    """
+    data = read_whole(path)
+    exploration = exploration_in(data)
+    actor = read(data)
+    if exploration:
+        actor.set_exploration(exploration)
+    return actor
+
+
+def _header(data: bytes) -> dict[str, Any] | None:
+    """Return the header of a safetensors file's content; None: the bytes do not begin with one."""
     size = int.from_bytes(data[:8], "little")
     try:
-        return 2 <= size <= len(data) - 8 and isinstance(json.loads(data[8 : 8 + size]), dict)
+        header = json.loads(data[8 : 8 + size]) if 2 <= size <= len(data) - 8 else None
     except ValueError:
-        return False
+        return None
+    return header if isinstance(header, dict) else None
 
 
 def decode_arrays(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -90,59 +108,56 @@ def decode_arrays(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata in the header of a safetensors file's content, which must have been checked."""
-    header_bytes = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + header_bytes])
-    metadata = header.get("__metadata__") or {}
-    return {str(key): str(value) for key, value in metadata.items()}
-
-
-def check_shapes(
-    owner: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], advice: str
-) -> None:
-    """Reject weights whose names or shapes differ from the policy's.
-
-    Raises:
-        WeightsError: the message names the sizes of hidden layers, missing and unknown names, or both shapes of the
-            first difference.
-    """
-    for key, here, there in _other_sizes(expected, found):
-        raise WeightsError(f"the weights are not for {owner}: {key}: {here} here, {there} in them. {advice}")
-    missing = [name for name in expected if name not in found]
-    unknown = sorted(name for name in found if name not in expected)
-    if missing or unknown:
-        parts = [f"{label} {', '.join(names)}" for label, names in (("without", missing), ("with", unknown)) if names]
-        raise WeightsError(f"the weights are not for {owner}: they come {' and '.join(parts)}. {advice}")
-    for name, shape in expected.items():
-        if tuple(found[name]) != tuple(shape):
-            raise WeightsError(
-                f"the weights are not for {owner}: {name} has the shape {tuple(found[name])}, "
-                f"the policy's has {tuple(shape)}. {advice}"
-            )
-
-
-def check_finite(owner: str, bad: Iterable[str]) -> None:
-    """Reject weights if any name is among those that are not finite: actions would not be finite either.
-
-    Raises:
-        WeightsError: `bad` is not empty.
-    """
-    if first := next(iter(bad), None):
-        raise WeightsError(f"the weights for {owner} are not finite: {first} holds NaN or an infinite number")
+    """Return the metadata of a safetensors file's content; empty for other bytes."""
+    metadata = (_header(data) or {}).get("__metadata__")
+    return {str(key): str(value) for key, value in metadata.items()} if isinstance(metadata, dict) else {}
 
 
 ADVICE = "Trainer and worker must use the same environment and the same actor.kwargs."
 
 
-def check_metadata(owner: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Refuse weights that were trained for something that their shapes do not show.
+def check_weights(
+    owner: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    found_shapes: Mapping[str, tuple[int, ...]],
+    metadata: Mapping[str, str],
+    found_metadata: Mapping[str, str],
+    not_finite: Iterable[str],
+    advice: str = ADVICE,
+) -> None:
+    """Reject weights that are not for a policy.
+
+    Args:
+        owner: name of the policy in messages.
+        shapes, found_shapes: of the policy's arrays and of those that came, by name.
+        metadata, found_metadata: settings that shapes do not show; they are compared where both sides have them.
+        not_finite: names of arrays that are not finite: actions would not be finite either.
+        advice: next step for weights of another shape.
 
     Raises:
-        WeightsError: an entry of both differs.
+        WeightsError: the message names the sizes of hidden layers, missing and unknown names, or both shapes of the
+            first difference; the setting that differs; or an array that is not finite.
     """
-    for key, value in expected.items():
-        if key in found and found[key] != value:
-            raise WeightsError(f"the weights are not for {owner}: their {key} is {found[key]}, not {value}. {ADVICE}")
+    if shapes != found_shapes:
+        raise WeightsError(f"the weights are not for {owner}: {_shape_difference(shapes, found_shapes)}. {advice}")
+    for key, value in metadata.items():
+        if found_metadata.get(key, value) != value:
+            found = found_metadata[key]
+            raise WeightsError(f"the weights are not for {owner}: their {key} is {found}, not {value}. {ADVICE}")
+    if first := next(iter(not_finite), None):
+        raise WeightsError(f"the weights for {owner} are not finite: {first} holds NaN or an infinite number")
+
+
+def _shape_difference(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
+    for key, here, there in _other_sizes(expected, found):
+        return f"{key}: {here} here, {there} in them"
+    missing = [name for name in expected if name not in found]
+    unknown = sorted(name for name in found if name not in expected)
+    if missing or unknown:
+        parts = [f"{label} {', '.join(names)}" for label, names in (("without", missing), ("with", unknown)) if names]
+        return f"they come {' and '.join(parts)}"
+    name = next(name for name in expected if found[name] != expected[name])
+    return f"{name} has the shape {found[name]}, the policy's has {expected[name]}"
 
 
 def describe(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str]) -> dict[str, Any]:

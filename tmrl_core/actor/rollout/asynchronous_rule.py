@@ -6,7 +6,6 @@ import math
 
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.schedule import Rule
-from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.rate_limit import RateLimit
 
 SEND_PAUSE_S = 0.02
@@ -26,6 +25,7 @@ class EpisodeRule(Rule):
         episodes: number of training episodes begun, without preliminary ones.
     """
 
+    starves = True
     counting = True
     """False: the episodes so far are preliminary, and without tests."""
 
@@ -35,11 +35,6 @@ class EpisodeRule(Rule):
         self._test_episode_interval = test_episode_interval
         self._verbose = verbose
         self.episodes = 0
-
-    @property
-    def longest_episode_s(self) -> float | None:  # type: ignore[override]
-        """Duration of the longest episode, in seconds."""
-        return self._loop.longest_episode_s
 
     def between(self) -> None:
         """Load new weights, run a requested evaluation, and wait during a pause."""
@@ -55,7 +50,8 @@ class EpisodeRule(Rule):
 
     def ended(self, in_order: bool) -> bool:
         """Log the episode, which is sent now."""
-        self._loop.log_episode(self._verbose)
+        if self._verbose:
+            self._loop.log_episode()
         return True
 
 
@@ -70,6 +66,11 @@ class AsynchronousRule(EpisodeRule):
         expert: True: discard weights, and follow no directives.
         pause_s: maximum seconds between the ends of episodes that are sent together.
     """
+
+    advice = (
+        "Raise worker.max_env_steps_per_update or trainer.max_training_steps_per_env_step: their product must be at "
+        "least 1."
+    )
 
     def __init__(
         self,
@@ -90,10 +91,10 @@ class AsynchronousRule(EpisodeRule):
 
     def between(self) -> None:
         """See `EpisodeRule`. An expert follows no directives. The first episode waits for nothing."""
-        if self._expert:
+        if self.episodes or self._expert:
             self.take()
-        elif self.episodes:
-            super().between()
+        if self.episodes and not self._expert:
+            self._loop.obey()
 
     def take(self) -> bool:
         """Load the latest policy, or discard it."""
@@ -117,23 +118,17 @@ class AsynchronousRule(EpisodeRule):
         collected = progress.samples + unacknowledged - progress.start_training
         return math.inf if limit.allows(collected, progress.updates + 1) else 0
 
-    def waits(self) -> str:
-        """Return the numbers of the limit; empty while training continues, since that wait is no starvation."""
-        link = self._uplink.link
-        return self._reason(link.progress) if link is not None and link.progress.lack else ""
-
-    def starved(self, progress: Progress | None) -> str:
-        """See `Rule`."""
-        assert progress is not None
-        return (
-            f"workers and trainer wait for each other. The worker: {self._reason(progress)}. The trainer: "
-            f"{progress.lack}. Raise worker.max_env_steps_per_update or trainer.max_training_steps_per_env_step: their "
-            "product must be at least 1."
-        )
-
-    def _reason(self, progress: Progress) -> str:
+    def reason(self) -> str:
+        """Return the numbers of the limit."""
+        assert self._uplink.link is not None
         assert self._limit is not None
+        progress = self._uplink.link.progress
         return (
             f"{progress.samples} samples are above trainer.start_training = {progress.start_training} and "
             f"worker.max_env_steps_per_update = {self._limit.ratio:g} for each of {progress.updates} + 1 updates"
         )
+
+    def report(self, reason: str) -> str:
+        """See `Rule`. While training continues, the wait is no starvation."""
+        link = self._uplink.link
+        return reason if link is not None and link.progress.lack else ""

@@ -39,6 +39,7 @@ class Collector(ABC):
         failures: number of failures of the environment.
         policy_failures: number of actions that were not finite; none of them was executed.
         policy_failures_in_a_row: that number since the last episode that ended in order.
+        longest_episode_s: duration of the longest episode, in seconds, as far as it is known.
         next_seed: seed of the next episode; None: the environment's generator continues.
     """
 
@@ -58,6 +59,7 @@ class Collector(ABC):
         self.failures = 0
         self.policy_failures = 0
         self.policy_failures_in_a_row = 0
+        self.longest_episode_s = 0.0
         self.next_seed = seed
         self._failures_in_a_row = 0
         self.steps_until_poll = FIRST_STEPS
@@ -162,8 +164,12 @@ class Collector(ABC):
             self.uplink.await_policy()
 
     def stop(self) -> None:
-        """End all episodes after the present step, permanently. Safe from any thread and signal handlers."""
+        """End all episodes after the present step, and all waits, permanently.
+
+        Safe from any thread and signal handlers.
+        """
         self._stopping = True
+        self.uplink.stop()
 
     @abstractmethod
     def close(self) -> None:

@@ -53,7 +53,10 @@ class RolloutLink(Protocol):
         """Return the latest policy that has not been taken yet, without waiting."""
 
     def wait_change(self, timeout_s: float) -> bool:
-        """Wait until a policy, directive or progress arrives or the link closes; return False after the timeout."""
+        """Wait until anything has changed since the last call, or the link closes; return False after the timeout."""
+
+    def wake(self) -> None:
+        """End the present or the next call of `wait_change`, without a lock."""
 
     @property
     def place(self) -> int:

@@ -14,7 +14,7 @@ from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.schedule import Rule
 from tmrl_core.actor.rollout.uplink import steps_in
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.messages import NEXT_ROUND, Collect, Progress, decode_body
+from tmrl_core.networking.protocol.messages import NEXT_ROUND, Collect, decode_body
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,10 @@ class LockstepRule(Rule):
     """
 
     hold_s = SEND_S
+    alone = (
+        "lockstep collects what a trainer asks for, and there is none: the worker is standalone. Use run_episodes, or "
+        "worker.collection: asynchronous."
+    )
 
     def __init__(self, collector: Collector, verbose: bool = False) -> None:
         self._collector = collector
@@ -107,7 +111,7 @@ class LockstepRule(Rule):
         self._episodes += 1
         return True
 
-    def waits(self) -> str:
+    def reason(self) -> str:
         """Return the text for an assignment that is done, or the reason why none has begun."""
         request, mine = self._requested, self._collector.version
         if request is not None and request == self._current:
@@ -118,13 +122,6 @@ class LockstepRule(Rule):
         return (
             f"version {request.version[0]}.{request.version[1]} of the policy, to collect round {request.round} with; "
             f"it has {mine[0]}.{mine[1]}"
-        )
-
-    def starved(self, progress: Progress | None) -> str:
-        """See `Rule`."""
-        return (
-            "lockstep collects what a trainer asks for, and there is none: the worker is standalone. Use run_episodes, "
-            "or worker.collection: asynchronous."
         )
 
 

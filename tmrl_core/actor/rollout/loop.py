@@ -32,7 +32,7 @@ from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
 from tmrl_core.long_calls import remarks
 from tmrl_core.metrics.text import return_text
-from tmrl_core.networking.protocol.messages import Evaluation
+from tmrl_core.networking.protocol.messages import EPISODE_END, Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ FORGIVEN_AFTER_STEPS = 1000
 LOG_EVERY_S = 2.0
 """Minimum seconds between two log lines about episodes, because a simulator may end a hundred per second."""
 
+_REMEDY = "Set worker.send_every to send them before, or worker.max_samples_per_episode to end it."
 LONG_EPISODE_S = 30.0
 """Seconds after which a worker says that no sample of an episode has been sent."""
 
@@ -77,7 +78,6 @@ class EnvironmentLoop(Collector):
         seeded: True: another run with the same seed must play the same episodes.
         stepper: object that makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its
             methods.
-        longest_episode_s: duration of the longest episode, in seconds.
         lateness: lateness of the steps; None: the environment has no rate.
         env_step: step of the environment, which records its lateness.
     """
@@ -101,7 +101,6 @@ class EnvironmentLoop(Collector):
         self.seeded = seed is not None
         self.whole = True
         self.evaluation_videos: Path | None = None
-        self.longest_episode_s = 0.0
         self.lateness = Lateness() if environment.time_step is not None else None
         self.env_step = environment.step if self.lateness is None else self._timed_step
         self._obs: Any = None
@@ -124,7 +123,7 @@ class EnvironmentLoop(Collector):
         if self.obs_preprocessor is not None:
             obs = self.obs_preprocessor(obs)
         self.runner.reset()
-        extras = self.runner.reset_extras() if collect_samples else None
+        extras = self.runner.reset_extras() if collect_samples and self.runner.keeps_extras else None
         action = self.environment.default_action
         self.recorder.begin(obs, info, collect=collect_samples, limit=math.inf, seed=seed, action=action, extras=extras)
         self._obs = obs
@@ -269,22 +268,26 @@ class EnvironmentLoop(Collector):
 
     def _tell_unsent(self, episode: Episode, lasts_s: float) -> None:
         """Say of a long open episode that its samples are sent at its end: once in the log, and on displays."""
+        shown = self._shows_unsent
         self._shows_unsent = lasts_s >= LONG_EPISODE_S and episode.collect and not episode.sent
         key = f"unsent samples of {self.name}"
-        if not self._shows_unsent or self.uplink.link is None:
+        link = self.uplink.link
+        if link is not None and shown != self._shows_unsent:
+            link.say_waits(f"{EPISODE_END}, when its samples are sent. {_REMEDY}" if self._shows_unsent else "")
+        if not self._shows_unsent or link is None:
             remarks.pop(key, None)
             return
         remarks[key] = text = (
             f"an episode has gone on for {episode.steps} steps and {lasts_s:.0f} s, and its samples are sent when it "
-            "ends. Set worker.send_every to send them before, or worker.max_samples_per_episode to end it."
+            f"ends. {_REMEDY}"
         )
         if not self._unsent_logged:
             self._unsent_logged = True
             logger.warning("worker %s: %s", self.name, text)
 
-    def log_episode(self, verbose: bool) -> None:
-        """Log the latest training episode, if `verbose` and not just after another one."""
-        if verbose and time.monotonic() - self._logged_at >= LOG_EVERY_S:
+    def log_episode(self) -> None:
+        """Log the latest training episode, unless another one was logged just before."""
+        if time.monotonic() - self._logged_at >= LOG_EVERY_S:
             self._logged_at = time.monotonic()
             recorder = self.recorder
             logger.info(

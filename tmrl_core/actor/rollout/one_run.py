@@ -1,4 +1,4 @@
-"""One `run` method of a worker at a time, until the worker is closed."""
+"""One `run` method of a worker at a time, until the worker is closed; and its end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.blas_threads import one_blas_thread
 from tmrl_core.errors import LinkClosedError
+from tmrl_core.networking.protocol.delivery import CloseReport
 
 CLOSE_S = 10.0
 """Maximum wait of `close` for the step that another thread is at, in seconds."""
@@ -17,7 +19,7 @@ class OneRun:
     """Guard of the `run` methods of a worker.
 
     Attributes:
-        closed: True: the worker is closed, and nothing runs again. Assigned by its owner.
+        closed: True: the worker is closed, and nothing runs again.
     """
 
     def __init__(self) -> None:
@@ -61,3 +63,21 @@ class OneRun:
         finally:
             if waited:
                 self._busy.release()
+
+    def close(self, collector: Collector) -> CloseReport | None:
+        """Stop a worker's collector, send the remaining samples, and close everything, once.
+
+        Returns:
+            As `Uplink.close`; None too if it is closed already.
+        """
+        collector.stop()
+        with self.idle(CLOSE_S):
+            if self.closed:
+                return None
+            self.closed = True
+            collector.recorder.end()
+            try:
+                collector.close()  # before the link, which may wait long: motors stop first
+            finally:
+                report = collector.uplink.close()
+            return report

@@ -36,24 +36,23 @@ class PolicyFiles:
         self.since = 0
         self._now = now
 
-    @property
-    def keeps(self) -> bool:
-        """True: `keep` writes files."""
-        return self.path is not None or (self.history is not None and self.every > 0)
-
-    def keep(self, data: bytes, versions: int = 1) -> Path | None:
+    def keep(self, content: Callable[[], bytes], versions: int = 1) -> Path | None:
         """Store the weights of a version. Return the path of the dated copy if one was made.
 
         Args:
-            data: the weights.
+            content: returns the weights; called if they are stored.
             versions: number of versions published since the last call, this one included.
 
         Raises:
             OSError: a file cannot be written.
         """
+        copies = self.history is not None and self.every > 0
+        if self.path is None and not copies:
+            return None
+        data = content()
         if self.path is not None:
             write_whole(self.path, data, 0o600)
-        if self.history is None or self.every <= 0:
+        if not copies:
             return None
         self.since += versions
         if self.since < self.every:

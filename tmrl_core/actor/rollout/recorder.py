@@ -116,10 +116,6 @@ class StepRecorder:
         """True: an episode is open."""
         return self.episode is not None and self.episode.open
 
-    @property
-    def _collecting(self) -> bool:
-        return self.episode is not None and self.episode.open and self.episode.collect
-
     def begin(
         self,
         obs: Any,
@@ -242,12 +238,13 @@ class StepRecorder:
     def set_version(self, version: Version) -> None:
         """Store this policy version with the samples from the next one on."""
         self.version = version
-        if self._collecting:
+        if self.episode is not None and self.episode.open and self.episode.collect:
             self.buffer.set_version(version)
 
     def drop_unsent(self) -> int:
         """Remove the open episode's samples that are still in the Buffer; return their number."""
-        dropped = self.buffer.drop_unsent() if self._collecting else 0
+        episode = self.episode
+        dropped = self.buffer.drop_unsent() if episode is not None and episode.open and episode.collect else 0
         self.samples_dropped += dropped
         return dropped
 
@@ -275,10 +272,6 @@ class StepRecorder:
     def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
         """Keep what was taken and could not be sent."""
         self.buffer.extend(chunks, records)
-
-    def discard(self) -> None:
-        """Forget the samples; statistics and records stay."""
-        self.buffer.clear()
 
     def _append(
         self, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, extras: Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -28,19 +28,9 @@ Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]
 """`(observation, action, extras)` of the policy -> the action and extras that count."""
 
 
-class Carried(NamedTuple):
-    """Acting state of B rows, which changes by being replaced.
-
-    Attributes:
-        state_B: recurrent state; empty without recurrence.
-        ticks: number of actions of each row's episode.
-        weights: number of the weights that chose each row's latest action; 0: its episode has none.
-    """
-
-    state_B: State
-    ticks: tuple[int, ...]
-    weights: tuple[int, ...]
-
+Carried = tuple[State, tuple[int, ...], tuple[int, ...]]
+"""Acting state of B rows, which changes by being replaced: the recurrent state (empty without recurrence), the number
+of actions of each row's episode, and the number of the weights that chose each row's latest action (0: it has none)."""
 
 Acted = tuple[Any, dict[str, Any], dict[str, Any]]
 """Action of a policy, its extras, and the recurrent state before the action by the names of its columns."""
@@ -128,7 +118,7 @@ class PolicyRunner:
         self._indices: list[Any] = [(row, ...) if isinstance(action_space, spaces.Box) else row for row in range(rows)]
         self._has_acted = False
         self._weights = 0
-        self.carried = Carried({}, (0,) * rows, (0,) * rows)
+        self.carried: Carried = {}, (0,) * rows, (0,) * rows
         self.actor = actor.to_device(device)
         if seed is not None:
             self.seed(seed)
@@ -142,14 +132,15 @@ class PolicyRunner:
     def actor(self, actor: ActorModule) -> None:
         self._actor = actor
         self._weights += 1
+        self._acted_by = (self._weights,) * self._rows
         self._batch = actor if isinstance(actor, BatchActor) else None
         self._interval = actor.state_interval if isinstance(actor, RecurrentActor) else 0
-        first = {} if self._batch is None else self._batch.initial_state(1)
-        self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in first.items()}
-        if not self.carried.state_B:
-            self.reset_state()
+        if self._batch is not None:
+            first = self._batch.initial_state(1)
+            self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in first.items()}
+            if not self.carried[0]:
+                self._reset_state(0)
         self.keeps_extras = self._batch is not None or type(actor).act_with_extras is not ActorModule.act_with_extras
-        self._bind()
 
     def seed(self, seed: int) -> None:
         """Seed the exploration, given the seed of the environment."""
@@ -159,11 +150,11 @@ class PolicyRunner:
 
     def reset(self, row: int = 0) -> None:
         """Begin an episode in a row."""
-        self.reset_state(row)
-        self._bind()
+        if self._batch is not None:
+            self._reset_state(row)
         self._actor.begin_episode()
 
-    def reset_state(self, row: int = 0) -> None:
+    def _reset_state(self, row: int) -> None:
         """Give a row the state of an episode's beginning; all rows if they have none yet."""
         state_B, ticks, weights = self.carried
         if self._batch is not None and (self._rows == 1 or not state_B):
@@ -174,7 +165,7 @@ class PolicyRunner:
                 name: np.concatenate([value_B[:row], first[name], value_B[row + 1 :]])
                 for name, value_B in state_B.items()
             }
-        self.carried = Carried(state_B, (*ticks[:row], 0, *ticks[row + 1 :]), (*weights[:row], 0, *weights[row + 1 :]))
+        self.carried = state_B, (*ticks[:row], 0, *ticks[row + 1 :]), (*weights[:row], 0, *weights[row + 1 :])
 
     def reset_extras(self) -> dict[str, Any] | None:
         """Return the extras of a reset, which has no action; None: the actor has none."""
@@ -218,7 +209,7 @@ class PolicyRunner:
             elif extras and self.keeps_extras:
                 action, more = self._actor.act_with_extras(obs, test=test)
             else:
-                action = (act or self._act)(obs, test)
+                action = (act or self._actor.act_)(obs, test)
         except (TmrlError, OSError, MemoryError):  # the last two are the machine's, and may pass
             raise
         except Exception as exc:
@@ -246,8 +237,16 @@ class PolicyRunner:
         Args:
             extras: as in `decide`.
         """
-        more = self._batch is not None or self.override is not None or (extras and self.keeps_extras)
-        return self._act if self._has_acted and not more else None
+        actor = self._actor
+        if (
+            not self._has_acted
+            or self._batch is not None
+            or self.override is not None
+            or (extras and self.keeps_extras)
+        ):
+            return None
+        # Saves one call per step for actors without preparation.
+        return actor.act if type(actor).act_ is ActorModule.act_ else actor.act_
 
     def check(self, action: Any) -> None:
         """Refuse an action that is not finite.
@@ -279,7 +278,7 @@ class PolicyRunner:
         blob = only_policy(policies)
         self.load(blob.format, blob.data)
         if exploration:
-            self.set_exploration(exploration)
+            self._actor.set_exploration(exploration)
 
     def file_content(self, policies: Mapping[str, Blob], exploration: Mapping[str, float]) -> bytes:
         """Return the weights with the exploration parameters, for `load_file`."""
@@ -294,23 +293,14 @@ class PolicyRunner:
         exploration = exploration_in(data)
         self.actor = self._actor.from_bytes(data, self.device)
         if exploration:
-            self.set_exploration(exploration)
-
-    def set_exploration(self, parameters: Mapping[str, float]) -> None:
-        """Explore with these parameters from now on."""
-        self._actor.set_exploration(parameters)
-
-    def _bind(self) -> None:
-        # Saves one call per step for actors without preparation.
-        actor = self._actor
-        self._act = actor.act if type(actor).act_ is ActorModule.act_ else actor.act_
+            self._actor.set_exploration(exploration)
 
     def _act_batch(self, observations: Sequence[Any], test: bool) -> list[Acted]:
         """Return of each row the action, the policy's extras, and the state before it, zeros between intervals."""
         assert self._batch is not None
         state_B, ticks, weights = self.carried
         action_B, after_B, extras_B = self._batch.act_batch(_stacked(observations), state_B, self._rng, test)
-        self.carried = Carried(after_B, tuple([tick + 1 for tick in ticks]), (self._weights,) * self._rows)
+        self.carried = after_B, tuple(map((1).__add__, ticks)), self._acted_by
         acted = []
         for row, index in enumerate(self._indices):
             states: dict[str, Any] = {}
@@ -321,7 +311,7 @@ class PolicyRunner:
                     if stored
                     else self._no_state
                 )
-            action = _at(index, action_B)
+            action = action_B[index] if type(action_B) is ndarray else _at(index, action_B)
             acted.append((action, {name: np.asarray(value)[row] for name, value in extras_B.items()}, states))
         return acted
 
@@ -329,11 +319,13 @@ class PolicyRunner:
 def _stacked(observations: Sequence[Any]) -> Any:
     """Return observations as one batch, whose arrays have a leading dimension."""
     first = observations[0]
+    if type(first) is ndarray and len(observations) == 1:
+        return first[None]
     if isinstance(first, dict):
         return {key: _stacked([obs[key] for obs in observations]) for key in first}
     if isinstance(first, tuple):
         return tuple(_stacked(entries) for entries in zip(*observations, strict=True))
-    return np.asarray(first)[None] if len(observations) == 1 else np.stack(observations)
+    return np.stack(observations)
 
 
 def _at(index: Any, action_B: Any) -> Any:

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.protocol.messages import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +31,9 @@ class Rule(ABC):
         hold_s: maximum seconds that samples of an open episode are held; infinite: until its end.
         done: True: everything is collected.
         logs_waits: True: log each wait at INFO.
-        longest_episode_s: duration of the longest episode, for the detection of starvation; None: a wait never ends
-            with an error.
+        starves: True: a wait in which nothing changes ends with an error.
+        advice: next step for the user after that error.
+        alone: message of the error of a wait without a trainer.
     """
 
     within = True
@@ -43,7 +43,9 @@ class Rule(ABC):
     whole = False
     pause_s = 0.0
     hold_s = math.inf
-    longest_episode_s: float | None = None
+    starves = False
+    advice = ""
+    alone = ""
 
     @abstractmethod
     def room(self) -> float:
@@ -54,12 +56,12 @@ class Rule(ABC):
         """Take what has arrived: a policy, an assignment. Return True to ask for room again without a wait."""
 
     @abstractmethod
-    def waits(self) -> str | None:
-        """Return the reason of a wait, for the trainer; empty: it is no wait of interest; None: as reported before."""
+    def reason(self) -> str:
+        """Return the reason of a wait, with its numbers."""
 
-    @abstractmethod
-    def starved(self, progress: Progress | None) -> str:
-        """Return the message of an error: worker and trainer wait for each other, or (None) there is no trainer."""
+    def report(self, reason: str) -> str | None:
+        """Return the reason as the trainer is told; empty: a wait of no interest; None: what it was told last stays."""
+        return reason
 
     def between(self) -> None:  # noqa: B027  # not abstract: a rule may have nothing to do
         """Prepare the wait between two episodes."""
@@ -146,7 +148,7 @@ class Schedule:
                 if rule.room() > 0:
                     return True
                 if link is None:
-                    raise StarvedError(rule.starved(None))
+                    raise StarvedError(rule.alone)
                 self._uplink.send()
                 if link.directive.evaluation is not None and uplink.next_evaluation() is not None:
                     if not rule.turns:
@@ -155,18 +157,20 @@ class Schedule:
                     continue
                 if rule.take():
                     continue
-                progress, queued = link.progress, link.counts.queued_samples
-                longest_s = rule.longest_episode_s
-                if longest_s is not None:
-                    watch = watch or StarvationWatch(longest_s)
+                progress, queued, reason = link.progress, link.counts.queued_samples, rule.reason()
+                if rule.starves:
+                    watch = watch or StarvationWatch(self._collector.longest_episode_s)
                     if watch.starving(progress, link.versions_published, queued):
-                        raise StarvedError(rule.starved(progress))
-                waits = rule.waits()
-                if waits is not None:
-                    link.say_waits("" if queued else waits)
-                if waits and logs:
+                        raise StarvedError(
+                            f"workers and trainer wait for each other. The worker: {reason}. The trainer, with "
+                            f"{progress.samples} samples and {progress.updates} updates: {progress.lack}. {rule.advice}"
+                        )
+                report = rule.report(reason)
+                if report is not None:
+                    link.say_waits("" if queued else report)
+                if report and logs:
                     logs = False
-                    logger.info("worker %s waits: %s", self._collector.name, waits)
+                    logger.info("worker %s waits: %s", self._collector.name, reason)
                 uplink.wait()
             return False
         finally:

@@ -13,7 +13,7 @@ import time
 
 from tmrl_core.actor.rollout.asynchronous_rule import EpisodeRule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
-from tmrl_core.networking.protocol.messages import Progress, turn_text
+from tmrl_core.networking.protocol.messages import turn_text
 from tmrl_core.rate_limit import RateLimit
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,11 @@ class SynchronousRule(EpisodeRule):
         ValueError: `max_steps_per_update` is not above 0.
     """
 
+    advice = (
+        "Raise worker.max_steps_per_update, worker.initial_steps or trainer.max_training_steps_per_env_step, or lower "
+        "trainer.update_model_interval or trainer.start_training."
+    )
+
     def __init__(
         self,
         loop: EnvironmentLoop,
@@ -55,6 +60,10 @@ class SynchronousRule(EpisodeRule):
         super().__init__(loop, test_episode_interval if end_episodes else 0, verbose)
         self.within = not end_episodes
         self.logs_waits = verbose
+        self.alone = (
+            f"max_steps_per_update is {max_steps_per_update:g} and there is no trainer to send models: the worker is "
+            "standalone. Leave max_steps_per_update out."
+        )
         self.counting = False
         self._limit = RateLimit(max_steps_per_update)
         self._models = 0
@@ -71,9 +80,9 @@ class SynchronousRule(EpisodeRule):
         return self._uplink.steps_that_count() - self._origin
 
     @property
-    def longest_episode_s(self) -> float | None:  # type: ignore[override]
-        """Duration of the longest episode, in seconds; None: the worker waits for its turn only."""
-        return None if self._allowed() else self._loop.longest_episode_s
+    def starves(self) -> bool:  # type: ignore[override]
+        """False: the worker waits for its turn only."""
+        return not self._allowed()
 
     @property
     def done(self) -> bool:  # type: ignore[override]
@@ -113,15 +122,22 @@ class SynchronousRule(EpisodeRule):
         turn = link.progress.turn
         return turn == self._uplink.latest_version != (0, 0) and not self._loop.evaluate_if_due()
 
-    def waits(self) -> str | None:
-        """Return the numbers of the ratio when the trainer's turn begins. The worker's own turn is awaited silently."""
+    def reason(self) -> str:
+        """Return the numbers of the ratio."""
+        return (
+            f"({self.steps} steps + 1) / (1 + {self._models} models received) is above "
+            f"worker.max_steps_per_update = {self._limit.ratio:g}"
+        )
+
+    def report(self, reason: str) -> str | None:
+        """See `Rule`. The trainer is told when its turn begins. The worker's own turn is awaited silently."""
         link = self._uplink.link
         if not self.turns or link is None:
-            return self._reason()
+            return reason
         latest = self._uplink.latest_version
         if not self._allowed():
             # The trainer's turn begins here, when it has all samples of this worker.
-            return turn_text(latest) + self._reason() if self._has_turn() else None
+            return turn_text(latest) + reason if self._has_turn() else None
         if latest == (0, 0):
             return turn_text(latest) + "it has not received a version yet"
         if link.progress.turn == (0, 0):
@@ -131,23 +147,3 @@ class SynchronousRule(EpisodeRule):
                 logger.warning("this trainer takes no turns, so another run of the same seed may differ")
                 self.turns = False
         return None
-
-    def _reason(self) -> str:
-        return (
-            f"({self.steps} steps + 1) / (1 + {self._models} models received) is above "
-            f"worker.max_steps_per_update = {self._limit.ratio:g}"
-        )
-
-    def starved(self, progress: Progress | None) -> str:
-        """See `Rule`."""
-        if progress is None:
-            return (
-                f"max_steps_per_update is {self._limit.ratio:g} and there is no trainer to send models: the worker is "
-                "standalone. Leave max_steps_per_update out."
-            )
-        return (
-            f"worker and trainer wait for each other. The worker: {self._reason()}. The trainer, with "
-            f"{progress.samples} samples and {progress.updates} updates: {progress.lack}. Raise "
-            "worker.max_steps_per_update, worker.initial_steps or trainer.max_training_steps_per_env_step, or lower "
-            "trainer.update_model_interval or trainer.start_training."
-        )

@@ -1,7 +1,7 @@
 """Uplink: send samples; receive policies, directives and the end of the run.
 
 It depends on neither sockets nor episodes: the link is any `RolloutLink`, or None for a worker without a Server.
-Samples come from a `SampleSource`, policies go to a `PolicyTarget`. A worker has one of each, and so has a gateway with
+Samples come from a recorder, policies go to a `PolicyTarget`. A worker has one of each, and so has a gateway with
 hundreds of sessions. One thread makes all calls, except `stop`, which any thread and any signal handler may call.
 """
 
@@ -10,56 +10,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
+from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.errors import LinkClosedError, RemoteProtocolError, TmrlError, WeightsError
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Evaluation, PolicyUpdate, Version
-from tmrl_core.samples import Chunk, EpisodeRecord
+from tmrl_core.samples import Chunk
 
 logger = logging.getLogger(__name__)
 
-WAIT_S = 0.1
-"""Maximum wait of an idle worker, which limits the delay of `stop`."""
+WAIT_S = 0.1 if os.name == "nt" else 1.0
+"""Maximum wait of an idle worker, for what depends on time: what arrives ends it, and so does `stop`. On Windows, no
+signal handler runs during a wait."""
 
-
-class SampleSource(Protocol):
-    """Source of samples and records. `StepRecorder` implements it."""
-
-    @property
-    def name(self) -> str:
-        """Return the worker's label for messages."""
-
-    @property
-    def version(self) -> Version:
-        """Return the version of the acting policy."""
-
-    @property
-    def steps_collected(self) -> int:
-        """Return the number of recorded samples, resets included."""
-
-    @property
-    def samples_lost(self) -> int:
-        """Return the number of recorded samples that were dropped before they were taken."""
-
-    def set_version(self, version: Version) -> None:
-        """Act with this version, which the target has just loaded."""
-
-    def take(self) -> tuple[list[Chunk], list[EpisodeRecord]]:
-        """Return samples and records, and remove them from the source."""
-
-    def put_back(self, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
-        """Put back samples that could not be sent."""
-
-    def discard(self) -> None:
-        """Remove the samples, because there is no link."""
+FULL_S = 0.1
+"""Maximum wait for space in the link's queue, which limits the delay of `stop`."""
 
 
 class PolicyTarget(Protocol):
@@ -84,11 +59,11 @@ class PolicyTarget(Protocol):
 
 
 class Uplink:
-    """Send the samples of a source, and load received policies into a target.
+    """Send the samples of a recorder, and load received policies into a target.
 
     Args:
         link: link to the Server; None: no Server.
-        source: source of the samples and records.
+        recorder: source of the samples and records, which carry the version of the acting policy.
         target: target of the policies.
         files: store of the policy; None: it is not stored.
         drain_timeout_s: maximum wait of `close` for space in the link's queue, in seconds.
@@ -110,7 +85,7 @@ class Uplink:
     def __init__(
         self,
         link: RolloutLink | None,
-        source: SampleSource,
+        recorder: StepRecorder,
         target: PolicyTarget,
         *,
         files: PolicyFiles | None = None,
@@ -123,7 +98,7 @@ class Uplink:
         self.latest_version: Version = (0, 0)
         self.sent_at = -math.inf
         self.steps_sent = 0
-        self._source = source
+        self._recorder = recorder
         self._target = target
         self.files = files if files is not None else PolicyFiles(None)
         self._drain_timeout_s = drain_timeout_s
@@ -144,13 +119,15 @@ class Uplink:
     @property
     def name(self) -> str:
         """Return the worker's label."""
-        return self._source.name
+        return self._recorder.name
 
     # --- the end of the run -------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """End all waits, now and later."""
         self._stopping = True
+        if self.link is not None:
+            self.link.wake()
 
     def ending(self) -> bool:
         """Return True if the run ends: after `stop`, or when the trainer has finished.
@@ -165,14 +142,14 @@ class Uplink:
             return False
         if link.finished:
             if not self._finish_logged:
-                logger.info("the trainer has finished; worker %s ends", self._source.name)
+                logger.info("the trainer has finished; worker %s ends", self._recorder.name)
                 self._finish_logged = True
             return True
         link.check()
         return False
 
     def wait(self) -> None:
-        """Wait until a policy, directive or progress arrives or the run ends, at most `WAIT_S` seconds."""
+        """Wait until a policy, directive, progress or acknowledgement arrives or the run ends, at most `WAIT_S`."""
         if self.link is not None:
             self.link.wait_change(WAIT_S)
 
@@ -192,17 +169,20 @@ class Uplink:
     def _close_link(self) -> CloseReport | None:
         if self.link is None:
             if self._recording is not None:
-                self._recording.put(*self._source.take())
+                self._recording.put(*self._recorder.take())
             return None
         left = 0
         deadline = time.monotonic() + self._drain_timeout_s
-        for chunks, records in _with_records(*self._source.take()):
-            if self._recording is not None:
-                self._recording.put(chunks, records)
+        chunks, records = self._recorder.take()
+        if self._recording is not None:
+            self._recording.put(chunks, records)
+        while chunks or records:
+            piece, chunks = chunks[:1], chunks[1:]
             try:
-                self.link.send(chunks, records, timeout_s=max(0.0, deadline - time.monotonic()))
+                self.link.send(piece, [] if chunks else records, timeout_s=max(0.0, deadline - time.monotonic()))
             except TmrlError:
-                left += sum(chunk.rows for chunk in chunks)
+                left += sum(chunk.rows for chunk in piece)
+            records = records if chunks else []
         acknowledged, handed_over, lost = self.link.close()
         report = CloseReport(acknowledged, handed_over, lost + left)
         refused, dropped = self.link.counts.samples_refused, self.link.counts.samples_dropped
@@ -214,7 +194,7 @@ class Uplink:
         logger.log(
             logging.WARNING if report.lost or refused or dropped else logging.INFO,
             "worker %s ends: %d samples acknowledged, %d handed over to the Server, %d lost%s",
-            self._source.name,
+            self._recorder.name,
             *report,
             more,
         )
@@ -227,38 +207,35 @@ class Uplink:
         self.sent_at = time.perf_counter()
         if self.link is None:
             if self._recording is not None:
-                self._recording.put(*self._source.take())
-            self._source.discard()
+                self._recording.put(*self._recorder.take())
+            self._recorder.buffer.clear()
             return
-        pieces = _with_records(*self._source.take())
-        for index, (chunks, records) in enumerate(pieces):
-            while True:
-                try:
-                    self.link.send(chunks, records, timeout_s=WAIT_S)
-                except TmrlError as exc:
-                    closed = isinstance(exc, LinkClosedError)
-                    if closed and not self.link.closed and not self._stopping:
-                        continue  # the queue is full
-                    self._source.put_back(
-                        [chunk for later, _ in pieces[index:] for chunk in later],
-                        [record for _, later in pieces[index:] for record in later],
-                    )
-                    if closed and self._stopping:
-                        return
-                    raise
-                else:
-                    break
-            self.steps_sent += steps_in(chunks)
+        chunks, records = self._recorder.take()
+        while chunks or records:
+            piece, rest = chunks[:1], chunks[1:]
+            ended = [] if rest else records
+            try:
+                self.link.send(piece, ended, timeout_s=FULL_S)
+            except TmrlError as exc:
+                closed = isinstance(exc, LinkClosedError)
+                if closed and not self.link.closed and not self._stopping:
+                    continue  # the queue is full
+                self._recorder.put_back(chunks, records)
+                if closed and self._stopping:
+                    return
+                raise
+            self.steps_sent += steps_in(piece)
             if self._recording is not None:
-                self._recording.put(chunks, records)
+                self._recording.put(piece, ended)
+            chunks, records = rest, records if rest else []
 
     def steps_that_count(self) -> int:
         """Return the number of samples collected, without those that were dropped or refused."""
-        lost = self._source.samples_lost
+        lost = self._recorder.samples_lost
         if self.link is not None:
             counts = self.link.counts
             lost += counts.samples_dropped + counts.samples_refused
-        return self._source.steps_collected - lost
+        return self._recorder.steps_collected - lost
 
     def own_seed(self, seed_of: Callable[[int], int | None]) -> int | None:
         """Return another seed if this worker's is that of a worker with the same name; None: it is not, so far.
@@ -274,7 +251,7 @@ class Uplink:
             "worker %s is number %d of that name in this run, and run.seed would give all of them the same episodes: "
             "its next ones have a seed of their own. Give each worker another worker.name, so that the seeds do not "
             "depend on the order in which they join",
-            self._source.name,
+            self._recorder.name,
             place,
         )
         return seed
@@ -294,16 +271,16 @@ class Uplink:
         if evaluation is None or evaluation.id == self._evaluated:
             return None
         # A policy of another incarnation may be older with a higher number: see `Welcome.anew`.
-        version = self._source.version
+        version = self._recorder.version
         if version < evaluation.version or version[0] != evaluation.version[0]:
             self.take_policy(verbose=False)
-            if self._source.version < evaluation.version:
+            if self._recorder.version < evaluation.version:
                 return None
-        return None if self._source.version == self._postponed else evaluation
+        return None if self._recorder.version == self._postponed else evaluation
 
     def postpone_evaluation(self) -> None:
         """Make the latest evaluation due again with the next policy, because the present one has failed in it."""
-        self._evaluated, self._postponed = None, self._source.version
+        self._evaluated, self._postponed = None, self._recorder.version
 
     @property
     def unfit(self) -> bool:
@@ -312,7 +289,7 @@ class Uplink:
         return (
             link is not None
             and bool(self.refusal)
-            and not any(self._source.version)
+            and not any(self._recorder.version)
             and link.counts.samples_refused > 0
         )
 
@@ -369,9 +346,9 @@ class Uplink:
                 logger.error("%s of the policy is refused, the old one stays: %s", name, exc)
             return
         self.refusal = ""
-        self._source.set_version(update.version)
+        self._recorder.set_version(update.version)
         if verbose:
-            logger.info("worker %s acts with version %d.%d of the policy", self._source.name, *update.version)
+            logger.info("worker %s acts with version %d.%d of the policy", self._recorder.name, *update.version)
 
     def await_policy(self) -> None:
         """Send samples, then wait until a newer version is published or the run ends."""
@@ -382,12 +359,12 @@ class Uplink:
 
     def _load(self, update: PolicyUpdate) -> None:
         self._target.load_policies(update.policies, update.exploration)
-        if not self.files.keeps:
-            return
         try:
-            content = self._target.file_content(update.policies, update.exploration)
             # At least this one: a version that came after the count belongs to the next.
-            copy = self.files.keep(content, max(1, self._versions_taken - self._versions_kept))
+            copy = self.files.keep(
+                partial(self._target.file_content, update.policies, update.exploration),
+                max(1, self._versions_taken - self._versions_kept),
+            )
         except OSError as exc:
             if not self._keep_failed:
                 logger.warning("the policy could not be kept in %s: %s", self.files.path, exc)
@@ -442,13 +419,10 @@ def _close_parts(close_environment: Callable[[], object], uplink: Uplink) -> Non
     link.close_soon()
 
 
-def _with_records(chunks: list[Chunk], records: list[EpisodeRecord]) -> list[tuple[list[Chunk], list[EpisodeRecord]]]:
-    """Return one item to send for each chunk. The records belong to the last."""
-    if len(chunks) <= 1:
-        return [(chunks, records)] if chunks or records else []
-    return [([chunk], records if chunk is chunks[-1] else []) for chunk in chunks]
-
-
 def steps_in(chunks: Sequence[Chunk]) -> int:
     """Return the number of environment steps in these chunks; a reset, step 0 of its episode, does not count."""
-    return sum(segment.rows - (segment.first_step == 0) for chunk in chunks for segment in chunk.segments)
+    steps = 0
+    for chunk in chunks:
+        for segment in chunk.segments:
+            steps += segment.rows - (segment.first_step == 0)
+    return steps

@@ -24,7 +24,7 @@ from tmrl_core.actor.rollout.lateness import LatenessFigures, lateness_text
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.lockstep_rule import LockstepRule
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
-from tmrl_core.actor.rollout.one_run import CLOSE_S, OneRun
+from tmrl_core.actor.rollout.one_run import OneRun
 from tmrl_core.actor.rollout.real_time import Benchmarked, benchmark_lines
 from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
@@ -49,7 +49,7 @@ def _close_environments() -> None:
     for worker in list(_open):
         worker.stop()
         with contextlib.suppress(Exception), worker.one_run.idle(timeout_s=1.0):
-            worker.loop.environment.close()
+            worker.loop.close()
 
 
 @functools.cache
@@ -390,7 +390,6 @@ class Worker:
     def stop(self) -> None:
         """End all `run` methods soon and permanently. Safe from any thread and signal handlers."""
         self.loop.stop()
-        self.uplink.stop()
 
     def close(self) -> CloseReport | None:
         """Stop, send the remaining samples, wait for acknowledgements up to the drain timeout, and close everything.
@@ -399,18 +398,8 @@ class Worker:
             Numbers of samples acknowledged, handed over and lost; None without a Server, or if the worker is already
             closed.
         """
-        self.stop()
-        with self.one_run.idle(CLOSE_S):
-            if self.one_run.closed:
-                return None
-            self.one_run.closed = True
-            _open.discard(self)
-            self.recorder.end()
-            try:
-                self.loop.environment.close()  # before the link, which may wait long: motors stop first
-            finally:
-                report = self.uplink.close()
-            return report
+        _open.discard(self)
+        return self.one_run.close(self.loop)
 
     def __enter__(self) -> Self:
         return self

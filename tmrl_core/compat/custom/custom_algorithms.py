@@ -28,6 +28,12 @@ class _Attributes(sac.SacAgent):
         | {"l2_actor", "l2_critic", "n"}
     )
 
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        # tmrl reads these attributes in each update, so a script may change them.
+        if name in ("gamma", "polyak", "m", "q_updates_per_policy_update") and "settings" in vars(self):
+            setattr(self.settings, name, value)
+
     # Both compiled updates and these views belong to this process; cached properties are not in checkpoints.
     @cached_property
     def model_nograd(self) -> Any:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.flattening import layout_of, vector_size
+from tmrl_core.actor.policies.numpy.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN
 from tmrl_core.actor.policies.torch import squashed_gaussian
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
-from tmrl_core.actor.policies.torch.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN
 from tmrl_core.compat.policy_files import ZIP, policy_weights, read_torch_format
 from tmrl_core.errors import WeightsError
 from tmrl_core.training.agents.networks import ActionCritic, EnsembleCritic
@@ -163,7 +163,8 @@ class _ActorCritic(nn.Module):
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """Return the action for one observation, collated with a batch dimension of one."""
-        return self.actor.act(obs, test)
+        action: np.ndarray = self.actor.act(obs, test)
+        return action
 
 
 class MLPActorCritic(_ActorCritic):
@@ -250,7 +251,7 @@ class VanillaCNNQFunction(EnsembleCritic):
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         super().__init__(_as_floats(observation_space), action_space, count=1, convolutions=IMAGE_LAYERS)
 
-    def forward(self, obs: Tree, act: Tensor) -> Tensor:
+    def forward(self, obs: Tree, act: Tensor | None = None) -> Tensor:
         """[B] values of actions [B, *action shape]."""
         return super().forward(obs, act)[0]
 
@@ -273,7 +274,8 @@ class VanillaCNNActorCritic(nn.Module):
 
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """Return the action for one observation, collated with a batch dimension of one."""
-        return self.actor.act(obs, test)
+        action: np.ndarray = self.actor.act(obs, test)
+        return action
 
 
 # The shape of the images tells whether they have colours.

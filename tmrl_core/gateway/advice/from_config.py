@@ -9,7 +9,7 @@ import gymnasium
 import msgspec
 
 from tmrl_core.config import Config, environment_maker
-from tmrl_core.config.algorithms import algorithm_of
+from tmrl_core.config.algorithms import Algorithm, algorithm_of, algorithms
 from tmrl_core.config.sections import MemorySection, WorkerSection
 from tmrl_core.envs.shepherd import client_spaces
 from tmrl_core.errors import ConfigError, MissingExtraError
@@ -53,6 +53,10 @@ def _spaces(config: Config, settings: GatewayAgentSection) -> tuple[gymnasium.Sp
     return env.observation_space, env.action_space
 
 
+def _learns_from_sessions(algorithm: Algorithm) -> bool:
+    return "asynchronous" in algorithm.collection and "ReplayMemory" in algorithm.memories
+
+
 def _learners(config: Config, settings: GatewayAgentSection, action_space: gymnasium.Space[Any]) -> MakeLearner:
     if settings.stable_baselines3 is not None:
         try:
@@ -72,11 +76,12 @@ def _learners(config: Config, settings: GatewayAgentSection, action_space: gymna
         worker=WorkerSection(),
     )
     algorithm = algorithm_of(own.agent.cls)
-    if algorithm is None or "asynchronous" not in algorithm.collection:
+    if algorithm is None or not _learns_from_sessions(algorithm):
+        fitting = ", ".join(name for name, row in algorithms().items() if _learns_from_sessions(row))
         raise ConfigError(
-            f"agent.cls is {own.agent.cls}; sessions with advice learn with DQNAgent, DiscreteSacAgent, SacAgent, "
-            "REDQSACAgent, TD3Agent or DDPGAgent of tmrl_core.training. PPO learns only from rounds of its own policy, "
-            "while advised sessions act with a product of several policies."
+            f"agent.cls is {own.agent.cls}; sessions with advice learn with one of {fitting} (tmrl_core.training). "
+            "They act with a product of several policies, and learn from single transitions in a ReplayMemory; PPO "
+            "learns only from rounds of its own policy, and recurrent agents from sequences."
         )
     # The updates of many learners share the cores, so none is worth a compilation of half a minute.
     own = msgspec.structs.replace(

@@ -15,12 +15,14 @@ import torch
 
 from tmrl_core.actor import ActorModule
 from tmrl_core.actor.policies.masks import allowed_indices
+from tmrl_core.actor.policies.numpy.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN
 from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
+from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.deterministic import DeterministicMLPActor
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.actor.policies.torch.module import collate_one
-from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
-from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
-from tmrl_core.actor.policies.torch.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianMLPActor
+from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
+from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 from tmrl_core.errors import ConfigError
 from tmrl_core.gateway.advice.advisors import Advice, Advisor
 from tmrl_core.gateway.advice.combine import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,18 +12,16 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.policies.torch.mlp import forbid
 from tmrl_core.errors import ConfigError
+from tmrl_core.multiagent.agent_algorithm import choices_of
 from tmrl_core.multiagent.algorithms.algorithm import (
     Algorithm,
-    OptimizerOption,
     allowed_actions,
     check_max_norm,
     model_input,
-    parameters_of,
 )
 from tmrl_core.multiagent.algorithms.batches import transitions_of
-from tmrl_core.multiagent.algorithms.choices import choices_of
 from tmrl_core.multiagent.trajectory import Columns
-from tmrl_core.training.agents.losses import td_target
+from tmrl_core.training.agents.losses import of_allowed, td_target, weighted_mean
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
@@ -82,19 +80,10 @@ class A2C(Algorithm):
     type_version = 1
 
     hyper_params: A2CParameters
+    parameters: ClassVar[type | None] = A2CParameters
+    model_names: ClassVar[tuple[str, ...]] = ("actor", "critic")
     acts_with: ClassVar[tuple[str, ...]] = ("actor",)
     default_losses: ClassVar[Mapping[str, type[nn.Module]]] = {"actor": nn.CrossEntropyLoss, "critic": nn.MSELoss}
-
-    def __init__(
-        self,
-        model_dict: Mapping[str, nn.Module],
-        optimizer_opt: OptimizerOption | Mapping[str, OptimizerOption],
-        loss_func_dict: Mapping[str, Callable[..., Any]],
-        hyper_params: A2CParameters | Mapping[str, Any],
-    ) -> None:
-        if isinstance(model_dict, Mapping) and model_dict.keys() != {"actor", "critic"}:
-            raise ConfigError(f"model_dict: found {', '.join(map(str, model_dict))}; allowed for A2C: actor and critic")
-        super().__init__(model_dict, optimizer_opt, loss_func_dict, parameters_of(A2CParameters, hyper_params))
 
     def choose_action(self, state: Any, epsilon: float) -> Any:
         """Return an action drawn from the policy, or with probability `epsilon` from all allowed ones; as np.int64.
@@ -124,13 +113,13 @@ class A2C(Algorithm):
         t = transitions_of(batch, self.device)
         value_B = self.models["critic"](model_input(t.obs)).reshape(-1)
         target_B = self._target(t)
-        loss_critic = _mean(self.loss_funcs["critic"](value_B, target_B), t.weight_B)
+        loss_critic = weighted_mean(self.loss_funcs["critic"](value_B, target_B), t.weight_B)
         advantage_B = target_B - value_B.detach()
         if p.normalize_advantages and len(advantage_B) > 1:
             advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
         logits_BN = forbid(self.models["actor"](model_input(t.obs)), allowed_actions(t.obs))
         index_B = t.action.reshape(-1).to(torch.int64)
-        loss_actor = _mean(self.loss_funcs["actor"](logits_BN, index_B) * advantage_B, t.weight_B)
+        loss_actor = weighted_mean(self.loss_funcs["actor"](logits_BN, index_B) * advantage_B, t.weight_B)
         log_prob_BN = torch.log_softmax(logits_BN, dim=-1)
         entropy = -(log_prob_BN.exp() * log_prob_BN).sum(dim=-1).mean()
         step = self.minimise(loss_actor + p.value_coef * loss_critic - p.entropy_coef * entropy, p.max_grad_norm)
@@ -150,10 +139,4 @@ class A2C(Algorithm):
         """Return [B] k-step returns with the value of the next state."""
         next_value_B = self.models["critic"](model_input(t.next_obs)).reshape(-1)
         allowed_BN = allowed_actions(t.next_obs)
-        if allowed_BN is not None:
-            next_value_B = next_value_B.masked_fill(~allowed_BN.any(dim=-1), 0.0)
-        return td_target(t.reward_B, t.terminated_B, next_value_B, t.discount)
-
-
-def _mean(loss_B: Tensor, weight_B: Tensor | None) -> Tensor:
-    return (loss_B if weight_B is None else loss_B * weight_B).mean()
+        return td_target(t.reward_B, t.terminated_B, of_allowed(next_value_B, allowed_BN), t.discount)

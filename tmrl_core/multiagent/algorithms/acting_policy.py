@@ -80,6 +80,10 @@ class ActingPolicy(AgentAlgorithm):
         explored = self.runner.actor.exploration()
         self._share = next((name for name in ("epsilon", "random") if name in explored), None)
         self.seed(int(self.rng.integers(2**32)))
+        self._prepare(agent, device, kwargs)
+
+    def _prepare(self, agent: str | Callable[..., Any], device: Any, kwargs: Mapping[str, Any]) -> None:
+        """Prepare to learn; see the constructor's arguments. A policy that only acts does not."""
 
     def seed(self, seed: int | np.random.SeedSequence) -> None:
         """Restart the generators of the algorithm and of its policy."""

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,7 +31,6 @@ OptimizerOption = tuple[Callable[..., torch.optim.Optimizer], Mapping[str, Any]]
 """Class of an optimizer and its keyword arguments."""
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """`(found_B, wanted_B) -> loss_B`."""
-Parameters = TypeVar("Parameters")
 
 
 class Algorithm(AgentAlgorithm):
@@ -60,6 +59,10 @@ class Algorithm(AgentAlgorithm):
     type_version = 1
 
     transient: ClassVar[frozenset[str]] = frozenset({"hyper_params", "loss_funcs"})
+    parameters: ClassVar[type | None] = None
+    """Dataclass of the hyper parameters, which may be given as a dict of its arguments; None: any value."""
+    model_names: ClassVar[tuple[str, ...]] = ()
+    """Names that the models must have. Empty: any."""
     acts_with: ClassVar[tuple[str, ...]] = ()
     """Names of the models that acting needs, which `get_model` returns. Empty: all."""
     default_losses: ClassVar[Mapping[str, type[nn.Module]]] = {}
@@ -73,12 +76,12 @@ class Algorithm(AgentAlgorithm):
         hyper_params: Any,
     ) -> None:
         super().__init__()
-        self.models = _checked_models(model_dict)
+        self.models = self._checked_models(model_dict)
         self.optimizers = _make_optimizers(self.models, optimizer_opt)
         _refuse_unknown("loss_func_dict", loss_func_dict, self.models)
         losses: dict[str, Callable[..., Any]] = {**self.default_losses, **loss_func_dict}
         self.loss_funcs = {name: _make_loss(name, kind) for name, kind in losses.items()}
-        self.hyper_params = hyper_params
+        self.hyper_params = hyper_params if self.parameters is None else _parameters(self.parameters, hyper_params)
         self.updates = 0
 
     def choose_action(self, state: Any, epsilon: float) -> Any:
@@ -102,6 +105,31 @@ class Algorithm(AgentAlgorithm):
             f"{type(self).__name__} does not learn. Implement train_on_batch(batch): it gets columns of experiences by "
             "key, makes one update, such as with self.minimise(loss), and returns metrics by name"
         )
+
+    def _checked_models(self, models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        if not isinstance(models, Mapping) or not models:
+            raise ConfigError(
+                f"model_dict: found {models!r:.100}, allowed: a dict of torch models by name, at least one"
+            )
+        for name, model in models.items():
+            if not isinstance(name, str) or not name or "." in name:
+                raise ConfigError(f"model_dict: found the name {name!r}, allowed: a text without dots")
+            if not isinstance(model, nn.Module):
+                raise ConfigError(
+                    f"model_dict[{name!r}]: found {type(model).__name__}, allowed: a torch.nn.Module. Pass a model, "
+                    "not its class"
+                )
+        if (wanted := self.model_names) and models.keys() != set(wanted):
+            raise ConfigError(
+                f"model_dict: found {', '.join(models)}; allowed for {type(self).__name__}: {' and '.join(wanted)}"
+            )
+        try:
+            nn.ModuleDict(models)
+        except KeyError as exc:
+            raise ConfigError(
+                f"model_dict: {exc.args[0]} in torch.nn.ModuleDict. Take another name for the model"
+            ) from exc
+        return dict(models)
 
     @property
     def device(self) -> torch.device:
@@ -223,12 +251,8 @@ def allowed_actions(state: Any) -> Tensor | None:
     return state[ACTION_MASK] > 0 if isinstance(state, Mapping) and ACTION_MASK in state else None
 
 
-def parameters_of(kind: type[Parameters], hyper_params: Any) -> Parameters:
+def _parameters(kind: type, hyper_params: Any) -> Any:
     """Return hyper parameters as the algorithm's own type.
-
-    Args:
-        kind: a dataclass.
-        hyper_params: an instance of it, or a mapping of its fields.
 
     Raises:
         ConfigError: a name is unknown, or a value has another type or is out of range.
@@ -251,24 +275,6 @@ def check_max_norm(max_norm: float | None) -> None:
     """
     if max_norm is not None and not max_norm > 0.0:
         raise ConfigError(f"hyper_params.max_grad_norm: found {max_norm}, allowed: more than 0, or None")
-
-
-def _checked_models(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    if not isinstance(models, Mapping) or not models:
-        raise ConfigError(f"model_dict: found {models!r:.100}, allowed: a dict of torch models by name, at least one")
-    for name, model in models.items():
-        if not isinstance(name, str) or not name or "." in name:
-            raise ConfigError(f"model_dict: found the name {name!r}, allowed: a text without dots")
-        if not isinstance(model, nn.Module):
-            raise ConfigError(
-                f"model_dict[{name!r}]: found {type(model).__name__}, allowed: a torch.nn.Module. Pass a model, not "
-                "its class"
-            )
-    try:
-        nn.ModuleDict(models)
-    except KeyError as exc:
-        raise ConfigError(f"model_dict: {exc.args[0]} in torch.nn.ModuleDict. Take another name for the model") from exc
-    return dict(models)
 
 
 def _make_optimizers(

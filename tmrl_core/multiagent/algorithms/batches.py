@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tmrl_core.errors import SampleRefusedError
 from tmrl_core.multiagent.trajectory import IMPORTANCE, Columns
 from tmrl_core.samples.columns import Tree, map_leaves
 from tmrl_core.training.batches import Transitions
@@ -39,7 +40,7 @@ def transitions_of(batch: Columns, device: torch.device) -> Transitions:
         device: of the tensors.
 
     Raises:
-        ValueError: a column is missing.
+        SampleRefusedError: a column is missing.
     """
     require(batch, "state", "action", "reward", *(("discount", "terminated") if "next_state" in batch else ()))
     t = {key: tensors_of(batch[key], device) for key in KEYS & batch.keys()}
@@ -60,10 +61,10 @@ def require(batch: Mapping[str, Any], *keys: str) -> None:
     """Refuse a batch without these columns.
 
     Raises:
-        ValueError: a column is missing.
+        SampleRefusedError: a column is missing.
     """
     if missing := [key for key in keys if key not in batch]:
-        raise ValueError(
+        raise SampleRefusedError(
             f"the batch lacks {', '.join(missing)}; it has {', '.join(batch)}. KStepExperienceShaper makes these "
             "columns; an experience shaper of your own has to return them"
         )

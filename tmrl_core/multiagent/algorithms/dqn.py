@@ -10,18 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.multiagent.agent_algorithm import choices_of
 from tmrl_core.multiagent.algorithms.algorithm import (
     Algorithm,
     OptimizerOption,
     allowed_actions,
     check_max_norm,
     model_input,
-    parameters_of,
 )
 from tmrl_core.multiagent.algorithms.batches import transitions_of
-from tmrl_core.multiagent.algorithms.choices import choices_of
 from tmrl_core.multiagent.trajectory import Columns
-from tmrl_core.training.agents.losses import chosen_value, double_value, largest_value, td_error, td_target
+from tmrl_core.training.agents.losses import (
+    chosen_value,
+    double_value,
+    largest_value,
+    td_error,
+    td_target,
+    weighted_mean,
+)
 from tmrl_core.training.agents.target_networks import make_target, polyak_update
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.updates.skipped_updates import SKIPPED
@@ -78,6 +84,7 @@ class DQN(Algorithm):
     type_version = 1
 
     hyper_params: DQNParameters
+    parameters: ClassVar[type | None] = DQNParameters
     transient: ClassVar[frozenset[str]] = frozenset({"_name"})
 
     def __init__(
@@ -87,7 +94,7 @@ class DQN(Algorithm):
         loss_func_dict: Mapping[str, Callable[..., Any]],
         hyper_params: DQNParameters | Mapping[str, Any],
     ) -> None:
-        super().__init__(model_dict, optimizer_opt, loss_func_dict, parameters_of(DQNParameters, hyper_params))
+        super().__init__(model_dict, optimizer_opt, loss_func_dict, hyper_params)
         if len(self.models) != 1:
             raise ConfigError(
                 f"model_dict: found {', '.join(self.models)}; allowed is one model of DQN, which makes the target "
@@ -118,8 +125,7 @@ class DQN(Algorithm):
         t = transitions_of(batch, self.device)
         target_B = self._target(t)
         q_B = chosen_value(self.models[self._name](model_input(t.obs)), t.action.reshape(-1))
-        loss_B = self.loss_funcs[self._name](q_B, target_B)
-        loss = (loss_B if t.weight_B is None else loss_B * t.weight_B).mean()
+        loss = weighted_mean(self.loss_funcs[self._name](q_B, target_B), t.weight_B)
         step = self.minimise(loss, self.hyper_params.max_grad_norm)
         if SKIPPED in step:
             return step

@@ -10,9 +10,8 @@ from gymnasium import spaces
 
 from tmrl_core.config.references import resolve
 from tmrl_core.errors import ConfigError, WeightsError
-from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm, choices_of
 from tmrl_core.multiagent.algorithms.acting_policy import as_space
-from tmrl_core.multiagent.algorithms.choices import choices_of
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.networking.protocol.messages import Blob
 

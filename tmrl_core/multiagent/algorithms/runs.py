@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from tmrl_core.errors import SampleRefusedError
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.samples.columns import Tree, map_leaves
 from tmrl_core.training.batches import FIRST_TICK, TICKS
@@ -39,14 +40,14 @@ def check_steps(columns: Columns) -> None:
     """Refuse rows that do not continue each other.
 
     Raises:
-        ValueError: the next state of a row is not the state of the row after it.
+        SampleRefusedError: the next state of a row is not the state of the row after it.
     """
     goes_on = np.flatnonzero(~ends_of(columns))
     for before, after in _pairs(columns["next_state"], columns["state"]):
         differ = np.asarray(before)[goes_on] != np.asarray(after)[goes_on + 1]
         if differ.any():
             row = goes_on[np.argwhere(differ)[0][0]]
-            raise ValueError(
+            raise SampleRefusedError(
                 f"the next state of experience {row} is not the state of experience {row + 1}, and a recurrent policy "
                 "learns from consecutive steps. Make the experiences with k = 1, such as KStepExperienceShaper does"
             )

@@ -29,7 +29,7 @@ from tmrl_core.training.memories.trees import is_tensor
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 
 if TYPE_CHECKING:
-    from tmrl_core.multiagent.agent import AgentParameters
+    from tmrl_core.multiagent.settings import AgentParameters
 
 TRANSITION = ("state", "action", "reward", "next_state", "discount", "terminated", "truncated")
 """Columns that every training agent needs."""
@@ -58,21 +58,7 @@ class TrainingAgentAlgorithm(ActingPolicy):
     type_version = 1
     transient: ClassVar[frozenset[str]] = frozenset({"_agent", "_acts_at", "_on_sequences"})
 
-    def __init__(
-        self,
-        agent: str | Callable[..., Any],
-        observation_space: Any,
-        action_space: Any,
-        *,
-        actor: str | Callable[..., Any] | None = None,
-        actor_kwargs: Mapping[str, Any] | None = None,
-        backend: str = "auto",
-        device: Any = "cpu",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            agent, observation_space, action_space, actor=actor, actor_kwargs=actor_kwargs, backend=backend, **kwargs
-        )
+    def _prepare(self, agent: str | Callable[..., Any], device: Any, kwargs: Mapping[str, Any]) -> None:
         make = resolve(agent, "agent") if isinstance(agent, str) else agent
         check_kwargs(make, kwargs, "kwargs")
         policy = self.runner.actor
@@ -140,10 +126,13 @@ class TrainingAgentAlgorithm(ActingPolicy):
                 f"at most sequence_length = {params.sequence_length}. Sequences begin where the policy's state is "
                 "stored. Change the stride or the state_interval"
             )
-        if isinstance(agent, RecurrentDQNAgent | RecurrentSacAgent) and agent.burn_in >= params.sequence_length:
+        if not isinstance(agent, RecurrentDQNAgent | RecurrentSacAgent):
+            return
+        burn_in = agent.settings.burn_in
+        if burn_in >= params.sequence_length:
             raise ConfigError(
-                f"burn_in is {agent.burn_in}, allowed: less than sequence_length = {params.sequence_length}. Lower the "
-                "first or raise the second"
+                f"burn_in is {burn_in}, allowed: less than sequence_length = {params.sequence_length}. Lower the first "
+                "or raise the second"
             )
 
     def check_experiences(self, experiences: Columns) -> None:
@@ -161,14 +150,11 @@ class TrainingAgentAlgorithm(ActingPolicy):
     def _check_columns(self, experiences: Columns) -> None:
         policy = self.runner.actor
         extras = policy.reset_extras() if self.trains_on_rounds or self._on_sequences else {}
-        try:
-            require(experiences, *TRANSITION, *extras)
-            for key in ("reward", "discount", "terminated", "truncated"):
-                if np.asarray(experiences[key]).ndim != 1:
-                    raise ValueError(f"{key!r} is not one number a row")
-            self._check_discounts(experiences)
-        except ValueError as exc:
-            raise SampleRefusedError(str(exc)) from exc
+        require(experiences, *TRANSITION, *extras)
+        for key in ("reward", "discount", "terminated", "truncated"):
+            if np.asarray(experiences[key]).ndim != 1:
+                raise SampleRefusedError(f"{key!r} is not one number a row")
+        self._check_discounts(experiences)
         for key in ("state", "next_state"):
             check_space(policy.observation_space, experiences[key], repr(key))
         check_space(policy.action_space, experiences["action"], "'action'")
@@ -176,24 +162,18 @@ class TrainingAgentAlgorithm(ActingPolicy):
             found = np.asarray(experiences[key]).shape[1:]
             if found != np.shape(value):
                 raise SampleRefusedError(f"{key!r} has the shape {[*found]}, this policy's is {[*np.shape(value)]}")
-        self._check_steps(experiences)
+        if self.recurrent:
+            check_steps(experiences)
 
     def _check_discounts(self, columns: Mapping[str, Any]) -> None:
         agent = self.agent
         computes = isinstance(agent, PPOAgent) or (self._on_sequences and isinstance(agent, OffPolicyAgent))
-        if computes and not np.allclose(columns["discount"], agent.gamma):
-            raise ValueError(
+        if computes and not np.allclose(columns["discount"], agent.settings.gamma):
+            raise SampleRefusedError(
                 f"{type(agent).__name__} computes its own returns, from single steps with its gamma = "
-                f"{agent.gamma:g}; the batch has discounts from {np.min(columns['discount']):g} to "
+                f"{agent.settings.gamma:g}; the batch has discounts from {np.min(columns['discount']):g} to "
                 f"{np.max(columns['discount']):g}. Make the experiences with k = 1 and this gamma"
             )
-
-    def _check_steps(self, columns: Columns) -> None:
-        if self.recurrent:
-            try:
-                check_steps(columns)
-            except ValueError as exc:
-                raise SampleRefusedError(str(exc)) from exc
 
     def rows_of(self, experiences: Columns, params: AgentParameters, most: int) -> Columns:
         """Return the sequences of a recurrent policy that learns from them, otherwise the experiences.
@@ -212,7 +192,7 @@ class TrainingAgentAlgorithm(ActingPolicy):
         """Make one update, or one of a round. `priorities` are the TD errors of agents with a replay memory.
 
         Raises:
-            ValueError: a column is missing, or a round does not hold single steps.
+            SampleRefusedError: a column is missing, or a round does not hold single steps.
         """
         require(batch, *(IN_SEQUENCES if self._on_sequences else TRANSITION))
         columns: dict[str, Any] = dict(batch)

@@ -157,13 +157,13 @@ class TrainerLink(Link):
         """Return the bytes that the messages take in memory which calls of `receive` have returned."""
         return self._trainer.inbox.taken_cost
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until `receive` would return something.
+    def wait(self, timeout_s: float, condition: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until `receive` would return something, or a condition on what workers report is met.
 
         Raises:
             NetworkError: the Server refuses this trainer permanently.
         """
-        return self._wait(lambda: bool(self._trainer.inbox), timeout_s)
+        return self._wait(lambda: bool(self._trainer.inbox) or condition(), timeout_s)
 
     def acknowledge(self, received: Iterable[Received]) -> None:
         """Acknowledge messages that the memory has committed."""

@@ -579,6 +579,15 @@ def waits_for_round(text: str) -> bool:
     return text == NEXT_ROUND or text.startswith(_ROUND_AFTER)
 
 
+EPISODE_END = "the end of its episode"
+"""Beginning of the wait reason of a worker that plays a long episode, whose samples are sent when it ends."""
+
+
+def starves(text: str) -> bool:
+    """Return True for a wait reason of a worker that sends nothing before the trainer does something."""
+    return bool(text) and not text.startswith(EPISODE_END)
+
+
 def turn_text(version: Version) -> str:
     """Return the beginning of the wait reason of a synchronous worker that has finished its turn with a version."""
     return f"{TURN}{version[0]}.{version[1]}: "

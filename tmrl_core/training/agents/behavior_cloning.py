@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tmrl_core.actor.policies.spaces import choice_counts
+from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
-from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
-from tmrl_core.config.agent_settings import BehaviorCloningSettings
+from tmrl_core.training.agents.behavior_cloning_settings import BehaviorCloningSettings
 from tmrl_core.training.agents.declared import Setting, takes
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
+from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Settings, Space
+from tmrl_core.training.value_types import Policy, Space
 
 
 class PolicyModel(nn.Module):
@@ -39,7 +38,7 @@ class PolicyModel(nn.Module):
         self.actor = policy(observation_space, action_space, **kwargs)
 
 
-@takes(BehaviorCloningSettings)
+@takes(BehaviorCloningSettings, PolicyModel)
 class BehaviorCloningAgent(OffPolicyAgent):
     """Behaviour cloning: supervised learning of the actions in the samples; rewards are not used.
 
@@ -60,25 +59,12 @@ class BehaviorCloningAgent(OffPolicyAgent):
     type_id = "behavior_cloning"
     type_version = 1
 
-    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete", "multi_discrete"})
+    settings: BehaviorCloningSettings
 
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: torch.device | str | None = None,
-        model_cls: Callable[..., nn.Module] = PolicyModel,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        s = BehaviorCloningSettings(*given, **named)
-        arguments: Settings = model_arguments(
-            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, convolutions=s.convolutions
-        )
-        super().__init__(observation_space, action_space, device, model_cls, arguments, gamma=0.0, polyak=0.0)
-        self.compute_with(s.compile, s.precision)
-        self.discrete = bool(choice_counts(action_space))
-        self.max_grad_norm = s.max_grad_norm
+    def prepare(self) -> None:
+        """Make the optimizer."""
+        s = self.settings
+        self.discrete = bool(choice_counts(self.action_space))
         self.optimizer = make_optimizer(s.optimizer, self.model.actor.parameters(), s.lr, l2=s.l2)
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
@@ -101,7 +87,7 @@ class BehaviorCloningAgent(OffPolicyAgent):
         t = transitions
         loss_B = self._cross_entropy(t) if self.discrete else self._squared_error(t)
         loss = (loss_B if t.weight_B is None else loss_B * t.weight_B).mean()
-        metrics = minimise(self.optimizer, loss, self.max_grad_norm)
+        metrics = minimise(self.optimizer, loss, self.settings.max_grad_norm)
         if t.weight_B is not None:
             self.td_error_B = loss_B.detach()
         return {"loss_actor": loss.detach(), **metrics}

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
-
-from tmrl_core.config.agent_settings import DdpgSettings
-from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.ddpg_settings import DdpgSettings
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.networks import DeterministicActorCritic
 from tmrl_core.training.agents.td3 import TD3Agent
-from tmrl_core.training.value_types import Maker, Space
 
 one_critic = partial(DeterministicActorCritic, n=1)
 """Make a deterministic policy with a single critic."""
 
 
-@takes(DdpgSettings)
+@takes(DdpgSettings, one_critic)
 class DDPGAgent(TD3Agent):
     """A deterministic policy and one critic, both updated each time: TD3 without its three additions.
 
@@ -38,23 +35,4 @@ class DDPGAgent(TD3Agent):
     type_id = "ddpg"
     type_version = 1
 
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: torch.device | str | None = None,
-        model_cls: Maker = one_critic,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        s = DdpgSettings(*given, **named)
-        super().__init__(
-            observation_space,
-            action_space,
-            device,
-            model_cls,
-            policy_delay=1,
-            target_noise=0.0,
-            target_noise_clip=0.0,
-            **vars(s),
-        )
+    settings: DdpgSettings

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.policies.spaces import discrete_actions
 from tmrl_core.actor.policies.torch.mlp import flatten_batch
-from tmrl_core.config.agent_settings import DiscreteSacSettings
-from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.discrete_sac_settings import DiscreteSacSettings
 from tmrl_core.training.agents.losses import (
     discrete_policy_loss,
     soft_value,
@@ -20,14 +20,14 @@ from tmrl_core.training.agents.losses import (
     temperature_loss,
 )
 from tmrl_core.training.agents.networks import CategoricalActorCritic
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
+from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Maker, Space, Tree
+from tmrl_core.training.value_types import Tree
 
 
-@takes(DiscreteSacSettings)
+@takes(DiscreteSacSettings, CategoricalActorCritic)
 class DiscreteSacAgent(OffPolicyAgent):
     """Soft actor-critic for discrete actions, with expectations over actions as exact sums.
 
@@ -46,26 +46,13 @@ class DiscreteSacAgent(OffPolicyAgent):
     type_id = "discrete_sac"
     type_version = 1
 
-    action_spaces: ClassVar[frozenset[str]] = frozenset({"discrete"})
-    transient: ClassVar[frozenset[str]] = frozenset({"target_entropy", "target_entropy_share"})
+    transient: ClassVar[frozenset[str]] = frozenset({"target_entropy"})
+    settings: DiscreteSacSettings
 
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: torch.device | str | None = None,
-        model_cls: Maker = CategoricalActorCritic,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        s = DiscreteSacSettings(*given, **named)
-        actions = discrete_actions("DiscreteSacAgent", action_space)
-        arguments = model_arguments(
-            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, convolutions=s.convolutions
-        )
-        super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
-        self.compute_with(s.compile, s.precision)
-        self.target_entropy_share = s.target_entropy_share
+    def prepare(self) -> None:
+        """Make the target critics, the temperature and the optimizers."""
+        s = self.settings
+        actions = discrete_actions("DiscreteSacAgent", self.action_space)
         self.target_entropy = s.target_entropy_share * math.log(actions.count)
         self.first_action = actions.start
         self.critics = self.model.critics
@@ -124,7 +111,7 @@ class DiscreteSacAgent(OffPolicyAgent):
         allowed_BN = self.allowed(obs)
         if allowed_BN is None:
             return self.target_entropy
-        return self.target_entropy_share * allowed_BN.sum(dim=-1).clamp(min=1).log()
+        return self.settings.target_entropy_share * allowed_BN.sum(dim=-1).clamp(min=1).log()
 
     def _update_temperature(self, log_prob_BN: Tensor, target_entropy: float | Tensor) -> dict[str, Tensor]:
         entropy_B = -(log_prob_BN.exp() * log_prob_BN).sum(dim=-1)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.config.agent_settings import DqnSettings
-from tmrl_core.errors import ConfigError
-from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.declared import takes
+from tmrl_core.training.agents.dqn_settings import DqnSettings
 from tmrl_core.training.agents.losses import (
     chosen_value,
     double_value,
@@ -20,14 +18,14 @@ from tmrl_core.training.agents.losses import (
     td_target,
 )
 from tmrl_core.training.agents.networks import QNetwork
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
+from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Maker, Policy, Space
+from tmrl_core.training.value_types import Policy
 
 
-@takes(DqnSettings)
+@takes(DqnSettings, QNetwork)
 class DQNAgent(OffPolicyAgent):
     """Deep Q-network: learn the value of each action and act greedily, with epsilon-greedy exploration.
 
@@ -48,39 +46,11 @@ class DQNAgent(OffPolicyAgent):
     type_id = "dqn"
     type_version = 1
 
-    action_spaces: ClassVar[frozenset[str]] = frozenset({"discrete"})
+    settings: DqnSettings
 
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: torch.device | str | None = None,
-        model_cls: Maker = QNetwork,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        s = DqnSettings(*given, **named)
-        for name, share in (("epsilon_initial", s.epsilon_initial), ("epsilon_final", s.epsilon_final)):
-            if not 0.0 <= share <= 1.0:
-                raise ConfigError(f"DQN needs 0 <= {name} <= 1, got {share}")
-        for name, count in (("epsilon_updates", s.epsilon_updates), ("target_interval", s.target_interval)):
-            if count < 1:
-                raise ConfigError(f"DQN needs {name} >= 1, got {count}")
-        arguments = model_arguments(
-            s.model_kwargs,
-            hidden_sizes=s.hidden_sizes,
-            activation=s.activation,
-            convolutions=s.convolutions,
-            dueling=s.dueling,
-        )
-        super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
-        self.compute_with(s.compile, s.precision)
-        self.target_interval = s.target_interval
-        self.double = s.double
-        self.epsilon_initial = s.epsilon_initial
-        self.epsilon_final = s.epsilon_final
-        self.epsilon_updates = s.epsilon_updates
-        self.max_grad_norm = s.max_grad_norm
+    def prepare(self) -> None:
+        """Make the target network and the optimizer."""
+        s = self.settings
         self.updates = 0
         self.target_network = make_target(self.model.actor)
         self.optimizer = make_optimizer(s.optimizer, self.model.actor.parameters(), s.lr, s.betas, s.l2)
@@ -92,8 +62,9 @@ class DQNAgent(OffPolicyAgent):
     @property
     def epsilon(self) -> float:
         """Share of random actions after the updates done so far."""
-        progress = min(1.0, self.updates / self.epsilon_updates)
-        return self.epsilon_initial + progress * (self.epsilon_final - self.epsilon_initial)
+        s = self.settings
+        progress = min(1.0, self.updates / s.epsilon_updates)
+        return s.epsilon_initial + progress * (s.epsilon_final - s.epsilon_initial)
 
     def get_actor(self) -> Policy:
         """Return the network that is trained, with the current epsilon for exploration."""
@@ -102,7 +73,7 @@ class DQNAgent(OffPolicyAgent):
 
     def update_kind(self) -> Hashable:
         """Tell whether the next update moves the target network too."""
-        return (self.updates + 1) % self.target_interval == 0
+        return (self.updates + 1) % self.settings.target_interval == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """Update the network, and the target network every `target_interval` updates."""
@@ -111,16 +82,16 @@ class DQNAgent(OffPolicyAgent):
         online = self.model.actor
         with torch.no_grad():
             next_q_BN, allowed_BN = self.target_network(t.next_obs), self.allowed(t.next_obs)
-            if self.double:
+            if self.settings.double:
                 next_value_B = double_value(online(t.next_obs), next_q_BN, allowed_BN)
             else:
                 next_value_B = largest_value(next_q_BN, allowed_BN)
             target_B = td_target(t.reward_B, t.terminated_B, next_value_B, t.discount)
         q_B = chosen_value(online(t.obs), online.index(t.action))
         loss = huber_loss(q_B, target_B, t.weight_B)
-        metrics = minimise(self.optimizer, loss, self.max_grad_norm)
+        metrics = minimise(self.optimizer, loss, self.settings.max_grad_norm)
         if t.weight_B is not None:
             self.td_error_B = td_error(q_B, target_B)
-        if self.updates % self.target_interval == 0:
+        if self.updates % self.settings.target_interval == 0:
             self._update_targets()
         return {"loss_critic": loss.detach(), "q_mean": q_B.detach().mean(), **metrics}

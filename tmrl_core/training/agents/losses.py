@@ -96,7 +96,7 @@ def largest_value(q_BN: Tensor, allowed_BN: Tensor | None = None) -> Tensor:
         q_BN: [B, N] values of a state's actions.
         allowed_BN: [B, N] bool action mask; None: all are allowed. A state without an allowed action has the value 0.
     """
-    return _of_allowed(_limited(q_BN, allowed_BN).amax(dim=-1), allowed_BN)
+    return of_allowed(_limited(q_BN, allowed_BN).amax(dim=-1), allowed_BN)
 
 
 def double_value(online_q_BN: Tensor, target_q_BN: Tensor, allowed_BN: Tensor | None = None) -> Tensor:
@@ -110,14 +110,19 @@ def double_value(online_q_BN: Tensor, target_q_BN: Tensor, allowed_BN: Tensor | 
     Source: van Hasselt et al., arXiv:1509.06461, eq. 4.
     """
     best_B = _limited(online_q_BN, allowed_BN).argmax(dim=-1)
-    return _of_allowed(chosen_value(target_q_BN, best_B), allowed_BN)
+    return of_allowed(chosen_value(target_q_BN, best_B), allowed_BN)
+
+
+def weighted_mean(loss_B: Tensor, weight_B: Tensor | None) -> Tensor:
+    """Return the mean of losses, each multiplied by the weight of its row; None: all 1."""
+    return (loss_B if weight_B is None else loss_B * weight_B).mean()
 
 
 def _limited(q_BN: Tensor, allowed_BN: Tensor | None) -> Tensor:
     return q_BN if allowed_BN is None else q_BN.masked_fill(~allowed_BN, -math.inf)
 
 
-def _of_allowed(value_B: Tensor, allowed_BN: Tensor | None) -> Tensor:
+def of_allowed(value_B: Tensor, allowed_BN: Tensor | None) -> Tensor:
     """Return the values, 0 where no action is allowed."""
     return value_B if allowed_BN is None else value_B.masked_fill(~allowed_BN.any(dim=-1), 0.0)
 
@@ -133,7 +138,7 @@ def soft_value(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor, allowed_BN: Ten
 
     Source: Christodoulou, arXiv:1910.07207, eq. 10.
     """
-    return _of_allowed((log_prob_BN.exp() * (q_BN - alpha * log_prob_BN)).sum(dim=-1), allowed_BN)
+    return of_allowed((log_prob_BN.exp() * (q_BN - alpha * log_prob_BN)).sum(dim=-1), allowed_BN)
 
 
 def smoothed_action(
@@ -190,7 +195,7 @@ def huber_loss(q_B: Tensor, target_B: Tensor, weight_B: Tensor | None = None) ->
     """
     _one_dimensional(q_B=q_B, target_B=target_B, weight_B=weight_B)
     error_B = functional.smooth_l1_loss(q_B, target_B, reduction="none")
-    return (error_B if weight_B is None else error_B * weight_B).mean()
+    return weighted_mean(error_B, weight_B)
 
 
 def td_error(q_KB: Tensor, target_B: Tensor) -> Tensor:
@@ -229,7 +234,7 @@ def policy_loss(q_B: Tensor, log_prob_B: Tensor, alpha: Tensor, weight_B: Tensor
     """
     _one_dimensional(q_B=q_B, log_prob_B=log_prob_B, weight_B=weight_B)
     loss_B = alpha * log_prob_B - q_B
-    return (loss_B if weight_B is None else loss_B * weight_B).mean()
+    return weighted_mean(loss_B, weight_B)
 
 
 def discrete_policy_loss(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
@@ -280,4 +285,4 @@ def temperature_loss(
     _one_dimensional(log_prob_B=log_prob_B, weight_B=weight_B)
     _scalar_or_one_dimensional(target_entropy=target_entropy)
     loss_B = -(log_alpha * (log_prob_B.detach() + target_entropy))
-    return (loss_B if weight_B is None else loss_B * weight_B).mean()
+    return weighted_mean(loss_B, weight_B)

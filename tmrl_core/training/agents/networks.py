@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.flattening import layout_of
 from tmrl_core.actor.policies.spaces import discrete_actions, in_float32
+from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.deterministic import DeterministicMLPActor
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
-from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch, hidden_layers
-from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
-from tmrl_core.actor.policies.torch.on_policy import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch, hidden_layers
+from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 from tmrl_core.training.value_types import Space, Tree
 
@@ -82,7 +84,7 @@ class ActionCritic(nn.Module):
     So learning does not depend on the actuators' units. Elements without finite bounds are not scaled.
 
     Args:
-        action_space: a Box of floats.
+        action_space: a Box of floats; of a Discrete one, no action is an input.
 
     Attributes:
         action_size: A, elements of an action.
@@ -93,12 +95,13 @@ class ActionCritic(nn.Module):
 
     def __init__(self, action_space: Space) -> None:
         super().__init__()
-        gain, shift = _to_unit(action_space)
+        is_discrete = isinstance(action_space, spaces.Discrete)
+        gain, shift = (torch.ones(0), torch.zeros(0)) if is_discrete else _to_unit(action_space)
         # They come from the environment and are not learned, so checkpoints do not hold them.
         self.register_buffer("gain", gain, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
         self._scales = not (bool((gain == 1.0).all()) and bool((shift == 0.0).all()))
-        self.action_size = math.prod(action_space.shape or ())
+        self.action_size = len(gain)
 
     def scaled(self, act: Tensor) -> Tensor:
         """Return [B, A] elements of actions [B, *action shape]."""
@@ -107,15 +110,16 @@ class ActionCritic(nn.Module):
 
 
 class EnsembleCritic(ActionCritic):
-    """Several independent multi-layer perceptrons that estimate the value of an action.
+    """Several independent multi-layer perceptrons that estimate the value of an action, or of each discrete action.
 
     Args:
         observation_space: flattened by `tmrl_core.actor.policies.flattening`.
-        action_space: a Box of floats.
+        action_space: a Box of floats, or Discrete.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
         count: K, number of critics.
         convolutions: layers for images, common to all critics; None: the default ones.
+        outputs: numbers that each critic puts out for an action of a Box, such as the quantiles of its value.
     """
 
     def __init__(
@@ -126,58 +130,29 @@ class EnsembleCritic(ActionCritic):
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         count: int = 2,
         convolutions: Convolutions | None = None,
+        outputs: int = 1,
     ) -> None:
         super().__init__(action_space)
-        self._layout = layout_of(observation_space, convolutions=convolutions)
-        self.encoder = ObservationEncoder(self._layout, convolutions)
-        self.count = count
-        self.net = ensemble_mlp(count, self.encoder.features + self.action_size, hidden_sizes, 1, activation)
-
-    def forward(self, obs: Tree, act: Tensor) -> Tensor:
-        """[K, B] values.
-
-        Args:
-            obs: nested like the observation space, with [B, *shape] tensors as leaves.
-            act: [B, *action shape].
-        """
-        x_BI = torch.cat([self.encoder(flatten_batch(self._layout, obs)), self.scaled(act)], dim=-1)
-        q_KB1: Tensor = self.net(x_BI.expand(self.count, -1, -1))
-        return q_KB1.squeeze(-1).float()
-
-
-class EnsembleQ(nn.Module):
-    """Several independent multi-layer perceptrons that estimate the value of each discrete action.
-
-    The other arguments are those of `EnsembleCritic`.
-
-    Args:
-        action_space: Discrete.
-    """
-
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: str | Callable[[], nn.Module] = nn.ReLU,
-        count: int = 2,
-        convolutions: Convolutions | None = None,
-    ) -> None:
-        super().__init__()
         self._layout = layout_of(observation_space, action_space, convolutions)
         self.encoder = ObservationEncoder(self._layout, convolutions)
         self.count = count
-        actions = discrete_actions("EnsembleQ", action_space).count
-        self.net = ensemble_mlp(count, self.encoder.features, hidden_sizes, actions, activation)
+        self._is_scalar = outputs == 1 and self.action_size > 0
+        if not self.action_size:
+            outputs = discrete_actions("EnsembleCritic", action_space).count
+        self.net = ensemble_mlp(count, self.encoder.features + self.action_size, hidden_sizes, outputs, activation)
 
-    def forward(self, obs: Tree) -> Tensor:
-        """[K, B, N] values.
+    def forward(self, obs: Tree, act: Tensor | None = None) -> Tensor:
+        """[K, B] values; [K, B, outputs] for several outputs, [K, B, N] of all discrete actions.
 
         Args:
             obs: nested like the observation space, with [B, *shape] tensors as leaves.
+            act: [B, *action shape]; None for Discrete actions.
         """
-        q_KBN: Tensor = self.net(self.encoder(flatten_batch(self._layout, obs)).expand(self.count, -1, -1))
-        return q_KBN
+        x_BI = self.encoder(flatten_batch(self._layout, obs))
+        if act is not None:
+            x_BI = torch.cat([x_BI, self.scaled(act)], dim=-1)
+        q_KBO: Tensor = self.net(x_BI.expand(self.count, -1, -1))
+        return (q_KBO.squeeze(-1) if self._is_scalar else q_KBO).float()
 
 
 class CriticList(nn.Module):
@@ -209,7 +184,7 @@ class MLPActorCritic(nn.Module):
         convolutions: layers for images, of the policy and of the critics; None: the default ones.
     """
 
-    actor_cls: ClassVar[type[TorchMLPActor]] = SquashedGaussianMLPActor
+    actor_cls: ClassVar[type[TorchPolicy]] = SquashedGaussianMLPActor
 
     def __init__(
         self,
@@ -254,7 +229,7 @@ class DeterministicActorCritic(MLPActorCritic):
     actor_cls = DeterministicMLPActor
 
 
-class CategoricalActorCritic(nn.Module):
+class CategoricalActorCritic(MLPActorCritic):
     """A policy over discrete actions and critics of the value of each action.
 
     A custom model needs `actor`, an ActorModule with `log_probs(flat_BD) -> [B, N]` and `layout` like
@@ -266,6 +241,8 @@ class CategoricalActorCritic(nn.Module):
         action_space: Discrete.
     """
 
+    actor_cls = CategoricalMLPActor
+
     def __init__(
         self,
         observation_space: Space,
@@ -275,11 +252,7 @@ class CategoricalActorCritic(nn.Module):
         n: int = 2,
         convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__()
-        self.actor = CategoricalMLPActor(
-            observation_space, action_space, hidden_sizes, activation, convolutions=convolutions
-        )
-        self.critics = EnsembleQ(observation_space, action_space, hidden_sizes, activation, n, convolutions)
+        super().__init__(observation_space, action_space, hidden_sizes, activation, n, convolutions)
 
 
 class QNetwork(nn.Module):

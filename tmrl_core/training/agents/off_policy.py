@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,15 @@ from torch.utils._pytree import tree_leaves
 from tmrl_core.actor.policies.masks import ACTION_MASK, is_masked
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.agents.declared import Setting
 from tmrl_core.training.agents.losses import critic_loss, td_error
 from tmrl_core.training.agents.optimizers import minimise
+from tmrl_core.training.agents.settings import OffPolicySettings
 from tmrl_core.training.agents.target_networks import polyak_update
 from tmrl_core.training.batches import Transitions, transitions_of
 from tmrl_core.training.updates.compiled import Compiler
 from tmrl_core.training.updates.rollback import UpdateRollback
-from tmrl_core.training.value_types import Batch, Maker, Metrics, Policy, Settings, Space, Tree
+from tmrl_core.training.value_types import Batch, Maker, Metrics, Policy, Space, Tree
 
 COMPILE_AFTER = 20_000
 """Updates after which `compile: auto` compiles: they have cost several times what compiling does."""
@@ -31,62 +33,49 @@ GRADIENTS_EVERY = 1_000
 class OffPolicyAgent(TrainingAgent):
     """Agent with a model that acts and target networks of parts of it. A subclass implements `update`.
 
+    `takes` declares its settings and its default model.
+
     Args:
         observation_space: of the environment.
         action_space: of the environment.
         device: device of the networks; None: cuda if available.
-        model_cls: `(observation_space, action_space, **model_kwargs)` makes a module whose `actor` is the policy.
-        model_kwargs: its keyword arguments.
-        gamma: discount per step, for batches without a discount of their own.
-        polyak: coefficient of the Polyak update of the target networks.
+        model_cls: `(observation_space, action_space, **settings.model_arguments())` makes a module whose `actor` is the
+            policy; None: the default model.
 
     Attributes:
+        settings: of the agent.
         td_error_B: [B] TD errors of the last update, in the order of its batch; None where rows were sampled uniformly.
     """
 
     collection: ClassVar[frozenset[str]] = frozenset({"asynchronous", "synchronous"})
     wants_extras: ClassVar[bool] = True
-    transient: ClassVar[frozenset[str]] = frozenset({"td_error_B", "compile", "precision"})
+    transient: ClassVar[frozenset[str]] = frozenset({"td_error_B"})
+    settings_cls: ClassVar[type[OffPolicySettings]] = OffPolicySettings
+    default_networks: ClassVar[Maker | None] = None
+    settings: OffPolicySettings
 
     def __init__(
         self,
         observation_space: Space,
         action_space: Space,
-        device: torch.device | str | None,
-        model_cls: Maker,
-        model_kwargs: Settings,
-        gamma: float,
-        polyak: float,
+        device: torch.device | str | None = None,
+        model_cls: Maker | None = None,
+        *given: Setting,
+        **named: Setting,
     ) -> None:
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         super().__init__(observation_space, action_space, device)
-        self.gamma = gamma
-        self.polyak = polyak
-        self.model = model_cls(observation_space, action_space, **model_kwargs).to(device)
+        self.settings = self.settings_cls(*given, **named)
+        make = model_cls or self.default_networks
+        if make is None:
+            raise ConfigError(f"{type(self).__name__} has no default model: give it model_cls")
+        self.model = make(observation_space, action_space, **self.settings.model_arguments()).to(device)
         self.td_error_B: Tensor | None = None
         self.updates_asked = 0
-        self.compile: bool | str = "auto"
-        self.precision = "float32"
+        self.prepare()
 
-    def compute_with(self, compile: bool | str = "auto", precision: str = "float32") -> None:
-        """Choose compilation and precision of updates. Call this before the first update.
-
-        Args:
-            compile: run each update as one compiled graph. auto: in long runs only, after `COMPILE_AFTER` updates.
-            precision: of the networks' matrix products: float32, or bfloat16 for processors and GPUs that compute it
-                faster (parameters, the critics' last layer, losses and optimizers stay float32). SAC learns Pendulum
-                equally well with it (benchmarks/results/). Processors without bfloat16 instructions take at least ten
-                times as long.
-
-        Raises:
-            ConfigError: a value is not among those listed.
-        """
-        if compile not in (True, False, "auto"):
-            raise ConfigError(f"agent.kwargs.compile is {compile!r}; allowed: auto, true, false")
-        if precision not in ("float32", "bfloat16"):
-            raise ConfigError(f"agent.kwargs.precision is {precision!r}; allowed: float32, bfloat16")
-        self.compile = compile
-        self.precision = precision
+    def prepare(self) -> None:  # not abstract: an agent may need nothing else
+        """Make optimizers and target networks, after the model. Default: nothing."""
 
     def get_actor(self) -> Policy:
         """Return the policy that is trained."""
@@ -103,7 +92,7 @@ class OffPolicyAgent(TrainingAgent):
         return self._train_steps(batches)
 
     def _train_steps(self, batches: Sequence[Batch]) -> list[Metrics]:
-        todo = [transitions_of(batch, self.gamma) for batch in batches]
+        todo = [transitions_of(batch, self.settings.gamma) for batch in batches]
         done: list[Metrics] = []
         while len(done) < len(todo):
             rest = todo[len(done) :]
@@ -122,13 +111,15 @@ class OffPolicyAgent(TrainingAgent):
     @property
     def _compiles(self) -> bool:
         """Tell whether the next update should be compiled."""
-        wanted = self.compile is True or (self.compile == "auto" and self.updates_asked >= COMPILE_AFTER)
+        wanted = self.settings.compile is True or (
+            self.settings.compile == "auto" and self.updates_asked >= COMPILE_AFTER
+        )
         # A subclass with an update of its own has to declare its kinds of updates itself.
         return wanted and "update_kind" in vars(type(self))
 
     def update_here(self, transitions: Transitions) -> dict[str, Tensor]:
         """Call `update` uncompiled, in the chosen precision."""
-        if self.precision == "float32":
+        if self.settings.precision == "float32":
             return self.update(transitions)
         # Parameters change within an update, so a cache of their casts would be stale.
         with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
@@ -188,9 +179,4 @@ class OffPolicyAgent(TrainingAgent):
         return {"loss_critic": loss.detach(), "q_mean": q_KB.detach().mean()}
 
     def _update_targets(self) -> None:
-        polyak_update(self._target_parameters, self._source_parameters, self.polyak)
-
-
-def model_arguments(model_kwargs: Settings | None, **named: Any) -> dict[str, Any]:
-    """Return the model's keyword arguments: `model_kwargs`, overridden by the named ones that are not None."""
-    return {**(model_kwargs or {}), **{name: value for name, value in named.items() if value is not None}}
+        polyak_update(self._target_parameters, self._source_parameters, self.settings.polyak)

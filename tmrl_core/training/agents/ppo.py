@@ -14,16 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tmrl_core.actor.policies.spaces import choice_counts
-from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
-from tmrl_core.actor.policies.torch.on_policy import (
-    CategoricalMLPActor,
-    GaussianMLPActor,
-    OnPolicyActor,
-    OnPolicyHead,
-    orthogonal,
-    orthogonal_linear,
-)
-from tmrl_core.config.agent_settings import PpoSettings
+from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
+from tmrl_core.actor.policies.torch.gaussian import GaussianMLPActor
+from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers, orthogonal, orthogonal_linear
+from tmrl_core.actor.policies.torch.on_policy import OnPolicyActor, OnPolicyHead
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.agent import TrainingAgent
@@ -31,11 +25,12 @@ from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
 from tmrl_core.training.agents.optimizers import make_optimizer
 from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, value_loss
+from tmrl_core.training.agents.ppo_settings import PpoSettings
 from tmrl_core.training.agents.running_moments import RunningMoments
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.updates.rollback import all_finite
 from tmrl_core.training.updates.skipped_updates import SKIPPED
-from tmrl_core.training.value_types import Batch, Device, Metrics, Settings, Space
+from tmrl_core.training.value_types import Batch, Device, Metrics, Space
 
 REWARD_LIMIT = 10.0
 """Clipping threshold of scaled rewards."""
@@ -154,14 +149,11 @@ class PPOAgent(TrainingAgent):
     type_id = "ppo"
     type_version = 1
 
-    collection: ClassVar[frozenset[str]] = frozenset({"lockstep"})
-    """Supported modes of collection."""
-    action_spaces: ClassVar[frozenset[str]] = frozenset({"box", "discrete", "multi_discrete"})
     wants_extras: ClassVar[bool] = True
     transient: ClassVar[frozenset[str]] = frozenset({"after_update"})
     times_updates = True
-    settings: ClassVar[type[PpoSettings]] = PpoSettings
-    """Settings of the constructor."""
+    settings_cls: ClassVar[type[PpoSettings]]
+    settings: PpoSettings
 
     def __init__(
         self,
@@ -172,43 +164,11 @@ class PPOAgent(TrainingAgent):
         *given: Setting,
         **named: Setting,
     ) -> None:
-        s = self.settings(*given, **named)
         super().__init__(observation_space, action_space, device if device is not None else "cpu")
-        for name, value in (("update_epochs", s.update_epochs), ("minibatch_size", s.minibatch_size)):
-            if value < 1:
-                raise ConfigError(f"agent.kwargs.{name}: found {value}, allowed: at least 1")
-        if s.normalize_advantages and s.minibatch_size < 2:
-            raise ConfigError(
-                "agent.kwargs.minibatch_size: found 1, allowed: at least 2, since one advantage cannot be normalized. "
-                "Raise it, or set normalize_advantages: false."
-            )
-        if s.lr_final != 1.0 and not s.lr_rounds:
-            raise ConfigError(
-                f"agent.kwargs.lr_rounds: found {s.lr_rounds}, allowed: at least 1, since lr_final is {s.lr_final:g}. "
-                "Set the number of rounds of the learning-rate schedule."
-            )
-        self.gamma = s.gamma
-        self.gae_lambda = s.gae_lambda
-        self.lr = s.lr
-        self.lr_final = s.lr_final
-        self.lr_rounds = s.lr_rounds
-        self.update_epochs = s.update_epochs
-        self.minibatch_size = s.minibatch_size
-        self.clip_ratio = s.clip_ratio
-        self.value_clip = s.value_clip
-        self.value_coef = s.value_coef
-        self.entropy_coef = s.entropy_coef
-        self.max_grad_norm = s.max_grad_norm
-        self.target_kl = s.target_kl
-        self.normalize_advantages = s.normalize_advantages
+        s = self.settings = self.settings_cls(*given, **named)
         self.rounds = 0
         """Number of rounds trained on."""
-        kwargs: Settings = {} if s.log_std is None else {"log_std": s.log_std}
-        if s.convolutions is not None:
-            kwargs["convolutions"] = s.convolutions
-        if s.normalize_observations:
-            kwargs["normalize_observations"] = True
-        self.model = self._make_model(s, actor_cls, kwargs).to(self.device)
+        self.model = self._make_model(actor_cls).to(self.device)
         self.model.actor.to_device(self.device)
         values = self.model.actor.encoder.values if s.normalize_observations else 0
         self.observations = RunningMoments(values) if values else None
@@ -218,13 +178,10 @@ class PPOAgent(TrainingAgent):
         self.optimizer = make_optimizer(s.optimizer, list(self.model.parameters()), s.lr, eps=s.adam_eps)
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()).item()))
 
-    def _make_model(
-        self, s: PpoSettings, actor_cls: Callable[..., OnPolicyHead] | None, actor_kwargs: Settings
-    ) -> OnPolicyModel:
+    def _make_model(self, actor_cls: Callable[..., OnPolicyHead] | None) -> OnPolicyModel:
         make = cast("Callable[..., OnPolicyActor] | None", actor_cls)
-        return PPOActorCritic(
-            self.observation_space, self.action_space, s.hidden_sizes, s.activation, make, **actor_kwargs
-        )
+        arguments = self.settings.model_arguments()
+        return PPOActorCritic(self.observation_space, self.action_space, actor_cls=make, **arguments)
 
     def get_actor(self) -> OnPolicyHead:
         """Return the policy."""
@@ -271,16 +228,16 @@ class PPOAgent(TrainingAgent):
         sums: dict[str, list[Tensor]] = {}
         updates = skipped = 0
         stopped = False
-        for _ in range(self.update_epochs):
-            for minibatch in rows.minibatches(self.minibatch_size, self.generator):
+        for _ in range(self.settings.update_epochs):
+            for minibatch in rows.minibatches(self.settings.minibatch_size, self.generator):
                 row_B = rows.rows_of(minibatch)
-                if self.normalize_advantages and len(row_B) < 2:
+                if self.settings.normalize_advantages and len(row_B) < 2:
                     continue  # one advantage has no standard deviation
                 started = time.perf_counter()
                 loss, metrics = self._loss(
                     rows.evaluate(minibatch), old_log_prob_T[row_B], advantage_T[row_B], return_T[row_B], value_T[row_B]
                 )
-                if self.target_kl is not None and float(metrics["kl"]) > 1.5 * self.target_kl:
+                if self.settings.target_kl is not None and float(metrics["kl"]) > 1.5 * self.settings.target_kl:
                     stopped = True
                     break
                 norm = self._step(loss)
@@ -318,7 +275,7 @@ class PPOAgent(TrainingAgent):
             earlier = self._last_sums.get(stream)
             if earlier is not None and earlier[:2] == (episode, step - 1):
                 before[index] = earlier[2]
-        sums = discounted_sums(reward_T.cpu().numpy(), ends_T.cpu().numpy(), gamma=self.gamma, before_T=before)
+        sums = discounted_sums(reward_T.cpu().numpy(), ends_T.cpu().numpy(), gamma=self.settings.gamma, before_T=before)
         self._last_sums = {
             stream: (episode, step, total)
             for (stream, episode, step), total in zip(places, sums.tolist(), strict=False)
@@ -341,23 +298,26 @@ class PPOAgent(TrainingAgent):
         next_value_T = torch.cat([value_T[1:], value_T[:1]])
         next_value_T[ends_T > 0] = value_E
         arrays = (tensor.cpu().numpy() for tensor in (reward_T, value_T, next_value_T, terminated_T, ends_T))
-        advantages, returns = generalized_advantages(*arrays, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        advantages, returns = generalized_advantages(
+            *arrays, gamma=self.settings.gamma, gae_lambda=self.settings.gae_lambda
+        )
         return torch.from_numpy(advantages).to(value_T.device), torch.from_numpy(returns).to(value_T.device)
 
     def _loss(
         self, evaluated: tuple[Tensor, Tensor, Tensor], old_log_prob_B: Tensor, advantage_B: Tensor, return_B: Tensor,
         old_value_B: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        s = self.settings
         log_prob_B, entropy_B, value_B = evaluated
-        if self.normalize_advantages:
+        if s.normalize_advantages:
             advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
-        loss_actor = clipped_policy_loss(log_prob_B, old_log_prob_B, advantage_B, self.clip_ratio)
-        loss_critic = value_loss(value_B, return_B, old_value_B, self.value_clip)
+        loss_actor = clipped_policy_loss(log_prob_B, old_log_prob_B, advantage_B, s.clip_ratio)
+        loss_critic = value_loss(value_B, return_B, old_value_B, s.value_clip)
         entropy = entropy_B.mean()
         # Twice half the squared error: the coefficient is that of the paper's L^VF.
-        loss = loss_actor + 2.0 * self.value_coef * loss_critic - self.entropy_coef * entropy
+        loss = loss_actor + 2.0 * s.value_coef * loss_critic - s.entropy_coef * entropy
         with torch.no_grad():
-            clipped = ((log_prob_B - old_log_prob_B).exp() - 1.0).abs() > self.clip_ratio
+            clipped = ((log_prob_B - old_log_prob_B).exp() - 1.0).abs() > s.clip_ratio
             return loss, {
                 "loss_actor": loss_actor.detach(),
                 "loss_critic": loss_critic.detach(),
@@ -370,14 +330,14 @@ class PPOAgent(TrainingAgent):
         """Make one optimizer step and return the gradient's norm; change nothing if that is not finite."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        longest = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        longest = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
         if bool(torch.isfinite(norm)):
             self.optimizer.step()
         return norm
 
     def _set_rate(self) -> None:
-        if self.lr_rounds:
-            part = min(1.0, self.rounds / self.lr_rounds)
+        if self.settings.lr_rounds:
+            part = min(1.0, self.rounds / self.settings.lr_rounds)
             for group in self.optimizer.param_groups:
-                group["lr"] = self.lr * (1.0 + part * (self.lr_final - 1.0))
+                group["lr"] = self.settings.lr * (1.0 + part * (self.settings.lr_final - 1.0))

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tmrl_core.actor.module import STATE_COLUMN, RecurrentActor
-from tmrl_core.config.agent_settings import OffPolicySettings
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.losses import td_target
 from tmrl_core.training.batches import FIRST_TICK, TICKS, Transitions
@@ -186,17 +185,3 @@ def unrescaled(value: Tensor) -> Tensor:
 
 
 _EPSILON = 1e-3
-
-
-def check_computation(settings: OffPolicySettings) -> None:
-    """Refuse ways to compute an update that recurrent layers do not support.
-
-    Raises:
-        ConfigError: such a way is set.
-    """
-    if settings.compile is True:
-        raise ConfigError("agent.kwargs.compile: found True, allowed for recurrent agents: auto, false")
-    if settings.precision != "float32":
-        raise ConfigError(
-            f"agent.kwargs.precision: found {settings.precision!r}, allowed for recurrent agents: float32"
-        )

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
-
 import torch
 from torch import Tensor
 
-from tmrl_core.config.agent_settings import DqnSettings, RecurrentDqnSettings
-from tmrl_core.errors import ConfigError
-from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.agents.losses import (
     chosen_value,
@@ -21,7 +16,6 @@ from tmrl_core.training.agents.losses import (
 )
 from tmrl_core.training.agents.optimizers import minimise
 from tmrl_core.training.agents.recurrent import (
-    check_computation,
     n_tick_target,
     rescaled,
     sequence_priority,
@@ -30,12 +24,12 @@ from tmrl_core.training.agents.recurrent import (
     unrescaled,
     unrolled,
 )
+from tmrl_core.training.agents.recurrent_dqn_settings import RecurrentDqnSettings
 from tmrl_core.training.agents.recurrent_networks import RecurrentQNetwork
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Space
 
 
-@takes(RecurrentDqnSettings)
+@takes(RecurrentDqnSettings, RecurrentQNetwork)
 class RecurrentDQNAgent(DQNAgent):
     """Deep Q-network with a recurrent layer, on sequences from their stored states.
 
@@ -56,30 +50,11 @@ class RecurrentDQNAgent(DQNAgent):
     type_version = 1
 
     model: RecurrentQNetwork
-
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: torch.device | str | None = None,
-        model_cls: Callable[..., RecurrentQNetwork] = RecurrentQNetwork,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        s = RecurrentDqnSettings(*given, **named)
-        check_computation(s)
-        if s.n_step < 1:
-            raise ConfigError(f"agent.kwargs.n_step: found {s.n_step}, allowed: at least 1")
-        self.burn_in = s.burn_in
-        self.n_step = s.n_step
-        self.rescale_values = s.rescale_values
-        of_dqn = {one.name: vars(s)[one.name] for one in fields(DqnSettings)}
-        of_dqn["model_kwargs"] = s.model_arguments()
-        super().__init__(observation_space, action_space, device, model_cls, **of_dqn)
+    settings: RecurrentDqnSettings
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """Update the network, and the target network every `target_interval` updates."""
-        s = sequences_of(transitions, self.burn_in)
+        s = sequences_of(transitions, self.settings.burn_in)
         self.updates += 1
         online = self.model.actor
         state = state_of(online, s)
@@ -88,20 +63,20 @@ class RecurrentDQNAgent(DQNAgent):
             next_q = unrolled(self.target_network.unroll, s, state)["q"][:, 1:].flatten(0, 1)
             allowed_BTN = self.allowed(s.obs)
             allowed = None if allowed_BTN is None else allowed_BTN[:, 1:].flatten(0, 1)
-            if self.double:
+            if self.settings.double:
                 next_value = double_value(q_BTN[:, 1:].flatten(0, 1), next_q, allowed)
             else:
                 next_value = largest_value(next_q, allowed)
-            if self.rescale_values:
+            if self.settings.rescale_values:
                 next_value = unrescaled(next_value)
-            target = n_tick_target(s, next_value.view_as(s.reward_BT), self.n_step).flatten()
-            if self.rescale_values:
+            target = n_tick_target(s, next_value.view_as(s.reward_BT), self.settings.n_step).flatten()
+            if self.settings.rescale_values:
                 target = rescaled(target)
         q = chosen_value(q_BTN[:, :-1].flatten(0, 1), online.index(s.action))
         loss = huber_loss(q, target, s.weight_N)
-        metrics = minimise(self.optimizer, loss, self.max_grad_norm)
+        metrics = minimise(self.optimizer, loss, self.settings.max_grad_norm)
         if transitions.weight_B is not None:
             self.td_error_B = sequence_priority(td_error(q, target).view_as(s.learns_BT), s.learns_BT)
-        if self.updates % self.target_interval == 0:
+        if self.updates % self.settings.target_interval == 0:
             self._update_targets()
         return {"loss_critic": loss.detach(), "q_mean": q.detach().mean(), **metrics}

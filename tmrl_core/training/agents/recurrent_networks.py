@@ -11,12 +11,9 @@ from tmrl_core.actor.policies.convolutions import Convolutions
 from tmrl_core.actor.policies.flattening import layout_of
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.mlp import flatten_batch, hidden_layers
-from tmrl_core.actor.policies.torch.recurrent import (
-    QValueRNNActor,
-    SquashedGaussianRNNActor,
-    make_layer,
-    unroll_layer,
-)
+from tmrl_core.actor.policies.torch.q_value import QValueRNNActor
+from tmrl_core.actor.policies.torch.recurrent import make_layer, unroll_layer
+from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianRNNActor
 from tmrl_core.training.agents.networks import ActionCritic, ensemble_mlp
 from tmrl_core.training.value_types import Space, Tree
 

@@ -7,7 +7,6 @@ H features, B rows of a minibatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,15 +14,16 @@ from torch import Tensor, nn
 
 from tmrl_core.actor.module import STATE_COLUMN
 from tmrl_core.actor.policies.spaces import choice_counts
-from tmrl_core.actor.policies.torch.mlp import hidden_layers
-from tmrl_core.actor.policies.torch.on_policy import OnPolicyHead, orthogonal, orthogonal_linear
-from tmrl_core.actor.policies.torch.recurrent import CategoricalRNNActor, GaussianRNNActor, unroll_layer
-from tmrl_core.config.agent_settings import PpoSettings, RecurrentPpoSettings
+from tmrl_core.actor.policies.torch.categorical import CategoricalRNNActor
+from tmrl_core.actor.policies.torch.gaussian import GaussianRNNActor
+from tmrl_core.actor.policies.torch.mlp import hidden_layers, orthogonal, orthogonal_linear
+from tmrl_core.actor.policies.torch.on_policy import OnPolicyHead
+from tmrl_core.actor.policies.torch.recurrent import unroll_layer
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.ppo import OnPolicyModel, PPOAgent, RoundRows
+from tmrl_core.training.agents.recurrent_ppo_settings import RecurrentPpoSettings
 from tmrl_core.training.batches import ENDS, PLACES
-from tmrl_core.training.value_types import Device, Settings, Space
 
 RecurrentOnPolicyActor = CategoricalRNNActor | GaussianRNNActor
 
@@ -164,35 +164,15 @@ class RecurrentPPOAgent(PPOAgent):
 
     type_id = "recurrent_ppo"
     type_version = 1
-    settings: ClassVar[type[PpoSettings]] = RecurrentPpoSettings
+    settings: RecurrentPpoSettings
 
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: Device = None,
-        actor_cls: Callable[..., RecurrentOnPolicyActor] | None = None,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        super().__init__(observation_space, action_space, device, actor_cls, *given, **named)
-
-    def _make_model(
-        self,
-        s: PpoSettings,
-        actor_cls: Callable[..., OnPolicyHead] | None,
-        actor_kwargs: Settings,
-    ) -> RecurrentActorCritic:
-        assert isinstance(s, RecurrentPpoSettings)
+    def _make_model(self, actor_cls: Callable[..., OnPolicyHead] | None) -> RecurrentActorCritic:
         of_choices = choice_counts(self.action_space)
         make: Callable[..., OnPolicyHead] = actor_cls or (CategoricalRNNActor if of_choices else GaussianRNNActor)
-        actor = make(
-            self.observation_space, self.action_space, hidden_sizes=s.hidden_sizes, activation=s.activation,
-            cell=s.cell, cell_size=s.cell_size, state_interval=s.state_interval, **actor_kwargs,
-        )  # fmt: skip
+        actor = make(self.observation_space, self.action_space, **self.settings.model_arguments())
         if not isinstance(actor, CategoricalRNNActor | GaussianRNNActor):
             raise ConfigError(
                 f"agent.kwargs.actor_cls: found a {type(actor).__name__}, allowed: CategoricalRNNActor and "
                 "GaussianRNNActor of tmrl_core.actor, and classes that derive from them"
             )
-        return RecurrentActorCritic(actor, s)
+        return RecurrentActorCritic(actor, self.settings)

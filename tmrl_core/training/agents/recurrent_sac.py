@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
-
 import torch
 from torch import Tensor
 
-from tmrl_core.config.agent_settings import RecurrentSacSettings, SacSettings
-from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import critic_target, policy_loss, td_error
 from tmrl_core.training.agents.optimizers import frozen, minimise
 from tmrl_core.training.agents.recurrent import (
-    check_computation,
     sequence_priority,
     sequences_of,
     state_of,
     unrolled,
 )
 from tmrl_core.training.agents.recurrent_networks import RecurrentActorCritic
+from tmrl_core.training.agents.recurrent_sac_settings import RecurrentSacSettings
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Space
 
 
-@takes(RecurrentSacSettings)
+@takes(RecurrentSacSettings, RecurrentActorCritic)
 class RecurrentSacAgent(SacAgent):
     """Soft actor-critic on sequences. The policy has a recurrent layer, the critics have another one.
 
@@ -48,26 +43,11 @@ class RecurrentSacAgent(SacAgent):
     type_version = 1
 
     model: RecurrentActorCritic
-
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: torch.device | str | None = None,
-        model_cls: Callable[..., RecurrentActorCritic] = RecurrentActorCritic,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        s = RecurrentSacSettings(*given, **named)
-        check_computation(s)
-        self.burn_in = s.burn_in
-        of_sac = {one.name: vars(s)[one.name] for one in fields(SacSettings)}
-        of_sac["model_kwargs"] = s.model_arguments()
-        super().__init__(observation_space, action_space, device, model_cls, **of_sac)
+    settings: RecurrentSacSettings
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """Update critics, policy and temperature, with losses of the parameters before the update."""
-        s = sequences_of(transitions, self.burn_in)
+        s = sequences_of(transitions, self.settings.burn_in)
         actor, critics, targets = self.model.actor, self.model.critics, self.target_critics
         zeros = critics.initial_state(len(s.begins_B))
         action, log_prob_BT = actor.squashed(unrolled(actor.unroll, s, state_of(actor, s)))

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.config.agent_settings import SacSettings
-from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import critic_target, policy_loss, temperature_loss
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
+from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
+from tmrl_core.training.agents.sac_settings import SacSettings
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Maker, Policy, Space, Tree
+from tmrl_core.training.value_types import Policy, Tree
 
 
-@takes(SacSettings)
+@takes(SacSettings, MLPActorCritic)
 class SacAgent(OffPolicyAgent):
     """Soft actor-critic with learned temperature.
 
@@ -42,27 +41,12 @@ class SacAgent(OffPolicyAgent):
     type_id = "sac"
     type_version = 1
 
-    action_spaces: ClassVar[frozenset[str]] = frozenset({"box"})
-    transient: ClassVar[frozenset[str]] = frozenset({"reward_scale"})
+    settings: SacSettings
 
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: torch.device | str | None = None,
-        model_cls: Maker = MLPActorCritic,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        s = SacSettings(*given, **named)
-        arguments = model_arguments(
-            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, convolutions=s.convolutions
-        )
-        super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
-        self.compute_with(s.compile, s.precision)
-        self.learn_entropy_coef = s.learn_entropy_coef
-        self.reward_scale = s.reward_scale
-        elements = math.prod(action_space.shape or ())
+    def prepare(self) -> None:
+        """Make the target critics, the temperature and the optimizers."""
+        s = self.settings
+        elements = math.prod(self.action_space.shape or ())
         self.target_entropy = float(-elements if s.target_entropy is None else s.target_entropy)
         self.critics = critics_of(self.model)
         self.target_critics = make_target(self.critics)
@@ -125,7 +109,7 @@ class SacAgent(OffPolicyAgent):
         return {"loss_actor": loss.detach()}
 
     def _scaled(self, reward: Tensor) -> Tensor:
-        return reward if self.reward_scale == 1.0 else reward * self.reward_scale
+        return reward if self.settings.reward_scale == 1.0 else reward * self.settings.reward_scale
 
     def _pessimistic(self, q_KB: Tensor) -> Tensor:
         """Return [B] the value for targets: the minimum of the critics, against overestimation."""

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tmrl_core.config.agent_settings import Td3Settings
-from tmrl_core.errors import ConfigError
-from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import (
     deterministic_policy_loss,
     smoothed_action,
     td_target,
 )
 from tmrl_core.training.agents.networks import DeterministicActorCritic, critics_of
-from tmrl_core.training.agents.off_policy import OffPolicyAgent, model_arguments
+from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.agents.target_networks import make_target
+from tmrl_core.training.agents.td3_settings import Td3Settings
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Maker, Policy, Space, Tree
+from tmrl_core.training.value_types import Policy, Tree
 
 
-@takes(Td3Settings)
+@takes(Td3Settings, DeterministicActorCritic)
 class TD3Agent(OffPolicyAgent):
     """Twin delayed DDPG: a deterministic policy, clipped double Q-learning and delayed policy updates.
 
@@ -45,29 +43,11 @@ class TD3Agent(OffPolicyAgent):
     type_id = "td3"
     type_version = 1
 
-    action_spaces: ClassVar[frozenset[str]] = frozenset({"box"})
+    settings: Td3Settings
 
-    def __init__(
-        self,
-        observation_space: Space,
-        action_space: Space,
-        device: torch.device | str | None = None,
-        model_cls: Maker = DeterministicActorCritic,
-        *given: Setting,
-        **named: Setting,
-    ) -> None:
-        s = Td3Settings(*given, **named)
-        if s.policy_delay < 1:
-            raise ConfigError(f"TD3 needs policy_delay >= 1, got {s.policy_delay}")
-        arguments = model_arguments(
-            s.model_kwargs, hidden_sizes=s.hidden_sizes, activation=s.activation, convolutions=s.convolutions
-        )
-        super().__init__(observation_space, action_space, device, model_cls, arguments, s.gamma, s.polyak)
-        self.compute_with(s.compile, s.precision)
-        self.policy_delay = s.policy_delay
-        self.target_noise = s.target_noise
-        self.target_noise_clip = s.target_noise_clip
-        self.exploration_noise = s.exploration_noise
+    def prepare(self) -> None:
+        """Make the target networks and the optimizers."""
+        s = self.settings
         self.updates = 0
         self.critics = critics_of(self.model)
         self.target_actor = make_target(self.model.actor)
@@ -86,18 +66,18 @@ class TD3Agent(OffPolicyAgent):
     def get_actor(self) -> Policy:
         """Return the policy that is trained; it explores with random actions until the first update."""
         actor = self.model.actor
-        actor.set_exploration({"noise": self.exploration_noise, "random": 0.0 if self.updates else 1.0})
+        actor.set_exploration({"noise": self.settings.exploration_noise, "random": 0.0 if self.updates else 1.0})
         return actor
 
     def update_kind(self) -> Hashable:
         """Tell whether the next update moves the policy too."""
-        return (self.updates + 1) % self.policy_delay == 0
+        return (self.updates + 1) % self.settings.policy_delay == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """Update the critics; every `policy_delay` updates, also the policy and the target networks."""
         self.updates += 1
         metrics = self._update_critics(transitions)
-        if self.updates % self.policy_delay == 0:
+        if self.updates % self.settings.policy_delay == 0:
             metrics |= self._update_policy(transitions.obs)
             self._update_targets()
         return metrics
@@ -108,8 +88,8 @@ class TD3Agent(OffPolicyAgent):
             next_action = smoothed_action(
                 action,
                 torch.randn_like(action),
-                self.target_noise,
-                self.target_noise_clip,
+                self.settings.target_noise,
+                self.settings.target_noise_clip,
                 self.target_actor.low,
                 self.target_actor.high,
             )

@@ -20,7 +20,6 @@ No origin (a certificate, with any number of workers) may make a round last as l
 
 from __future__ import annotations
 
-import copy
 import heapq
 import itertools
 import math
@@ -32,7 +31,7 @@ import numpy as np
 
 from tmrl_core.networking.protocol.messages import Collect, Version
 from tmrl_core.samples import Chunk
-from tmrl_core.samples.columns import leaves, map_leaves
+from tmrl_core.samples.columns import leaves
 from tmrl_core.training.memories.held_rows import HeldRows
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.memory import LastRow, rows_that_follow
@@ -186,18 +185,7 @@ class Assignment:
 
 def _copy_of_last(chunk: Chunk) -> Chunk:
     """Return a copy of the last row, without unneeded columns: a view would keep the whole chunk in memory."""
-    last = chunk.slice(chunk.rows - 1, chunk.rows)
-    return Chunk(
-        rows=1,
-        action=(),
-        action_present=last.action_present.copy(),
-        observation=map_leaves(copy.copy, last.observation),
-        reward=last.reward.copy(),
-        terminated=last.terminated.copy(),
-        truncated=last.truncated.copy(),
-        segments=last.segments,
-        stream=last.stream,
-    )
+    return replace(chunk, action=(), extras={}, info={}, kinds=()).last_row()
 
 
 def _kept(segment: RoundSegment, counted: list[bool], start: int, stop: int) -> RoundSegment:

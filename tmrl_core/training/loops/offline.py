@@ -52,8 +52,8 @@ take less; a hostile worker's tiny messages, which stand for GB, do not stop tra
 NOTED_S = 0.05
 """Seconds of updates after which their metrics and duration are recorded, if no other work is due before."""
 
-TURN_POLL_S = 0.01
-"""Seconds between two checks for the trainer's turn."""
+TURN_WAIT_S = 0.1
+"""Maximum wait in seconds for the trainer's turn between two looks at anything else."""
 
 
 @watched("the environment's close")
@@ -435,7 +435,7 @@ class TrainingOffline(TrainingLoop):
         )
         if self.offline is not None:
             return due
-        return max(1, min(due, self.limiter.updates_left(self.total_samples, done)))
+        return max(1, int(min(due, self.limiter.updates_left(self.total_samples, done))))
 
     def _update(self, batch: Batch, batches: Iterator[Batch], due: int, indices: Indices | None) -> int:
         """Make an update, or several in one call of the agent, but at most `due`. Return their number.
@@ -620,7 +620,10 @@ class TrainingOffline(TrainingLoop):
                 logger.debug("waiting: %s", lack)
                 self._waits_for = lack
                 interface.report(self._progress())
-            interface.wait(self.sleep_between_buffer_retrieval_attempts if lack else TURN_POLL_S)
+            if lack:
+                interface.wait(self.sleep_between_buffer_retrieval_attempts)
+            else:
+                interface.wait_for_turn(TURN_WAIT_S)
         return False
 
     def _progress(self) -> Progress:

@@ -16,7 +16,7 @@ from tmrl_core.samples.segments import NO_VERSION
 from tmrl_core.sessions import Session, read_sessions
 from tmrl_core.sessions.action_ranges import ActionRanges
 from tmrl_core.training.contracts import TrainingMemory
-from tmrl_core.training.memories.finite_samples import check_finite_samples
+from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.value_types import Space
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class SessionLoader:
         ranges, beyond = ActionRanges(self._action_space), 0
         for number, session in enumerate(self._sessions()):
             try:
-                check_finite_samples(session.chunk())
+                check_samples(session.chunk())
             except SampleRefusedError as exc:
                 raise self._refused(number, exc) from exc
             if self._outside is not None and ranges.add(session.actions) and not beyond and ranges.problem():

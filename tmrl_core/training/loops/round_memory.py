@@ -14,9 +14,9 @@ from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import LastRows, Round, RoundSegment
-from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, stored_dtype
+from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.trees import flatten, leaves_of, template
 from tmrl_core.training.value_types import State, Tree
@@ -93,8 +93,7 @@ class RoundMemory(TrainingMemory):
             SampleRefusedError: the samples differ from earlier ones.
         """
         if self.declared is not None:
-            self.declared.check(chunk)
-            check_finite_samples(chunk, as_float32=True)
+            check_samples(chunk, self.declared, as_float32=True)
         trees = _trees(chunk)
         found = {name: _spec_of(tree, name) for name, tree in trees.items()}
         reward = np.asarray(chunk.reward)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tmrl_core.samples import Chunk
-from tmrl_core.samples.columns import MANY_SEGMENTS
 
 
 def without_stale(
@@ -23,23 +22,13 @@ def without_stale(
     """
     kept: list[Chunk] = []
     for chunk in chunks:
-        runs: list[tuple[int, int]] = []
-        start = row = 0
-        for segment in chunk.segments:
-            lag = max(0, counter - segment.counter)
-            note_lag(lag, segment.rows)
-            if max_lag is not None and lag > max_lag:
-                if row > start:
-                    runs.append((start, row))
-                start = row + segment.rows
-            row += segment.rows
-        if row > start or start == 0:
-            runs.append((start, row))
-        if len(runs) <= MANY_SEGMENTS:
-            kept += [chunk.slice(start, stop) for start, stop in runs]
-        else:  # each chunk costs a memory more than a row does
-            mask = np.zeros(chunk.rows, np.bool_)
-            for start, stop in runs:
-                mask[start:stop] = True
-            kept.append(chunk.where(mask))
+        rows = [segment.rows for segment in chunk.segments]
+        lags = [max(0, counter - segment.counter) for segment in chunk.segments]
+        for lag, count in zip(lags, rows, strict=True):
+            note_lag(lag, count)
+        if max_lag is None or max(lags, default=0) <= max_lag:
+            kept.append(chunk)
+        elif min(lags) <= max_lag:
+            # One chunk, whatever the number of runs: each chunk costs a memory more than a row does.
+            kept.append(chunk.where(np.repeat(np.array(lags) <= max_lag, rows)))
     return kept

@@ -144,9 +144,7 @@ class BatchReader:
         Raises:
             ValueError: there is no row that may be sampled.
         """
-        block = self._current_block()
-        block.position += 1
-        return block.batches[block.position - 1]
+        return next(self.batches(1))
 
     def indices_of(self, batch: Batch) -> Array | None:
         """Return the absolute indices of the transitions of a batch that was just sampled; None: no longer known."""

@@ -436,23 +436,6 @@ class DiskRows(Rows):
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def index_of(self, position: int) -> int:
-        """Return the absolute index of the row at a position. If rows were lost, positions begin at the oldest row."""
-        return int(self.indices_of(np.array([position]))[0])
-
-    def positions_of(self, indices: Array) -> Array:
-        """Return the positions of the rows of some absolute indices."""
-        positions: Array = indices - self.oldest
-        return positions if self.readable - self.oldest < self.capacity else indices % self.capacity
-
-    def indices_of(self, positions: Array) -> Array:
-        """Return the absolute indices of the rows at some positions."""
-        if self.readable - self.oldest < self.capacity:
-            return self.oldest + positions
-        newest = self.readable - 1
-        indices: Array = newest - (newest - positions) % self.capacity
-        return indices
-
     def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
         """Return the rows with one gather for each file that holds some of them."""
         assert self._format is not None
@@ -470,10 +453,6 @@ class DiskRows(Rows):
             if start <= index < start + len(rows):
                 return [column[index - start] for column in columns[:-1]]
         return [column[0] for column in self._format.columns(self._rows_at(np.array([index])))[:-1]]
-
-    def versions(self) -> Any:
-        """Read the versions of all rows."""
-        return self.versions_of(self.readable - len(self), self.readable)
 
     def versions_of(self, start: int, stop: int) -> Array:
         """Read the versions of these rows, a part at a time."""

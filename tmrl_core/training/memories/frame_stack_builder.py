@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,11 +9,10 @@ import numpy as np
 
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
-from tmrl_core.samples.supported_values import DTYPES
 from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.frame_store import FrameStore, RamFrames, StackFormat
 from tmrl_core.training.memories.key_order import arranged, numbered
-from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec
+from tmrl_core.training.memories.layout import Array, TreeSpec, describe_spec, spec_of
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transition_builder import TransitionBuilder, other_folder
 from tmrl_core.training.memories.transitions import Tail, TransitionColumns
@@ -218,12 +216,10 @@ class FrameStackBuilder(TransitionBuilder):
 
     def state_dict(self) -> State:
         """Add the frames of a memory in RAM to the entries."""
-        leaves = [] if self._observation is None else self._observation.leaves
         return {
             **super().state_dict(),
             "frame_stack": self.frame_stack,
-            "shape": None if self._observation is None else self._observation.shape,
-            "leaves": [[leaf.path, leaf.dtype.str, list(leaf.shape)] for leaf in leaves],
+            **({"leaves": []} if self._observation is None else describe_spec(self._observation)),
             "frames": [] if self.rows.durable else [[i, store.state_dict()] for i, store in self._stores.items()],
         }
 
@@ -250,11 +246,7 @@ class FrameStackBuilder(TransitionBuilder):
     def _load_frames(self, state: State) -> None:
         if not state["leaves"]:
             return
-        leaves = tuple(
-            Leaf(path, DTYPES[dtype], tuple(operator.index(size) for size in shape))
-            for path, dtype, shape in state["leaves"]
-        )
-        self._begin(TreeSpec(state["shape"], leaves))
+        self._begin(spec_of(state))
         for i, frames in state["frames"]:
             self._stores[i].load_state_dict(frames)
 

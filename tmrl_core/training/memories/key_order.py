@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tmrl_core.samples.columns import leaves as leaves_of
+from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.memories.trees import flatten, rebuild, template
 from tmrl_core.training.value_types import Tree
 
@@ -24,11 +25,7 @@ def numbered(tree: Tree) -> Tree:
 
 def arranged(order: Tree, leaves: list[Tree]) -> Tree:
     """Return a `numbered` tree with its indices replaced by `leaves`, which are in the order of `flatten`."""
-    if isinstance(order, dict):
-        return {key: arranged(item, leaves) for key, item in order.items()}
-    if isinstance(order, tuple):
-        return tuple([arranged(item, leaves) for item in order])
-    return leaves[order]
+    return map_leaves(leaves.__getitem__, order)
 
 
 class KeyOrders:

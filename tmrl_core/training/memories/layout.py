@@ -154,6 +154,9 @@ class RowLayout:
             name: [self._add(leaf) for leaf in spec.leaves] for name, spec in self.sample_extras.items()
         }
         self.has_extras = bool(self.extras or self.sample_extras)
+        sizes = [dtype.itemsize * width for dtype, width in zip(self.dtypes, self._widths, strict=True)]
+        self.row_bytes = sum(sizes)
+        """Size of one transition in bytes."""
 
     def _add_ticks(self, leaf: Leaf) -> Column:
         return self._add(leaf if self.sequence is None else replace(leaf, shape=(self.sequence[0], *leaf.shape)))
@@ -173,11 +176,6 @@ class RowLayout:
     def widths(self) -> list[int]:
         """Number of elements in a row of each group."""
         return self._widths
-
-    @property
-    def row_bytes(self) -> int:
-        """Size of one transition in bytes."""
-        return sum(dtype.itemsize * width for dtype, width in zip(self.dtypes, self._widths, strict=True))
 
     def batch(self, column: Callable[[Column], Tree]) -> Batch:
         """Return (prev_obs, new_act, rew, new_obs, terminated, truncated) with `column(c)` as each leaf."""

@@ -12,6 +12,7 @@ import torch
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples import Buffer
+from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.contracts import AgentLike, Offsets, Refusals, TrainingMemory
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
@@ -193,8 +194,4 @@ def _cat(live: Tree, recorded: Tree) -> Tree:
 
 
 def _zeros(tree: Tree, rows: int) -> Tree:
-    if isinstance(tree, tuple):
-        return tuple(_zeros(value, rows) for value in tree)
-    if isinstance(tree, dict):
-        return {key: _zeros(value, rows) for key, value in tree.items()}
-    return tree.new_zeros((rows, *tree.shape[1:]))
+    return map_leaves(lambda leaf: leaf.new_zeros((rows, *leaf.shape[1:])), tree)

@@ -33,11 +33,11 @@ from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.memories.batch_reader import BatchReader
 from tmrl_core.training.memories.disk_rows import DiskRows
-from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.layout import Array, RowLayout
 from tmrl_core.training.memories.memory import compare_with_original, whole_number
 from tmrl_core.training.memories.prioritized import Prioritization, PrioritizedSampler
 from tmrl_core.training.memories.rows import RamRows, RowLease, Rows
+from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.memories.sampler import Sampler, UniformSampler
 from tmrl_core.training.memories.staleness import RecentSampler
@@ -200,12 +200,10 @@ class ReplayMemory(TrainingMemory):
             ValueError: with `crc_debug`, a transition differs from the worker's original.
             StorageError: it cannot be written to the disk. Nothing was stored.
         """
-        if chunk.rows:
+        # Samples on disk outlive this process.
+        if chunk.rows and (self.declared is not None or self._disk is not None):
             try:
-                if self.declared is not None:
-                    self.declared.check(chunk)
-                if self.declared is not None or self._disk is not None:  # samples on disk outlive this process
-                    check_finite_samples(chunk, as_float32=self.downcast_float64)
+                check_samples(chunk, self.declared, as_float32=self.downcast_float64)
             except SampleRefusedError:
                 self._builder.forget(chunk.stream)
                 raise

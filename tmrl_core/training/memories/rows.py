@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -204,25 +204,41 @@ class Rows(ABC):
     def row(self, index: int) -> list[Array]:
         """Return the row of absolute `index`: [width] for each dtype group. It need not be published."""
 
-    @abstractmethod
+    @property
+    def _from_oldest(self) -> bool:
+        """True: positions are counted from the oldest row, because rows before it were lost. False: a row's position is
+        its index modulo the capacity."""
+        return self.oldest > 0 and self.readable - self.oldest < self.capacity
+
     def index_of(self, position: int) -> int:
         """Return the absolute index of the row at a position."""
+        return int(self.indices_of(np.array([position]))[0])
 
     def indices_of(self, positions: Array) -> Array:
         """Return the absolute indices of the rows at some positions."""
-        return np.array([self.index_of(int(position)) for position in positions], np.int64)
+        newest = self.readable - 1
+        indices: Array = self.oldest + positions if self._from_oldest else newest - (newest - positions) % self.capacity
+        return indices
 
-    @abstractmethod
     def positions_of(self, indices: Array) -> Array:
         """Return the positions of the rows of these absolute indices, which can all be read."""
-
-    @abstractmethod
-    def versions(self) -> Array:
-        """Return the policy versions of the rows that can be read: [len, 2] int64, in any order."""
+        positions: Array = indices - self.oldest if self._from_oldest else indices % self.capacity
+        return positions
 
     @abstractmethod
     def versions_of(self, start: int, stop: int) -> Array:
         """Return the policy versions of the rows [start, stop), all readable: [stop - start, 2] int64."""
+
+
+def put_rows(ring: Array, start: int, values: Array) -> None:
+    """Write rows into a ring [capacity, width], from absolute index `start` on."""
+    at = start % len(ring) if len(ring) else 0
+    first = len(ring) - at
+    if len(values) <= first:
+        fill(ring[at : at + len(values)], values)
+    else:
+        fill(ring[at:], values[:first])
+        fill(ring[: len(values) - first], values[first:])
 
 
 class RamRows(Rows):
@@ -286,20 +302,11 @@ class RamRows(Rows):
 
     def put(self, column: Column, start: int, values: Array) -> None:
         """Write the values into the ring."""
-        self._put(self.groups[column.group], slice(column.start, column.stop), start, values)
+        put_rows(self.groups[column.group][:, column.start : column.stop], start, values)
 
     def put_versions(self, start: int, values: Array) -> None:
         """Write the versions into the ring."""
-        self._put(self._versions, slice(None), start, values)
-
-    def _put(self, ring: Array, columns: slice, start: int, values: Array) -> None:
-        at = start % self.capacity
-        stop, first = at + len(values), self.capacity - at
-        if stop <= self.capacity:
-            fill(ring[at:stop, columns], values)
-        else:
-            fill(ring[at:, columns], values[:first])
-            fill(ring[: stop - self.capacity, columns], values[first:])
+        put_rows(self._versions, start, values)
 
     def publish(self, stop: int) -> None:
         """Make the rows readable immediately."""
@@ -308,12 +315,12 @@ class RamRows(Rows):
     def load(self, written: int, rows: list[Array]) -> None:
         """Load the newest rows of each of `arrays`, oldest first. `written` is the index after the last."""
         for ring, values in zip(self.arrays, rows, strict=True):
-            self._put(ring, slice(None), written - len(values), values)
+            put_rows(ring, written - len(values), values)
         self.readable = written
 
     def gather(self, positions: Array, looked_at: int = 0) -> tuple[list[torch.Tensor], Array]:
         """Return the rows with one gather per group."""
-        places = self._places(positions)
+        places = (self.oldest + positions) % self.capacity if self._from_oldest else positions
         index = torch.from_numpy(places)
         counters = self._counters[places[:looked_at]]
         return [group.index_select(0, index) for group in self._tensors], counters
@@ -321,38 +328,6 @@ class RamRows(Rows):
     def row(self, index: int) -> list[Array]:
         """Return views of the rings."""
         return [group[index % self.capacity] for group in self.groups]
-
-    def index_of(self, position: int) -> int:
-        """Return the newest index at this place of the ring."""
-        if self._fewer:
-            return self.oldest + position
-        newest = self.readable - 1
-        return newest - (newest - position) % self.capacity
-
-    def indices_of(self, positions: Array) -> Array:
-        """Return the absolute indices at these places of the ring."""
-        newest = self.readable - 1
-        indices: Array = self.oldest + positions if self._fewer else newest - (newest - positions) % self.capacity
-        return indices
-
-    @property
-    def _fewer(self) -> bool:
-        """Return True if some rows in the rings can no longer be read."""
-        return self.oldest > 0 and self.readable - self.oldest < self.capacity
-
-    def _places(self, positions: Array) -> Array:
-        return (self.oldest + positions) % self.capacity if self._fewer else positions
-
-    def positions_of(self, indices: Array) -> Array:
-        """Return the positions of these rows."""
-        positions: Array = indices - self.oldest if self._fewer else indices % self.capacity
-        return positions
-
-    def versions(self) -> Any:
-        """Return a view of the ring, or a copy of its readable part."""
-        if self._fewer:
-            return self._versions[self._places(np.arange(len(self)))]
-        return self._versions[: len(self)]
 
     def versions_of(self, start: int, stop: int) -> Array:
         """Return a copy of the versions."""

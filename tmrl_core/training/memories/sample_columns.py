@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from tmrl_core.samples import Chunk
+from tmrl_core.samples.columns import map_leaves
 from tmrl_core.samples.supported_values import DTYPES
 from tmrl_core.training.memories.layout import Array
-from tmrl_core.training.memories.rows import RowLease
+from tmrl_core.training.memories.rows import RowLease, put_rows
 from tmrl_core.training.value_types import Batch, Device, State, Tree
 
 _KINDS = frozenset({"", "0-d", "float", "int", "bool"})
@@ -82,24 +83,6 @@ def _columns(tree: Tree, kinds: Iterator[str], path: Path = ()) -> Iterator[tupl
         yield path, _Leaf(tree.dtype, tree.shape[1:], next(kinds, "")), tree
     else:
         raise _MisfitError
-
-
-def _numbered(tree: Tree, leaves: Iterator[int]) -> Tree:
-    """Return a tree with the number of each leaf in its place."""
-    if isinstance(tree, dict):
-        return {key: _numbered(item, leaves) for key, item in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple([_numbered(item, leaves) for item in tree])
-    return next(leaves)
-
-
-def _filled(template: Tree, value: Callable[[int], Tree]) -> Tree:
-    """Return a template with `value(number)` in place of each leaf's number."""
-    if isinstance(template, dict):
-        return {key: _filled(item, value) for key, item in template.items()}
-    if isinstance(template, tuple):
-        return tuple([_filled(item, value) for item in template])
-    return value(template)
 
 
 def _paths(template: Tree, path: Path = ()) -> dict[Path, int]:
@@ -197,7 +180,7 @@ class SampleColumns:
             return bool(self._rings[field - 3][place, 0])
         if field == 0 and not self._rings[2][place, 0]:
             return None
-        return _filled(self._templates[field], lambda leaf: self._leaf_value(leaf, place))
+        return map_leaves(lambda leaf: self._leaf_value(leaf, place), self._templates[field])
 
     def _leaf_value(self, number: int, place: int) -> Tree:
         leaf, row = self._leaves[number], self._rings[_FLAGS + 1 + number][place]
@@ -259,7 +242,7 @@ class SampleColumns:
 
     def _learn(self, field: int, tree: Tree, leaves: Sequence[_Leaf]) -> None:
         numbers = iter(range(len(self._leaves), len(self._leaves) + len(leaves)))
-        self._templates[field] = _numbered(tree, numbers)
+        self._templates[field] = map_leaves(lambda _: next(numbers), tree)
         self._known[field] = _paths(self._templates[field])
         self._leaves += leaves
         length = len(self._rings[0])
@@ -321,7 +304,7 @@ class SampleColumns:
                 values = self._rings[_FLAGS + 1 + number].take(at, axis=0)
                 return _tensor(values.reshape(len(at), *leaf.shape), dtype or leaf.batch_dtype, device)
 
-            return _filled(template, tensor)
+            return map_leaves(tensor, template)
 
         float32 = np.dtype(np.float32)
         return (
@@ -399,11 +382,7 @@ def _leaf_of(dtype: str, shape: Sequence[int], kind: str) -> _Leaf:
 
 def _put(ring: Array, start: int, values: Array) -> None:
     """Write rows to a ring, from number `start` on."""
-    values = values.reshape(len(values), ring.shape[1])
-    at = start % len(ring) if len(ring) else 0
-    first = min(len(values), len(ring) - at)
-    ring[at : at + first] = values[:first]
-    ring[: len(values) - first] = values[first:]
+    put_rows(ring, start, values.reshape(len(values), ring.shape[1]))
 
 
 def _tensor(values: Array, dtype: np.dtype, device: Device) -> torch.Tensor:

@@ -40,6 +40,7 @@ from tmrl_core.networking.protocol.messages import (
     Version,
     encode_body,
     plain,
+    starves,
     turn_text,
     waits_for_round,
 )
@@ -51,8 +52,8 @@ from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
 from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mean_of
-from tmrl_core.training.memories.finite_samples import check_finite_samples
 from tmrl_core.training.memories.memory import MAX_STREAMS
+from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.remote.equal_ends import EqualEnds
 from tmrl_core.training.value_types import Metrics, Policy, State
 
@@ -287,7 +288,8 @@ class RemoteInterface(TrainingInterface):
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
             for chunk in delivery.chunks:
-                check_finite_samples(chunk)
+                check_samples(chunk)
+                chunk.finite = True
         except (CodecError, SampleRefusedError) as exc:
             delivery.refuse(str(exc))
         else:
@@ -344,6 +346,14 @@ class RemoteInterface(TrainingInterface):
             StarvedError: workers and trainer wait for each other.
             NetworkError: the Server refuses this trainer permanently.
         """
+        return self._wait(timeout_s, lambda: False)
+
+    def wait_for_turn(self, timeout_s: float) -> None:
+        """Wait until the worker reports that it waits with the latest version, or as `wait`."""
+        stream, text = self._turner, turn_text(self._turn)
+        self._wait(timeout_s, lambda: stream is not None and self.link.waits_of(stream).startswith(text))
+
+    def _wait(self, timeout_s: float, condition: Callable[[], bool]) -> bool:
         deadline = self._clock() + timeout_s
         while not self.stopping:
             self.link.check()
@@ -352,7 +362,7 @@ class RemoteInterface(TrainingInterface):
             left = deadline - self._clock()
             if left <= 0:
                 return False
-            if self.link.wait(min(left, SLICE_S)):
+            if self.link.wait(min(left, SLICE_S), condition):
                 return True
         return False
 
@@ -367,7 +377,7 @@ class RemoteInterface(TrainingInterface):
         self._note_members()
         away = self._is_worker_missing(now)
         waits = [] if away or not self.progress.lack else self.link.waits
-        if not (waits and all(text for _, text in waits)):
+        if not (waits and all(starves(text) for _, text in waits)):
             self._starved_since = None
             return
         # A policy in transit may still release a worker, so the state must last for some time.

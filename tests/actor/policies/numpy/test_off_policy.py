@@ -7,8 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor.policies.numpy.off_policy import NumpyDeterministicMLPActor, NumpyQValueMLPActor
-from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor
+from tmrl_core.actor.policies.numpy.deterministic import NumpyDeterministicMLPActor
+from tmrl_core.actor.policies.numpy.q_value import NumpyQValueMLPActor
+from tmrl_core.actor.policies.torch.deterministic import DeterministicMLPActor
+from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
 from tmrl_core.errors import ConfigError
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 import tmrl_core.actor
 from tests.actor.policies.torch.test_recurrent import BOX, FEW, OBSERVATION, make
 from tmrl_core.actor import choose_actor
-from tmrl_core.actor.policies.recurrent import CELLS
+from tmrl_core.actor.policies.policy import CELLS
 from tmrl_core.actor.policies.weights import difference
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.errors import ConfigError, WeightsError

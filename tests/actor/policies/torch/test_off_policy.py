@@ -9,7 +9,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor.policies.torch.off_policy import DeterministicMLPActor, QValueMLPActor, dueling_q
+from tmrl_core.actor.policies.numpy.q_value import dueling_q
+from tmrl_core.actor.policies.torch.deterministic import DeterministicMLPActor
+from tmrl_core.actor.policies.torch.q_value import QValueMLPActor
 from tmrl_core.errors import ConfigError, WeightsError
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)

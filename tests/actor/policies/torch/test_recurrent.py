@@ -7,13 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.actor.policies.recurrent import CELLS
-from tmrl_core.actor.policies.torch.recurrent import (
-    CategoricalRNNActor,
-    GaussianRNNActor,
-    QValueRNNActor,
-    SquashedGaussianRNNActor,
-)
+from tmrl_core.actor.policies.policy import CELLS
+from tmrl_core.actor.policies.torch.categorical import CategoricalRNNActor
+from tmrl_core.actor.policies.torch.gaussian import GaussianRNNActor
+from tmrl_core.actor.policies.torch.q_value import QValueRNNActor
+from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianRNNActor
 
 OBSERVATION = spaces.Dict({"x": spaces.Box(-1.0, 1.0, (3,), np.float32), "n": spaces.Discrete(4, start=2)})
 BOX = spaces.Box(np.float32(-1.0), np.float32(2.0), (2,), np.float32)

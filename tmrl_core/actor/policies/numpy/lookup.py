@@ -11,8 +11,8 @@ from typing import Any, cast
 from tmrl_core import actor as actors
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.activations import activation_name
-from tmrl_core.actor.policies.numpy.recurrent import NumpySquashedGaussianRNNActor
-from tmrl_core.actor.policies.numpy.squashed_gaussian import SUPPORTED_ACTIVATIONS, NumpySquashedGaussianMLPActor
+from tmrl_core.actor.policies.numpy.mlp import SUPPORTED_ACTIVATIONS
+from tmrl_core.actor.policies.numpy.squashed_gaussian import SquashedGaussian
 from tmrl_core.config import resolve_with
 from tmrl_core.config.algorithms import POLICIES, actor_of
 from tmrl_core.config.references import check_kwargs
@@ -20,7 +20,6 @@ from tmrl_core.errors import ConfigError, MissingExtraError
 
 _BACKENDS: dict[str, type[ActorModule]] = {policy.name: getattr(actors, policy.numpy_name) for policy in POLICIES}
 """NumPy class of each of the project's policies."""
-_NUMPY_CLASSES = tuple(_BACKENDS.values())
 
 _NO_KEYWORDS = frozenset({"observation_space", "action_space", "seed"})
 """Parameters of a NumPy backend that are not keyword arguments of the policy."""
@@ -37,7 +36,7 @@ def numpy_backend_of(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Cal
         A callable `(observation_space=, action_space=)`. None: a policy of the user's own (a subclass included), or a
         keyword argument, such as another activation, that the NumPy backend does not support.
     """
-    cls, keywords = _backend_of(actor, kwargs)
+    cls, _, keywords = _built_in(actor, kwargs)
     if cls is None or not (inspect.signature(cls).parameters.keys() - _NO_KEYWORDS).issuperset(keywords):
         return None
     if activation_name(keywords.get("activation", "relu")) not in SUPPORTED_ACTIVATIONS:
@@ -45,22 +44,17 @@ def numpy_backend_of(actor: Any, kwargs: Mapping[str, Any] | None = None) -> Cal
     return functools.partial(cls, **keywords) if keywords else cls
 
 
-def _backend_of(actor: Any, kwargs: Mapping[str, Any] | None) -> tuple[type[ActorModule] | None, dict[str, Any]]:
-    """Return the class of the NumPy backend, if there is one, and all keyword arguments of the policy."""
-    keywords = dict(kwargs or {})
+def _built_in(actor: Any, kwargs: Mapping[str, Any] | None) -> tuple[type[ActorModule] | None, bool, dict[str, Any]]:
+    """Return the NumPy backend of a policy that has one, True for a backend itself, and all keyword arguments."""
+    keywords, positional = dict(kwargs or {}), False
     while isinstance(actor, functools.partial):
-        if actor.args:
-            return None, keywords
+        positional = positional or bool(actor.args)
         keywords = {**actor.keywords, **keywords}
         actor = actor.func
-    if inspect.isclass(actor):
-        actor = f"{actor.__module__}:{actor.__qualname__}"
-    name = actor_of(actor) if isinstance(actor, str) else None
-    return None if name is None or _is_numpy(actor) else _BACKENDS[name], keywords
-
-
-def _is_numpy(reference: str) -> bool:
-    return reference.partition(":")[2].startswith("Numpy")
+    reference = f"{actor.__module__}:{actor.__qualname__}" if inspect.isclass(actor) else actor
+    name = actor_of(reference) if isinstance(reference, str) else None
+    is_numpy = name is not None and reference.partition(":")[2].startswith("Numpy")
+    return None if name is None or is_numpy or positional else _BACKENDS[name], is_numpy, keywords
 
 
 def choose_actor(
@@ -89,17 +83,17 @@ def choose_actor(
         if isinstance(make, functools.partial):
             check_kwargs(make.func, make.keywords, "actor.kwargs")
         return make
-    if backend == "numpy" and not _acts_without_torch(actor):
+    same, is_numpy, keywords = _built_in(actor, kwargs)
+    if backend == "numpy" and not is_numpy:
         raise ConfigError(
             f"worker.backend: {actor!r} with {dict(kwargs or {})} has no NumPy backend; use auto or torch, or "
             f"one of the policies {', '.join(_BACKENDS)} of tmrl_core.actor with relu or tanh"
         )
-    same, keywords = _backend_of(actor, kwargs)
-    if same in (NumpySquashedGaussianMLPActor, NumpySquashedGaussianRNNActor) and "random" not in keywords:
+    if same is not None and issubclass(same, SquashedGaussian) and "random" not in keywords:
         # Begin with random actions, as its NumPy backend does. The trainer's own actor must not: it receives no
         # weights.
         kwargs = {**(kwargs or {}), "random": None}
-    torch_only = same is not None or (backend == "torch" and _acts_without_torch(actor))
+    torch_only = same is not None or (backend == "torch" and is_numpy)
     if torch_only and importlib.util.find_spec("torch") is None:
         missing = MissingExtraError("torch", "trainer", f"the policy {actor}")
         accepted = [] if same is None else list(inspect.signature(same).parameters.keys() - _NO_KEYWORDS)
@@ -113,9 +107,3 @@ def choose_actor(
     if isinstance(actor, str):
         return cast(Callable[..., Any], resolve_with(actor, kwargs or {}, "actor.cls"))
     return functools.partial(actor, **kwargs) if kwargs else cast(Callable[..., Any], actor)
-
-
-def _acts_without_torch(actor: Any) -> bool:
-    while isinstance(actor, functools.partial):
-        actor = actor.func
-    return actor in _NUMPY_CLASSES or (isinstance(actor, str) and actor_of(actor) is not None and _is_numpy(actor))

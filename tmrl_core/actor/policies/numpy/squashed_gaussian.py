@@ -1,18 +1,24 @@
-"""The project's own policy without torch: the same weights, a third of the time per action."""
+"""Gaussian policies that are squashed by tanh into bounds: the distribution, and NumPy's backend.
+
+Shape suffixes: B batch, A action elements.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.exploration import RandomUntilTrained
-from tmrl_core.actor.policies.numpy.mlp import SUPPORTED_ACTIVATIONS as SUPPORTED_ACTIVATIONS
-from tmrl_core.actor.policies.numpy.mlp import NumpyMLPActor
+from tmrl_core.actor.policies.numpy.mlp import NumpyMLPPolicy
+from tmrl_core.actor.policies.numpy.recurrent import NumpyRecurrentPolicy
+from tmrl_core.actor.policies.policy import Policy
 from tmrl_core.actor.policies.spaces import action_bounds
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOG_STD_MIN = -20.0
 LOG_STD_MAX = 2.0
@@ -27,16 +33,59 @@ _SCALAR_ACTIONS = 4
 """Number of action elements up to which Python's floats are faster than calls to NumPy."""
 
 
-class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
+class SquashedGaussian(Policy):
+    """The distribution. A share `random` of the actions is uniform, until the first weights if nobody set it."""
+
+    explored_by = ("random",)
+    random: float
+
+    def set_actions(self, random: float | None) -> None:
+        """Set bounds, heads and the share of random actions; None: all, until weights arrive without a share.
+
+        Raises:
+            ConfigError: the action space has no finite bounds, or it is another kind of space.
+        """
+        self._bounds = action_bounds(self.name, self.action_space)
+        self.heads = {"mu": self._bounds.size, "log_std": self._bounds.size}
+        self._told = random is not None
+        self.random = 1.0 if random is None else float(random)
+
+    def set_exploration(self, parameters: Mapping[str, float]) -> None:
+        """Set `random`."""
+        super().set_exploration(parameters)
+        self._told = self._told or "random" in parameters
+
+    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
+        """Load the weights as the backend does, and use them from now on, unless `random` was set explicitly."""
+        actor: Self = super().from_bytes(data, device)  # type: ignore[assignment]  # each backend returns itself
+        if not self._told:
+            self.random = 0.0
+        return actor
+
+    def outputs_of_heads(self, heads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return `mu` and `log_std` before squashing."""
+        return {"mu": heads["mu"], "log_std": np.minimum(np.maximum(heads["log_std"], LOG_STD_MIN), LOG_STD_MAX)}
+
+    def choose(
+        self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return actions without extras."""
+        bounds = self._bounds
+        u_BA = outputs_B["mu"].astype(np.float64)
+        if not deterministic:
+            u_BA += np.exp(outputs_B["log_std"]) * rng.standard_normal(u_BA.shape)
+        action_BA = bounds.low + (np.tanh(u_BA) + 1.0) * 0.5 * (bounds.high - bounds.low)
+        return bounds.clipped(action_BA if deterministic else bounds.mixed(action_BA, self.random, rng)), {}
+
+
+class NumpySquashedGaussianMLPActor(SquashedGaussian, NumpyMLPPolicy):
     """Acts as `SquashedGaussianMLPActor` does, on weights that it reads from the same safetensors.
 
-    The arguments are those of `SquashedGaussianMLPActor`, with `activation` and `seed` as in `NumpyMLPActor`.
+    The arguments are those of `SquashedGaussianMLPActor`, with `activation` and `seed` as in `NumpyPolicy`.
 
     Raises:
         ConfigError: a space or an activation that this policy cannot take.
     """
-
-    owner: ClassVar[str] = "SquashedGaussianMLPActor"
 
     def __init__(
         self,
@@ -48,15 +97,10 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
         seed: int | None = None,
         convolutions: Convolutions | None = None,
     ) -> None:
-        self._bounds = action_bounds(self.owner, action_space)
-        heads = {"mu": self._bounds.size, "log_std": self._bounds.size}
-        super().__init__(
-            observation_space, action_space, heads, hidden_sizes, activation, seed, convolutions=convolutions
-        )
+        super().__init__(observation_space, action_space, hidden_sizes, activation, seed, convolutions, random=random)
         self._noise: list[float] = []
         self._uniform: list[np.ndarray] = []
-        self._act_by_policy = self._make_act()
-        self.begin_exploration(random)
+        self._act = self._make_act()
 
     def seed(self, seed: int) -> None:
         """Seed the exploration and discard numbers sampled before."""
@@ -64,22 +108,14 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
         self._noise.clear()
         self._uniform.clear()
 
-    def _explore_with(self, random: float) -> None:
-        self.random = random
-        # So that a policy which has learned something pays nothing for the question.
-        self._act = self._act_by_policy if random <= 0.0 else self._act_by_chance
-
-    def _act_by_chance(self, obs: Any, test: bool) -> np.ndarray:
-        if test or (self.random < 1.0 and self._rng.random() >= self.random):
-            return self._act_by_policy(obs, test)
-        if not self._uniform:
-            bounds = self._bounds
-            sampled = self._rng.uniform(bounds.low, bounds.high, (_UNIFORM_BLOCK, bounds.size)).astype(bounds.dtype)
-            self._uniform.extend(sampled)
-        return self._uniform.pop().reshape(self._bounds.shape)
-
     def act(self, obs: Any, test: bool = False) -> np.ndarray:
         """The action for one observation, a new array of the action space; `test`: the most likely one."""
+        if self.random > 0.0 and not test and (self.random >= 1.0 or self._rng.random() < self.random):
+            if not self._uniform:
+                bounds = self._bounds
+                sampled = self._rng.uniform(bounds.low, bounds.high, (_UNIFORM_BLOCK, bounds.size)).astype(bounds.dtype)
+                self._uniform.extend(sampled)
+            return self._uniform.pop().reshape(self._bounds.shape)
         return self._act(obs, test)
 
     def _make_act(self) -> Callable[..., np.ndarray]:
@@ -129,3 +165,31 @@ class NumpySquashedGaussianMLPActor(RandomUntilTrained, NumpyMLPActor):
             return action.astype(dtype).reshape(shape)
 
         return act_vector
+
+
+class NumpySquashedGaussianRNNActor(SquashedGaussian, NumpyRecurrentPolicy):
+    """Acts as `SquashedGaussianRNNActor` does, on weights that it reads from the same safetensors.
+
+    The arguments are those of `SquashedGaussianRNNActor`, with `activation` and `seed` as in `NumpyPolicy`.
+
+    Raises:
+        ConfigError: a space or a setting that this policy cannot take.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (128,),
+        activation: Any = "relu",
+        cell: str = "gru",
+        cell_size: int = 128,
+        state_interval: int = 20,
+        random: float | None = None,
+        seed: int | None = None,
+        convolutions: Convolutions | None = None,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, hidden_sizes, activation, seed, convolutions,
+            cell=cell, cell_size=cell_size, state_interval=state_interval, random=random,
+        )  # fmt: skip

@@ -1,9 +1,15 @@
-"""Hidden layers and flattened observations of the policies that run with torch. Shape suffix: B batch."""
+"""Layers and flattened observations of the policies that run with torch.
+
+Shape suffixes: B batch, T ticks, D elements of a flattened observation, H features, N outputs.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,16 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tmrl_core.actor.module import State
-from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.flattening import Leaf, layout_metadata, layout_of, vector_size
-from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN, is_masked
-from tmrl_core.actor.policies.spaces import choice_counts
+from tmrl_core.actor.policies.flattening import Leaf, vector_size
+from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN
+from tmrl_core.actor.policies.policy import OBSERVATION_LIMIT, Policy
+from tmrl_core.actor.policies.spaces import BoxBounds, choice_counts
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
 from tmrl_core.actor.policies.torch.module import TorchActorModule
 from tmrl_core.errors import ConfigError
-
-_MODULES: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+from tmrl_core.samples.columns import map_leaves
 
 
 def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -33,8 +38,7 @@ def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], n
     """
     if not isinstance(activation, str):
         return activation
-    known = _MODULES.get(activation.lower())
-    found = known if known is not None else vars(torch.nn).get(activation)
+    found = vars(torch.nn).get({"relu": "ReLU", "tanh": "Tanh"}.get(activation.lower(), activation))
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ConfigError(f"activation is {activation!r}; allowed: relu, tanh, or the name of a class of torch.nn.")
     return found
@@ -53,7 +57,8 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
             parts.append(value.reshape(-1, leaf.size))
             continue
         if leaf.kind in ("values", "image"):
-            parts.append(_scaled_by_bounds(leaf, value.reshape(-1, leaf.size).to(torch.float32)))
+            elements_BN = value.reshape(-1, leaf.size).to(torch.float32)
+            parts.append(elements_BN if leaf.width is None else _scaled_by_bounds(leaf, elements_BN))
             continue
         integers = value.reshape(-1, len(leaf.counts)).to(torch.int64)
         parts += [
@@ -64,9 +69,9 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
 
 
 def _scaled_by_bounds(leaf: Leaf, elements_BN: Tensor) -> Tensor:
-    """Return elements [B, size] of a leaf, scaled as `Leaf.scale_by_bounds`."""
-    if leaf.low is None or leaf.width is None:
-        return elements_BN
+    """Return elements [B, size] of a leaf with bounds, scaled as `Leaf.scale_by_bounds`."""
+    assert leaf.low is not None
+    assert leaf.width is not None
     array_B = elements_BN.reshape(-1, *leaf.shape)
     scaled_B = (array_B - constant(leaf.low, elements_BN)) / constant(leaf.width, elements_BN)
     return scaled_B.reshape(-1, leaf.size)
@@ -121,25 +126,49 @@ def hidden_layers(
     return nn.Sequential(*layers), width
 
 
-class TorchMLPActor(TorchActorModule):
-    """A policy with hidden layers, their activation in the metadata of its weights, and a generator.
+def orthogonal_linear(inputs: int, outputs: int) -> nn.Linear:
+    """Return a hidden layer with orthogonal weights and no bias.
+
+    Source: what matters of PPO's initial weights: Andrychowicz et al., arXiv:2006.05990, section 3.2.
+    """
+    return orthogonal(nn.Linear(inputs, outputs), math.sqrt(2.0))
+
+
+def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+    """Initialize a layer with orthogonal weights of this gain and no bias; return it."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class TorchPolicy(Policy, TorchActorModule):
+    """A policy with hidden layers and heads, and their activation in the metadata of its weights.
 
     Args:
         observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
         action_space: of the environment.
         hidden_sizes: width of each hidden layer.
         activation: class of the hidden layers' activation, or its name.
-        linear: makes an affine layer of so many inputs and outputs.
         convolutions: layers for images, see `tmrl_core.actor.policies.convolutions`; None: the default ones.
+        normalize_observations: to mean 0 and standard deviation 1, by what training has seen of them so far, which
+            travels with the weights; elements beyond 10 are cut there. Images are left as they are.
+        settings: of the distribution.
 
     Attributes:
         layout: of a flattened observation; an action mask comes last.
         inputs: number of elements of a flattened observation without the mask.
-        masked: True: the environment has an action mask.
         encoder: makes the inputs of the hidden layers.
         net: the hidden layers.
-        features: width of their output.
+        normalizes: True: observations are normalized.
+
+    Raises:
+        ConfigError: a space or a setting that this policy cannot take.
     """
+
+    low: Tensor
+    high: Tensor
+    obs_mean: Tensor
+    obs_std: Tensor
 
     def __init__(
         self,
@@ -147,33 +176,65 @@ class TorchMLPActor(TorchActorModule):
         action_space: Any,
         hidden_sizes: Sequence[int],
         activation: str | Callable[[], nn.Module],
-        linear: Callable[[int, int], nn.Module] = nn.Linear,
-        convolutions: Convolutions | None = None,
+        convolutions: Convolutions | None,
+        normalize_observations: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__(observation_space, action_space)
-        self.layout = layout_of(observation_space, action_space, convolutions)
+        super().__init__(observation_space, action_space, activation, convolutions, **settings)
         self.encoder = ObservationEncoder(self.layout, convolutions)
         self.inputs = vector_size(self.layout)
-        self.masked = is_masked(observation_space, action_space)
         if self.masked:
             counts = choice_counts(action_space)
             self.layout += tuple(_mask_leaves(observation_space[ACTION_MASK], counts, self.inputs))
-        self._activation = activation_name(activation)
-        self._generator: torch.Generator | None = None
-        self.net, self.features = hidden_layers(self.encoder.features, hidden_sizes, activation, linear)
+        hidden_layer = orthogonal_linear if self.on_policy else nn.Linear
+        self.net, features = hidden_layers(self.encoder.features, hidden_sizes, activation, hidden_layer)
+        self.normalizes = normalize_observations
+        if normalize_observations:
+            self.register_buffer("obs_mean", torch.zeros(self.encoder.values))
+            self.register_buffer("obs_std", torch.ones(self.encoder.values))
+        features = self._add_layer(features)
+        for name, size in self.heads.items():
+            head = nn.Linear(features, size)
+            self.add_module(name, orthogonal(head, 0.01) if self.on_policy else head)
+        for name, array in self.arrays.items():
+            self.register_parameter(name, nn.Parameter(torch.tensor(array)))
+
+    def _add_layer(self, width: int) -> int:
+        """Add a layer between hidden layers of this width and heads; return the heads' inputs."""
+        return width
+
+    def keep_bounds(self, bounds: BoxBounds, shape: tuple[int, ...]) -> None:
+        """Make buffers `low` and `high` of this shape."""
+        # They come from the environment and are not learned, so weights do not hold them.
+        for name, bound in (("low", bounds.low), ("high", bounds.high)):
+            self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32).reshape(shape), persistent=False)
+
+    @cached_property
+    def _rng(self) -> np.random.Generator:  # type: ignore[override]  # `seed` replaces it
+        """Generator of the exploration; without `seed`, torch's global one determines it."""
+        return np.random.default_rng(int(torch.randint(2**62, ()).item()))
+
+    @property
+    def _own_device(self) -> torch.device:
+        return next(self.parameters()).device
 
     def weights_metadata(self) -> dict[str, str]:
         """Return the activation and the layout of bytes, which the shapes do not show."""
-        return {"activation": self._activation, **layout_metadata(self.layout)}
+        return self._metadata
+
+    def normalized(self, flat_BD: Tensor) -> Tensor:
+        """Return [B, D] flattened observations without the action mask, normalized if that is enabled."""
+        flat_BD = flat_BD[..., : self.inputs] if self.masked else flat_BD
+        if not self.normalizes:
+            return flat_BD
+        count = self.encoder.values
+        values = ((flat_BD[..., :count] - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        return values if count == self.inputs else torch.cat([values, flat_BD[..., count:]], dim=-1)
 
     def encode(self, flat_BD: Tensor) -> Tensor:
         """Return [B, H] features of flattened observations [B, D]."""
-        features_BH: Tensor = self.net(self.encoder(self.inputs_of(flat_BD)))
+        features_BH: Tensor = self.net(self.encoder(self.normalized(flat_BD)))
         return features_BH
-
-    def inputs_of(self, flat_BD: Tensor) -> Tensor:
-        """Return flattened observations [..., D] without the action mask."""
-        return flat_BD[..., : self.inputs] if self.masked else flat_BD
 
     def allowed(self, flat_BD: Tensor) -> Tensor | None:
         """Return the action mask [..., N] of flattened observations [..., D], as bool; None: there is none."""
@@ -187,11 +248,7 @@ class TorchMLPActor(TorchActorModule):
         each = [part.any(dim=-1) for part in torch.split(allowed_BN, list(choice_counts(self.action_space)), dim=-1)]
         return torch.stack(each).all(dim=0)
 
-    # --- whole sequences: what `tmrl_core.envs.get_sessions` needs; recurrent policies have their own ---
-
-    def initial_state(self, batch: int) -> State:
-        """Return the state at the beginning of `batch` sessions: empty, there is no recurrence."""
-        return {}
+    # --- whole sequences, as `tmrl_core.envs.get_sessions` needs them ---
 
     def unroll(self, obs_BT: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the outputs [B, T, ...] of the policy by name, with gradients, and the empty state.
@@ -206,8 +263,36 @@ class TorchMLPActor(TorchActorModule):
     def step(
         self, obs_B: Any, state_B: Mapping[str, Any], deterministic: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return actions [B, *action shape], with gradients where they are continuous, and the empty state."""
-        return self.action_of(self.outputs_at(flatten_batch(self.layout, obs_B)), deterministic), {}
+        """Return actions [B, *action shape] and the state after this tick.
+
+        Actions of policies without recurrence have gradients where they are continuous; states have gradients.
+        """
+        outputs_B, after_B = self.tick(obs_B, state_B)
+        return self.action_of(outputs_B, deterministic), after_B
+
+    def infer(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], State]:
+        """Return the parameters of the action distributions of NumPy observations, and the next state."""
+        with torch.no_grad():
+            # A copy: an observation may be read-only, or its strides negative.
+            tensors_B = map_leaves(
+                lambda value: torch.tensor(np.ascontiguousarray(value), device=self._own_device), obs_B
+            )
+            outputs_B, after_B = self.tick(tensors_B, state_B)
+        return arrays_of(outputs_B), {name: value.cpu().numpy() for name, value in after_B.items()}
+
+    def tick(self, obs_B: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the outputs [B, ...] of one tick, with gradients, and the state after it."""
+        return self.outputs_at(flatten_batch(self.layout, obs_B)), {}
+
+    def act(self, obs: Any, test: bool = False) -> Any:
+        """Return the action for one observation, collated with a batch dimension of one."""
+        return self.act_on(flatten_batch(self.layout, obs), test)[0]
+
+    def act_on(self, flat_BD: Tensor, test: bool) -> tuple[Any, dict[str, Any]]:
+        """Return the action for one flattened observation, with a batch dimension of one, and its extras."""
+        with torch.no_grad():
+            outputs_B = arrays_of(self.outputs_at(flat_BD))
+        return self.first(*self.choose_allowed(outputs_B, self._rng, test))
 
     def outputs_at(self, flat_BD: Tensor) -> dict[str, Tensor]:
         """Return the masked outputs by name, [..., N], of flattened observations [..., D]."""
@@ -224,15 +309,13 @@ class TorchMLPActor(TorchActorModule):
         logits = {name: forbid(value, allowed) for name, value in outputs.items() if name == "logits"}
         return {**outputs, **logits, ALLOWED: allowed}
 
+    @abstractmethod
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
-        """Return the outputs of the last layers by name, [..., N], of [..., H] features."""
-        raise NotImplementedError(f"{type(self).__name__} has no outputs_of(features), so it cannot be unrolled.")
+        """Return the parameters of the action distributions by name, [..., N], of [..., H] features."""
 
     def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
-        """Return actions [B, *action shape] of the outputs of `outputs_of`, explored as in `act`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no action_of(outputs, deterministic); let it act instead."
-        )
+        """Return actions [B, *action shape] of the outputs of `tick`, explored as in `act`, without gradients."""
+        return torch.from_numpy(self.choose(arrays_of(outputs_B), self._rng, deterministic)[0]).to(self._own_device)
 
     def log_prob(self, outputs_BT: Mapping[str, Tensor], action_BT: Tensor) -> Tensor | None:
         """Return, with gradients, the [...] log-probabilities in nats of actions [..., *action shape].
@@ -241,22 +324,20 @@ class TorchMLPActor(TorchActorModule):
         """
         return None
 
-    def _mixed(self, action_B: Tensor, low: Tensor, high: Tensor, share: float) -> Tensor:
+    def noise_like(self, values: Tensor) -> Tensor:
+        """Return Gaussian noise with the shape and dtype of `values`, to explore with."""
+        return torch.from_numpy(self._rng.standard_normal(values.shape)).to(values)
+
+    def mixed(self, action_B: Tensor, low: Tensor, high: Tensor, share: float) -> Tensor:
         """Return actions, a share of them replaced by uniformly sampled ones."""
         if share <= 0.0:
             return action_B
-        uniform_B = low + self._uniform(action_B.shape) * (high - low)
-        replaced_B = self._uniform(action_B.shape[:1]) < share
+        uniform_B = low + torch.from_numpy(self._rng.random(action_B.shape)).to(action_B) * (high - low)
+        replaced_B = torch.from_numpy(self._rng.random(len(action_B)) < share).to(action_B.device)
         return torch.where(replaced_B.reshape(-1, *[1] * (action_B.ndim - 1)), uniform_B, action_B)
 
-    def seed(self, seed: int) -> None:
-        """Give the exploration of `act` a seeded generator; otherwise it uses torch's global one."""
-        self._generator = torch.Generator(device=self._own_device).manual_seed(seed)
 
-    @property
-    def _own_device(self) -> torch.device:
-        return next(self.parameters()).device
-
-    def _uniform(self, shape: Sequence[int] = ()) -> Tensor:
-        """Return random numbers from 0 to 1 to explore with."""
-        return torch.rand(shape, generator=self._generator, device=self._own_device)
+def arrays_of(outputs: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Return outputs as NumPy arrays: float32, and bool for the action mask."""
+    found = {name: value.detach().cpu() for name, value in outputs.items()}
+    return {name: (value if name == ALLOWED else value.float()).numpy() for name, value in found.items()}

@@ -17,17 +17,14 @@ from tmrl_core.actor.module import FILE_FORMAT, ActorModule
 from tmrl_core.actor.policies.weights import (
     ADVICE,
     SAFETENSORS_FORMAT,
-    check_finite,
-    check_metadata,
-    check_shapes,
+    check_weights,
     describe,
-    exploration_in,
+    load_file,
     read_metadata,
     with_exploration,
     with_sorted_metadata,
 )
 from tmrl_core.errors import WeightsError
-from tmrl_core.storage import read_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -111,12 +108,8 @@ class TorchActorModule(ActorModule, torch.nn.Module, ABC):
         Raises:
             WeightsError: names the part that does not fit.
         """
-        data = read_whole(path)
-        exploration = exploration_in(data)
-        actor = self._take_state(data, device) if self._own_files else self.from_bytes(data, device)
-        if exploration:
-            actor.set_exploration(exploration)
-        return actor
+        take = self._take_state if self._own_files else self.from_bytes
+        return load_file(path, lambda data: take(data, device))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """As `torch.nn.Module.to`; remembers the device."""
@@ -185,9 +178,9 @@ def load_module(
         tensors = safetensors.torch.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as exc:
         raise WeightsError(f"{len(data)} bytes of weights are not in the safetensors format: {exc}") from exc
-    check_shapes(owner, _shapes(module), {name: tuple(value.shape) for name, value in tensors.items()}, advice)
-    check_metadata(owner, metadata, read_metadata(data))
-    check_finite(owner, _not_finite(module, tensors))
+    found = {name: tuple(value.shape) for name, value in tensors.items()}
+    not_finite = _not_finite(module, tensors)
+    check_weights(owner, _shapes(module), found, metadata, read_metadata(data), not_finite, advice)
     module.load_state_dict(tensors)
 
 

@@ -1,4 +1,7 @@
-"""The project's own policy, made with torch. `numpy_policies` acts on the same weights without it."""
+"""Gaussian policies that are squashed by tanh into each action element's bounds, with torch.
+
+Shape suffixes: B batch, T ticks, H features, A action elements.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tmrl_core.actor.policies.convolutions import Convolutions
-from tmrl_core.actor.policies.exploration import RandomUntilTrained
-from tmrl_core.actor.policies.spaces import action_bounds
-from tmrl_core.actor.policies.torch.mlp import TorchMLPActor, flatten_batch
+from tmrl_core.actor.policies.numpy.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussian
+from tmrl_core.actor.policies.torch.mlp import TorchPolicy, flatten_batch
+from tmrl_core.actor.policies.torch.recurrent import TorchRecurrentPolicy
 
-LOG_STD_MIN = -20.0
-LOG_STD_MAX = 2.0
 _UNIT_MARGIN = 1e-6
 """Distance of the scaled actions to -1 and 1, where the inverse of tanh is infinite."""
 
 
-class SquashedGaussianHead(RandomUntilTrained, TorchMLPActor):
-    """Last layers of a Gaussian policy that is squashed by tanh into each action element's bounds."""
+class TorchSquashedGaussian(SquashedGaussian, TorchPolicy):
+    """The distribution's densities and differentiable samples."""
 
-    low: Tensor
-    high: Tensor
+    mu: nn.Linear
+    log_std: nn.Linear
 
-    def make_head(self, owner: str) -> None:
-        """Make the layers, on features of the size `features`.
-
-        Raises:
-            ConfigError: the action space has no finite bounds, or it is another kind of space.
-        """
-        self._bounds = bounds = action_bounds(owner, self.action_space)
-        self.mu = torch.nn.Linear(self.features, bounds.size)
-        self.log_std = torch.nn.Linear(self.features, bounds.size)
-        # They come from the environment and are not learned, so weights do not hold them.
-        self.register_buffer("low", torch.as_tensor(bounds.low, dtype=torch.float32), persistent=False)
-        self.register_buffer("high", torch.as_tensor(bounds.high, dtype=torch.float32), persistent=False)
+    def set_actions(self, random: float | None) -> None:
+        """Set bounds, as tensors too, heads and the share of random actions."""
+        super().set_actions(random)
+        self.keep_bounds(self._bounds, (self._bounds.size,))
 
     def outputs_of(self, features_BH: Tensor) -> dict[str, Tensor]:
         """Return [..., A] `mu` and `log_std` before squashing, of [..., H] features."""
@@ -96,10 +88,10 @@ def _log_density(u_BA: Tensor, mu_BA: Tensor, log_std_BA: Tensor) -> Tensor:
     return (gaussian_BA - 0.5 * math.log(2.0 * math.pi) - squashing_BA).sum(dim=-1)
 
 
-class SquashedGaussianMLPActor(SquashedGaussianHead):
+class SquashedGaussianMLPActor(TorchSquashedGaussian):
     """Gaussian policy of a multi-layer perceptron, squashed by tanh into each action element's bounds.
 
-    The other arguments are those of `TorchMLPActor`.
+    The other arguments are those of `TorchPolicy`.
 
     Args:
         action_space: a Box of floats with finite bounds.
@@ -117,13 +109,11 @@ class SquashedGaussianMLPActor(SquashedGaussianHead):
         observation_space: Any,
         action_space: Any,
         hidden_sizes: Sequence[int] = (256, 256),
-        activation: str | Callable[[], torch.nn.Module] = torch.nn.ReLU,
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
         random: float | None = 0.0,
         convolutions: Convolutions | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, activation, convolutions=convolutions)
-        self.begin_exploration(random)
-        self.make_head("SquashedGaussianMLPActor")
+        super().__init__(observation_space, action_space, hidden_sizes, activation, convolutions, random=random)
 
     def forward(
         self, obs: Any, test: bool = False, compute_logprob: bool = True, generator: torch.Generator | None = None
@@ -147,19 +137,47 @@ class SquashedGaussianMLPActor(SquashedGaussianHead):
         return self.squashed(self.outputs_of(features_BH), test, compute_logprob, generator)
 
     def action_of(self, outputs_B: Mapping[str, Tensor], deterministic: bool) -> Tensor:
-        """Return actions [B, *action shape]; a share `random` of them is uniform."""
-        action_B, _ = self.squashed(outputs_B, deterministic, compute_logprob=False, generator=self._generator)
+        """Return actions [B, *action shape], with gradients; a share `random` of them is uniform."""
+        u_BA = outputs_B["mu"]
+        if deterministic:
+            return self.squash(u_BA)
+        action_B = self.squash(u_BA + torch.exp(outputs_B["log_std"]) * self.noise_like(u_BA))
         low, high = (bound.reshape(self._bounds.shape) for bound in (self.low, self.high))
-        return self._mixed(action_B, low, high, 0.0 if deterministic else self.random)
+        return self.mixed(action_B, low, high, self.random)
 
-    def act(self, obs: Any, test: bool = False) -> np.ndarray:
-        """Return the action for one observation with a batch dimension of one, as an array of the action space."""
-        with torch.no_grad():
-            if not test and self.random > 0.0 and self._uniform().item() < self.random:
-                action = self.low + self._uniform(self.low.shape) * (self.high - self.low)
-                array: np.ndarray = action.cpu().numpy()
-            else:
-                action, _ = self(obs, test=test, compute_logprob=False, generator=self._generator)
-                array = action[0].cpu().numpy()
-        # In float64, a bound of float32 may lie outside the space.
-        return self._bounds.clipped(array.ravel())
+
+class SquashedGaussianRNNActor(TorchRecurrentPolicy, TorchSquashedGaussian):
+    """`SquashedGaussianMLPActor` with a recurrent layer.
+
+    Args:
+        observation_space: flattened as `tmrl_core.actor.policies.flattening` says.
+        action_space: a Box of floats with finite bounds.
+        hidden_sizes: width of each hidden layer before the recurrent one.
+        activation: class of the hidden layers' activation, or its name.
+        cell: `gru` or `lstm`.
+        cell_size: units of the recurrent layer.
+        state_interval: number of ticks between two stored states.
+        random: as for `SquashedGaussianMLPActor`.
+
+    Raises:
+        ConfigError: a space or a setting that this policy cannot take.
+
+    Source: Ni et al., arXiv:2110.05038.
+    """
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        hidden_sizes: Sequence[int] = (128,),
+        activation: str | Callable[[], nn.Module] = nn.ReLU,
+        cell: str = "gru",
+        cell_size: int = 128,
+        state_interval: int = 20,
+        random: float | None = 0.0,
+        convolutions: Convolutions | None = None,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, hidden_sizes, activation, convolutions,
+            cell=cell, cell_size=cell_size, state_interval=state_interval, random=random,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Refusal of samples with NaN or infinite numbers, which would spoil every update that samples them."""
+"""The check of arriving samples: of their declared format, and for numbers that would spoil each update."""
 
 from __future__ import annotations
 
@@ -11,25 +11,37 @@ import numpy as np
 from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
+from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.value_types import Tree
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def check_finite_samples(chunk: Chunk, *, as_float32: bool = False) -> None:
-    """Refuse samples with NaN or infinity in an observation, action, reward or extra.
+def check_samples(chunk: Chunk, declared: DeclaredSamples | None = None, *, as_float32: bool = False) -> None:
+    """Refuse samples that cannot be trained on.
+
+    They differ from the declaration, or hold NaN or infinity in an observation, action, reward or extra.
 
     Args:
-        chunk: the samples.
+        chunk: the samples. Of those that are `finite`, only the numbers that will be narrowed are looked at.
+        declared: format that environment and policy declare; None: any.
         as_float32: float64 observations and actions will be stored as float32, like rewards and extras. Numbers beyond
             float32 are then infinite.
 
     Raises:
-        SampleRefusedError: the message names the first such field and the number of its rows.
+        SampleRefusedError: the message names what differs, or the first such field and the number of its rows.
     """
-    fields = {"observation": chunk.observation, "action": chunk.action, "reward": chunk.reward}
-    for name, tree in {**fields, **{f"extra {name}": tree for name, tree in chunk.extras.items()}}.items():
+    if declared is not None:
+        declared.check(chunk)
+    if chunk.finite and not as_float32:
+        return
+    fields = {"observation": chunk.observation, "action": chunk.action}
+    if not chunk.finite:
+        fields |= {"reward": chunk.reward, **{f"extra {name}": tree for name, tree in chunk.extras.items()}}
+    for name, tree in fields.items():
         for path, column in _columns(tree, name):
+            if chunk.finite and not (isinstance(column, np.ndarray) and column.dtype.itemsize > 4):
+                continue
             if bad := _bad_rows(column, as_float32 or name not in ("observation", "action")):
                 raise SampleRefusedError(
                     f"the {path} holds NaN or an infinite number in {bad} of {chunk.rows} samples, which would spoil "

@@ -15,7 +15,7 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.loops.round_memory import RoundMemory
-from tmrl_core.training.memories.finite_samples import check_finite_samples
+from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 
 BAD = (math.nan, math.inf, -math.inf)
@@ -38,21 +38,21 @@ def declared(chunk: Chunk) -> DeclaredSamples:
 @pytest.mark.parametrize("where", ["observation", "action", "reward", "extra logp"])
 def test_the_field_that_is_not_finite_is_named(make_rows: Any, where: str, bad: float) -> None:
     chunk = dataclasses.replace(make_rows(1, 0, 0, 40), extras={"logp": np.zeros(40, np.float32)})
-    check_finite_samples(chunk)
+    check_samples(chunk)
     column = chunk.extras["logp"] if where == "extra logp" else getattr(chunk, where)
     column[3] = column[7] = bad
     with pytest.raises(SampleRefusedError, match=rf"the {where} holds NaN or an infinite number in 2 of 40 samples"):
-        check_finite_samples(chunk)
+        check_samples(chunk)
 
 
 def test_large_float64_numbers_are_refused_only_if_stored_as_float32(make_rows: Any) -> None:
     chunk = dataclasses.replace(make_rows(1, 0, 0, 4), reward=np.full(4, 3e38, np.float32))
-    check_finite_samples(chunk)
+    check_samples(chunk)
     nested = {"a": np.full((4, 2), 1e300), "b": (np.zeros(4, np.uint8),)}
     chunk = dataclasses.replace(make_rows(1, 0, 0, 4), observation=nested)
-    check_finite_samples(chunk)
+    check_samples(chunk)
     with pytest.raises(SampleRefusedError, match="the observation/a holds"):
-        check_finite_samples(chunk, as_float32=True)
+        check_samples(chunk, as_float32=True)
 
 
 def test_rewards_and_extras_that_float32_cannot_hold_are_refused(make_rows: Any) -> None:
@@ -62,7 +62,7 @@ def test_rewards_and_extras_that_float32_cannot_hold_are_refused(make_rows: Any)
         ("extra logp", dataclasses.replace(chunk, extras={"logp": np.full(4, -1e300)})),
     ):
         with pytest.raises(SampleRefusedError, match=f"the {name} holds"):
-            check_finite_samples(changed)
+            check_samples(changed)
 
 
 def test_numbers_that_become_infinite_in_a_round_are_refused(make_rows: Any) -> None:

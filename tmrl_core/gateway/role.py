@@ -1,0 +1,47 @@
+"""The role `--gateway`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from tmrl_core.config import Config
+from tmrl_core.roles.role import Role, one_thread
+from tmrl_core.roles.shutdown import ShutdownSignal
+
+
+def run(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
+    """`--gateway`: serve until a stop is requested."""
+    from tmrl_core.roles import from_config as roles
+
+    one_thread()
+    roles.ensure_credentials(config)
+    from tmrl_core.gateway.serve import Gateway
+
+    with Gateway(config) as made:
+        if options.announce:
+            print(json.dumps({"port": made.port}), flush=True)
+        while not (shutdown.wait(0.5) or made.wait(0)):
+            pass
+    return 0
+
+
+def local_text(config: Config) -> str:
+    """Return the address of the gateway and the command that makes a key for its clients."""
+    from tmrl_core.gateway.settings import gateway_section, gateway_url
+
+    section = gateway_section(config)
+    place = f"at {gateway_url(section, section.port)}" if section.port else "on a free port, which its log names"
+    return (
+        f"Gateway {place}, log in {config.run_folder / 'logs' / 'gateway.log'}. API keys for clients: "
+        f"python -m tmrl_core --credentials key {next(iter(section.agents), 'default')}"
+    )
+
+
+ROLE = Role(
+    "the gateway: acts for environments that are HTTP clients; with --local, instead of workers",
+    run,
+    takes=("announce", "seed"),
+    client=True,
+    local_text=local_text,
+)

@@ -1,0 +1,17 @@
+"""Settings of soft actor-critic on sequences, and its row of the table of algorithms."""
+
+from __future__ import annotations
+
+from tmrl_core.config.algorithms import SEQUENCES
+from tmrl_core.training.agents.sac_settings import SacSettings
+from tmrl_core.training.agents.settings import RecurrentSettings
+
+
+class RecurrentSacSettings(
+    SacSettings,
+    RecurrentSettings,
+    agent="tmrl_core.training.agents.recurrent_sac:RecurrentSacAgent",
+    actors=frozenset({"SquashedGaussianRNNActor"}),
+    memories=SEQUENCES,
+):
+    """Settings of soft actor-critic on sequences."""
