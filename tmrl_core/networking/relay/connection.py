@@ -88,7 +88,7 @@ class RelayConnection(Connection):
         super().__init__(silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=settings.greeting_s)
         self.hub = hub
         self.sink: Callable[[RelayConnection, Frame], object]
-        """Takes these frames. For samples, it returns True if they are of the present epoch."""
+        """Takes frames of data. For samples, it returns True if they are of the present epoch."""
         self._reader.max_payload_bytes = GREETING_PAYLOAD_BYTES
         self._held: tuple[float, str, str] | None = None
         self.principal = ""
