@@ -21,6 +21,7 @@ MODULES = {
     "pyyaml": "yaml",
     "imageio-ffmpeg": "imageio_ffmpeg",
     "stable-baselines3": "stable_baselines3",
+    "sb3-contrib": "sb3_contrib",
     "pillow": "PIL",
 }
 # Parts of the extra `gateway` that uvicorn loads by name.

@@ -228,7 +228,10 @@ def test_a_trainer_refuses_a_frame_stack_memory_without_stacks() -> None:
         make()
 
 
-@pytest.mark.parametrize("name", ["cartpole_dqn", "cartpole_discrete_sac", "pendulum_redq", "pendulum_td3"])
+READY = ["cartpole_dqn", "cartpole_discrete_sac", "pendulum_redq", "pendulum_td3", "pendulum_tqc"]
+
+
+@pytest.mark.parametrize("name", READY)
 def test_ready_configurations_make_their_agent_with_the_workers_policy(name: str) -> None:
     config = load(Path(__file__).parents[2] / "config" / f"{name}.yaml", (), {})
     training = training_from_config(config)()

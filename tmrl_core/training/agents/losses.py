@@ -198,6 +198,37 @@ def huber_loss(q_B: Tensor, target_B: Tensor, weight_B: Tensor | None = None) ->
     return weighted_mean(error_B, weight_B)
 
 
+def lowest_quantiles(quantiles_KBM: Tensor, dropped: int) -> Tensor:
+    """Return [B, K * (M - dropped)] the quantiles of all critics together in ascending order, without the highest ones.
+
+    Args:
+        quantiles_KBM: [K, B, M] quantiles of the critics.
+        dropped: number of quantiles to leave out for each critic; the highest of all count, whoever estimates them.
+
+    Source: Kuznetsov et al., arXiv:2005.04269, eq. 8 and 9.
+    """
+    count, rows, quantiles = quantiles_KBM.shape
+    ordered = quantiles_KBM.permute(1, 0, 2).reshape(rows, -1).sort(dim=-1).values
+    return ordered[:, : count * (quantiles - dropped)]
+
+
+def quantile_loss(quantiles_KBM: Tensor, target_BN: Tensor) -> Tensor:
+    """Return [B] the Huber loss of quantile regression, averaged over critics, their quantiles and those of the target.
+
+    Args:
+        quantiles_KBM: [K, B, M] quantiles; the m-th estimates the one at (m + 1/2) / M.
+        target_BN: [B, N] samples of the target distribution, without gradient.
+
+    Source: Dabney et al., arXiv:1710.10044, eq. 9 and 10, with a threshold of 1.
+    """
+    quantiles = quantiles_KBM.shape[-1]
+    levels_M = (torch.arange(quantiles, device=quantiles_KBM.device, dtype=quantiles_KBM.dtype) + 0.5) / quantiles
+    error_KBMN = target_BN.unsqueeze(1) - quantiles_KBM.unsqueeze(-1)
+    huber_KBMN = functional.smooth_l1_loss(error_KBMN, torch.zeros_like(error_KBMN), reduction="none")
+    tilt_KBMN = (levels_M.unsqueeze(-1) - (error_KBMN.detach() < 0).to(levels_M.dtype)).abs()
+    return (tilt_KBMN * huber_KBMN).mean(dim=(0, 2, 3))
+
+
 def td_error(q_KB: Tensor, target_B: Tensor) -> Tensor:
     """Return [B] absolute TD errors, averaged over the critics: the rows' priorities.
 

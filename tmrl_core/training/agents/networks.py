@@ -182,6 +182,7 @@ class MLPActorCritic(nn.Module):
         activation: class of the hidden layers' activation, or its name.
         n: number of critics.
         convolutions: layers for images, of the policy and of the critics; None: the default ones.
+        outputs: numbers that each critic puts out, see `EnsembleCritic`.
     """
 
     actor_cls: ClassVar[type[TorchPolicy]] = SquashedGaussianMLPActor
@@ -194,12 +195,15 @@ class MLPActorCritic(nn.Module):
         activation: str | Callable[[], nn.Module] = nn.ReLU,
         n: int = 2,
         convolutions: Convolutions | None = None,
+        outputs: int = 1,
     ) -> None:
         super().__init__()
         self.actor = self.actor_cls(
             observation_space, action_space, hidden_sizes, activation, convolutions=convolutions
         )
-        self.critics = EnsembleCritic(observation_space, action_space, hidden_sizes, activation, n, convolutions)
+        self.critics = EnsembleCritic(
+            observation_space, action_space, hidden_sizes, activation, n, convolutions, outputs
+        )
 
 
 class REDQMLPActorCritic(MLPActorCritic):

@@ -85,12 +85,13 @@ class Settings(StateOwner):
 
         def __init__(self, *given: object, **named: object) -> None: ...
 
-    def __init_subclass__(cls, *, agent: str = "", **row: object) -> None:
+    def __init_subclass__(cls, *, agent: str = "", aliases: tuple[str, ...] = (), **row: object) -> None:
         dataclass(repr=False, eq=False)(cls)
         cls._row = {**cls._row, **row}
         # A checkpoint names the class by its name alone, so that its file may move.
         cls.type_id = cls.__name__
-        cls.algorithm = Algorithm(agent, cls, **cls._row) if agent else None
+        # The other entries of a row are inherited; aliases are names in the module of this agent.
+        cls.algorithm = Algorithm(agent, cls, aliases=aliases, **cls._row) if agent else None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
