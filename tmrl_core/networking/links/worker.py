@@ -487,11 +487,6 @@ class WorkerLink(Link):
         update: PolicyUpdate = decode_body(body, PolicyUpdate)
         return msgspec.structs.replace(update, version=version)
 
-    @property
-    def policy_waiting(self) -> bool:
-        """Return True if `take_policy` would return a policy."""
-        return self._policy is not None
-
     def wait_policy(self, timeout_s: float) -> bool:
         """Wait until a policy can be taken. A finish directive and `close` end the wait too."""
         return self._wait(lambda: self._policy is not None or self.finished, timeout_s) and self._policy is not None
