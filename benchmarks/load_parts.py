@@ -256,11 +256,10 @@ class _Worker:
             now = time.monotonic()
             while self.waiting and counts.samples_acked + counts.samples_dropped >= self.waiting[0][0]:
                 self.latencies.append(now - self.waiting.popleft()[1])
-        if self.link.policy_waiting:
-            update = self.link.take_policy()
-            if update is not None:
-                self.policies += 1
-                self.version = update.version[1]
+        update = self.link.take_policy()
+        if update is not None:
+            self.policies += 1
+            self.version = update.version[1]
 
     def send_without_end(self, until: float) -> None:
         from tmrl_core.errors import LinkClosedError

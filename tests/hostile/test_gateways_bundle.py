@@ -122,7 +122,7 @@ def test_a_weight_takes_no_more_of_the_processor(place: Place, heaviest: Path) -
 def test_it_can_act_as_a_worker_only(place: Place, stolen: Path) -> None:
     link = Thief(place, stolen, name="site")
     link.frame(Kind.WEIGHTS, FIRST | LAST, POLICY_HEAD.pack(1 << 40, 1, 1) + b"x")
-    link.refused("misuse", "sends no frames of kind WEIGHTS")
+    link.refused("misuse", "it may not send frames of kind WEIGHTS")
     roles: list[tuple[Role, str]] = [("trainer", "it cannot act as trainer"), ("observer", "only the trainer's")]
     for role, words in roles:
         other = place.stranger(stolen)

@@ -148,7 +148,7 @@ def test_a_large_policy_is_used_by_its_mac_and_refused_when_altered(taken: Taken
     genuine, version = taken.policy_body(), (taken.trainer.version[0], 50)
     taken.send_policy(version, genuine.replace(bytes(1_000), b"harm" * 250, 1))
     taken.counted(worker=1)
-    assert not taken.worker.policy_waiting
+    assert taken.worker.take_policy() is None
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -459,7 +459,7 @@ def an_unreal_floor(wolf: Stranger, resume: Resume) -> None:
 @pytest.mark.parametrize(
     ("attack", "words"),
     [
-        (weights, "a worker sends no frames of kind WEIGHTS"),
+        (weights, "it may not send frames of kind WEIGHTS"),
         (four_gigabytes, "a message of 4294967295 bytes; at most 1048576 are relayed"),
         (more_than_the_credit, "bytes more were sent than credit was given"),
         (a_large_want, "more credit was asked for than the window allows"),
@@ -850,7 +850,7 @@ def a_confirmation(wolf: Stranger) -> None:
 @pytest.mark.parametrize(
     ("attack", "words"),
     [
-        (data, "a trainer sends no frames of kind DATA"),
+        (data, "it may not send frames of kind DATA"),
         (a_huge_policy, "a policy of 1099511627776 bytes; at most"),
         (a_policy_of_the_last_version, "is out of range"),
         (half_a_policy_head, "too short for its head"),

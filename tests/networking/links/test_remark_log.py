@@ -13,6 +13,7 @@ from tmrl_core.networking.links.remark_log import LINES_AT_ONCE, MAX_SOURCES, SU
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.framing import Kind, cut
 from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, MessageHead, StreamOpened, Welcome
+from tmrl_core.networking.trainer import TrainerConnection
 from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,8 @@ def test_forged_messages_of_one_certificate_hide_none_of_another(caplog: pytest.
     ends = Ends()
     log = RemarkLog(logger)
     ends.trainer._on_forged = log.forged
-    link = TrainerLink(LinkSettings(), name="node", run="run", seal=ends.trainer)._make_connection()
+    state = TrainerLink(LinkSettings(), name="node", run="run", seal=ends.trainer)._trainer
+    link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     link.connected(Identity("Server"), 0.0)
     give(link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))
     thief = WorkerSeal("run", signer(name="thief"), verifier(), mode="authenticate")

@@ -86,6 +86,7 @@ class Talker(Connection):
         super().__init__(silent_s=10, heartbeat_s=3, greeting_s=7)
         self.got: list[Control | Frame] = []
         self.data: list[bytes] = []
+        self.takes = Kind.DATA
         self.source = lambda: self.data.pop(0) if self.data else None
         self.closed_times = 0
 
@@ -547,8 +548,8 @@ def test_a_worker_reports_unknown_messages(message: Control, words: str) -> None
 
 def test_each_client_accepts_only_messages_for_its_role() -> None:
     for connection, kind, words in (
-        (worker(), Kind.DATA, "takes no samples"),
-        (trainer(), Kind.WEIGHTS, "no policies"),
+        (worker(), Kind.DATA, "frames of kind DATA"),
+        (trainer(), Kind.WEIGHTS, "frames of kind WEIGHTS"),
     ):
         connection.connected(Identity("server"), 0.0)
         tell(connection, WELCOME)

@@ -201,6 +201,7 @@ class StolenLink(Connection):
         self.channels: dict[int, Channel] = {}
         self.next_channel = 0
         self.wires: deque[Wire] = deque()
+        self.takes = Kind.WEIGHTS
         self.source = lambda: self.wires.popleft() if self.wires else None
 
     def _on_connected(self) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from tmrl_core.errors import HandshakeError, LinkClosedError, NetworkError, RefusedError, TmrlError
 from tmrl_core.forked import FORKED, end_in_forked_children
@@ -58,6 +58,8 @@ class Link:
         log: log of what other members cause; its summaries are written beside the connection.
     """
 
+    _end: ClassVar[Callable[..., Connection]]
+    """Class of the role's end of one link, made from the state and times in seconds."""
     _hurries = False
     """True: the work in `_serve` continues immediately while there is some."""
 
@@ -222,9 +224,6 @@ class Link:
         if self._has_work():  # submitted between the last check and the flag
             self._wake_thread()
 
-    def _make_connection(self) -> Connection:
-        raise TypeError("a subclass implements this")
-
     def _run(self, transport: Transport, started: threading.Event) -> None:
         loop = new_event_loop()
         self._loop = loop
@@ -257,7 +256,12 @@ class Link:
         settings = self.settings
         delay = settings.backoff_min_s
         while not stopping.is_set():
-            connection = self._make_connection()
+            connection = self._end(
+                self._state,
+                silent_s=settings.silent_s,
+                heartbeat_s=settings.heartbeat_s,
+                greeting_s=settings.connect_timeout_s,
+            )
             reason: Exception | None
             welcomes = self._state.connections
             lasted_s = 0.0

@@ -80,7 +80,7 @@ class Overflow:
         elif self._since is None or sender.releases != self._releases:
             self._since = now
         self._releases = sender.releases
-        if not self._busy:
+        if self.files.has_obsolete and not self._busy:
             self._remove_obsolete()
         if not self._busy and not self.failed and self._since is not None:
             waits = now - self._since >= (_BUSY_S if receiving else _AWAY_S)
@@ -89,13 +89,12 @@ class Overflow:
         return self._since is not None or self._busy or self.files.has_obsolete
 
     def _remove_obsolete(self) -> None:
-        if self.files.has_obsolete:
-            first = self.files.first_needed()
-            if first is None:
-                self.has_files = False
-                self._do(self.files.remove)
-            else:
-                self._do(lambda: self.files.remove_before(first))
+        first = self.files.first_needed()
+        if first is None:
+            self.has_files = False
+            self._do(self.files.remove)
+        else:
+            self._do(lambda: self.files.remove_before(first))
 
     def _write(self, now: float) -> None:
         messages = self._sender.take_unwritten(_BATCH_BYTES)

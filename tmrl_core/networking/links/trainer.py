@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_trainer
-from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.networking.protocol.messages import (
     MAX_COUNT,
@@ -78,6 +77,7 @@ class TrainerLink(Link):
     """
 
     _connection: TrainerConnection | None
+    _end = TrainerConnection
 
     def __init__(
         self,
@@ -298,12 +298,3 @@ class TrainerLink(Link):
     def _all_sent(self) -> bool:
         connection = self._connection
         return connection is None or connection.all_sent
-
-    def _make_connection(self) -> Connection:
-        settings = self.settings
-        return TrainerConnection(
-            self._trainer,
-            silent_s=settings.silent_s,
-            heartbeat_s=settings.heartbeat_s,
-            greeting_s=settings.connect_timeout_s,
-        )

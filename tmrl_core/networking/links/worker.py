@@ -21,7 +21,6 @@ from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.overflow import CHECK_S, Overflow
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_worker
-from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.delivery import (
     Body,
     CloseReport,
@@ -126,6 +125,7 @@ class WorkerLink(Link):
     """
 
     _connection: WorkerConnection | None
+    _end = WorkerConnection
     _hurries = True
 
     def __init__(
@@ -197,6 +197,8 @@ class WorkerLink(Link):
         """Number of versions published up to the newest policy that arrived, skipped versions included."""
         self.directive = Directive()
         """The trainer's current directive for this worker."""
+        self.finished = False
+        """True: the trainer has announced the end of the run."""
         self.progress = Progress()
         """The trainer's counters."""
         self.place = 0
@@ -410,6 +412,7 @@ class WorkerLink(Link):
     def _notify(self) -> None:
         worker = self._worker
         self.directive, self.progress, self.place = worker.directive, worker.progress, worker.place
+        self.finished = worker.directive.finish
         if worker.policy is not None:
             with self._changed:
                 self._policy, worker.policy = worker.policy, None
@@ -484,11 +487,6 @@ class WorkerLink(Link):
         update: PolicyUpdate = decode_body(body, PolicyUpdate)
         return msgspec.structs.replace(update, version=version)
 
-    @property
-    def policy_waiting(self) -> bool:
-        """Return True if `take_policy` would return a policy."""
-        return self._policy is not None
-
     def wait_policy(self, timeout_s: float) -> bool:
         """Wait until a policy can be taken. A finish directive and `close` end the wait too."""
         return self._wait(lambda: self._policy is not None or self.finished, timeout_s) and self._policy is not None
@@ -517,11 +515,6 @@ class WorkerLink(Link):
     def waits(self) -> str:
         """Return this worker's wait reason; empty while it collects."""
         return self._worker.waits
-
-    @property
-    def finished(self) -> bool:
-        """Return True if the trainer has announced the end of the run."""
-        return self.directive.finish
 
     @property
     def counts(self) -> WorkerCounts:
@@ -612,12 +605,3 @@ class WorkerLink(Link):
 
     def _drained(self) -> bool:
         return not self._handed and self._sender.settled
-
-    def _make_connection(self) -> Connection:
-        settings = self.settings
-        return WorkerConnection(
-            self._worker,
-            silent_s=settings.silent_s,
-            heartbeat_s=settings.heartbeat_s,
-            greeting_s=settings.connect_timeout_s,
-        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.framing import Frame
 from tmrl_core.networking.protocol.messages import LEGAL, Control, StatusPage, StatusRequest, Welcome
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status
 
@@ -59,8 +58,6 @@ class ObserverConnection(Connection):
                 self.observer.on_change()
             case StatusPage():
                 self._seen(message)
-            case _:
-                super()._on_control(message)
 
     def _seen(self, message: StatusPage) -> None:
         if not self._asking or message.page != len(self._pages) or message.page >= message.pages:
@@ -79,6 +76,3 @@ class ObserverConnection(Connection):
         self.observer.status = decode_status(body)
         self.observer.answers += 1
         self.observer.on_change()
-
-    def _on_frame(self, frame: Frame) -> None:
-        raise RemoteProtocolError("an observer takes neither samples nor policies")

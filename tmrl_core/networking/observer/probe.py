@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.framing import Frame
 from tmrl_core.networking.protocol.messages import LEGAL, Control
 
 
@@ -29,9 +27,6 @@ class ProbeConnection(Connection):
         self.state = "probe"
         self.heard.append(message)
         self.on_change()
-
-    def _on_frame(self, frame: Frame) -> None:
-        raise RemoteProtocolError("a probe takes neither samples nor policies")
 
     def _on_closed(self) -> None:
         self.on_change()

@@ -56,8 +56,8 @@ def _no_frame() -> None:
 class Connection:
     """The common part of both sides of a link.
 
-    Subclasses implement `_on_connected`, `_on_control`, `_on_frame` and `_on_closed`, set `source`, and list in `LEGAL`
-    the messages that each state allows.
+    Subclasses implement `_on_connected`, `_on_control`, `_on_frame` and `_on_closed`, set `source` and `takes`, and
+    list in `LEGAL` the messages that each state allows.
 
     Args:
         silent_s: seconds without a byte from the other side after which the link is dead.
@@ -91,6 +91,8 @@ class Connection:
         """Ask the transport to read nothing for some seconds; 0: until other links were read."""
         self.source: Callable[[], bytes | bytearray | memoryview | Wire | None] = _no_frame
         """Returns the next frame of data to send; None: nothing now."""
+        self.takes: Kind | None = None
+        """Kind of the frames of data that the other side may send; None: it sends none."""
         self.frames_in = 0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -138,6 +140,8 @@ class Connection:
                 elif frame.kind != Kind.PING:
                     if self.state == "greeting":
                         raise RemoteProtocolError("it sent data before it identified itself")
+                    if frame.kind != self.takes:
+                        raise RemoteProtocolError(f"it may not send frames of kind {Kind(frame.kind).name}")
                     self._on_frame(frame)
                 if self.closing:
                     return
@@ -328,15 +332,13 @@ class Connection:
 
     def _on_control(self, message: Control) -> None:
         """Handle a control message that is legal in this state."""
-        raise RemoteProtocolError(f"{type(message).__name__} is not expected here")
 
     def _on_unreadable(self, payload: memoryview) -> bool:
         """Handle an unreadable control message. Return False if it is a violation of the protocol."""
         return False
 
     def _on_frame(self, frame: Frame) -> None:
-        """Handle a DATA or WEIGHTS frame."""
-        raise RemoteProtocolError(f"a frame of kind {frame.kind} is not expected here")
+        """Handle a frame of the kind that this side takes."""
 
     def _on_closed(self) -> None:
         """Handle the end of the transport; called once."""

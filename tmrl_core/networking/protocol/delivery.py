@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -118,28 +119,22 @@ class BodyStore(Protocol):
         """Forget a body that is not needed any more."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HeldMessage:
     """A message that the worker's end stores. `body` is None while it is in the store only, at `place`."""
 
-    __slots__ = (
-        "body", "body_bytes", "floor", "held", "memory_bytes", "number", "place", "position", "samples", "size",
-        "writing",
-    )  # fmt: skip
-
-    def __init__(
-        self, number: int, floor: int, position: int, samples: int, body: Body, body_bytes: int, seal_bytes: int
-    ) -> None:
-        self.number = number
-        self.floor = floor
-        self.position = position
-        self.samples = samples
-        self.body: Body | None = body
-        self.body_bytes = body_bytes
-        self.memory_bytes = body_bytes
-        self.place: Any = None
-        self.writing = False
-        self.held = True
-        self.size = message_bytes(SAMPLES_HEAD, body_bytes + seal_bytes)
+    number: int
+    floor: int
+    position: int
+    samples: int
+    body: Body | None
+    body_bytes: int
+    size: int
+    """Its size on the link, with its seal."""
+    memory_bytes: int = 0
+    place: Any = None
+    writing: bool = False
+    held: bool = True
 
 
 class WrittenMessage(NamedTuple):
@@ -272,8 +267,9 @@ class StreamSender:
                 return True
         floor = self._next_number if self._next_floor is None else self._next_floor
         self._next_floor = None
+        size = message_bytes(SAMPLES_HEAD, body_bytes + self._seal_bytes)
         message = HeldMessage(
-            self._next_number, floor, self.samples_offered, samples, body, body_bytes, self._seal_bytes
+            self._next_number, floor, self.samples_offered, samples, body, body_bytes, size, body_bytes
         )
         self._next_number += 1
         self.samples_offered += samples
@@ -362,11 +358,9 @@ class StreamSender:
         floor = 0
         for number, _, position, samples, body_bytes, place in messages:
             # Those in between were acknowledged or dropped: a trainer from an older checkpoint must not wait for them.
-            message = HeldMessage(number, floor, position, samples, (), body_bytes, self._seal_bytes)
+            size, kept = message_bytes(SAMPLES_HEAD, body_bytes + self._seal_bytes), min(body_bytes, _WRITTEN_BYTES)
+            message = HeldMessage(number, floor, position, samples, None, body_bytes, size, kept, place)
             floor = number + 1
-            message.body = None
-            message.place = place
-            message.memory_bytes = min(body_bytes, _WRITTEN_BYTES)
             self.memory_bytes += message.memory_bytes
             self.written_bytes += body_bytes
             self.held_bytes += body_bytes

@@ -236,17 +236,15 @@ _JOIN_BYTES = 4_096
 """Limit below which pieces of a frame are joined with their neighbours. A copy is cheaper than one more TLS record."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Wire:
     """A frame to send, as consecutive buffers, so that large parts of a message are sent without a copy."""
 
-    __slots__ = ("buffers", "last", "size")
-
-    def __init__(self, buffers: list[bytes | memoryview], size: int, last: bool) -> None:
-        self.buffers = buffers
-        self.size = size
-        """Total size in bytes."""
-        self.last = last
-        """True: this is the last frame of its message."""
+    buffers: list[bytes | memoryview]
+    size: int
+    """Total size in bytes."""
+    last: bool
+    """True: this is the last frame of its message."""
 
     def __bytes__(self) -> bytes:
         """Return the frame in one piece."""

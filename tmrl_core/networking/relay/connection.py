@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.framing import FIRST, MAX_PAYLOAD_BYTES, Frame, Kind
+from tmrl_core.networking.protocol.framing import FIRST, MAX_PAYLOAD_BYTES, Frame
 from tmrl_core.networking.protocol.messages import (
     LEGAL,
     Ack,
@@ -87,10 +87,8 @@ class RelayConnection(Connection):
         settings = hub.settings
         super().__init__(silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=settings.greeting_s)
         self.hub = hub
-        self.takes: Kind | None = None
-        """Kind of the frames of data that the peer may send; None: it sends none."""
         self.sink: Callable[[RelayConnection, Frame], object]
-        """Takes these frames. For samples, it returns True if they are of the present epoch."""
+        """Takes frames of data. For samples, it returns True if they are of the present epoch."""
         self._reader.max_payload_bytes = GREETING_PAYLOAD_BYTES
         self._held: tuple[float, str, str] | None = None
         self.principal = ""
@@ -263,8 +261,6 @@ class RelayConnection(Connection):
         return self.state == "greeting" and self.hub.other_version(self, payload)
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.kind != self.takes:
-            raise RemoteProtocolError(f"a {self.state} sends no frames of kind {Kind(frame.kind).name}")
         if self.sink(self, frame):
             self._credit_used_at = self._now
             size = len(frame.buffer)

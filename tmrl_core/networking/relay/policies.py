@@ -6,33 +6,27 @@ Sans-I/O.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import FIRST, LAST, MAX_FRAME_BYTES, Frame, message_bytes
 from tmrl_core.networking.protocol.messages import POLICY_HEAD, Version, policy_head
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Policy:
-    """One version of the policy as its frames, stored once for all workers.
+    """One version of the policy as its frames, stored once for all workers."""
 
-    Args:
-        version: its version.
-        size: bytes of all its frames.
-        abandoned: True: the relay sends it to no worker.
-    """
-
-    __slots__ = ("abandoned", "frames", "received", "size", "version", "whole")
-
-    def __init__(self, version: Version, size: int, *, abandoned: bool = False) -> None:
-        self.version = version
-        self.size = size
-        self.frames: list[memoryview] = []
-        self.received = 0
-        """Bytes of the frames that have arrived."""
-        self.whole = False
-        """True: all its frames have arrived."""
-        self.abandoned = abandoned
-        """True: the rest is not sent. Workers that have received a part get another version instead."""
+    version: Version
+    size: int
+    """Bytes of all its frames."""
+    frames: list[memoryview] = field(default_factory=list)
+    received: int = 0
+    """Bytes of the frames that have arrived."""
+    whole: bool = False
+    """True: all its frames have arrived."""
+    abandoned: bool = False
+    """True: the rest is not sent. Workers that have received a part get another version instead."""
 
 
 class Policies:

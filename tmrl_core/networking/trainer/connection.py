@@ -429,7 +429,7 @@ class TrainerConnection(Connection):
         greeting_s: float = 10.0,
     ) -> None:
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
-        self.source = self._next_frame
+        self.source, self.takes = self._next_frame, Kind.DATA
         self.trainer = state
         self._channels: dict[int, StreamReceiver] = {}
         self._refused_channels: dict[int, tuple[str, int]] = {}
@@ -449,7 +449,7 @@ class TrainerConnection(Connection):
         self._partial_channel = 0
         self._granted = 0
         self._inbox_bytes = state.inbox_bytes
-        self._max_message_bytes = 0
+        self._max_message_bytes = self._largest_bytes = 0
         self._sent_version = (0, 0)
         self._told_forged = 0
         self._in_flight = False
@@ -472,7 +472,8 @@ class TrainerConnection(Connection):
                 self._given(message.incarnation)
                 self._max_message_bytes = min(message.max_message_bytes, MOST_MESSAGE_BYTES)
                 # One message always fits, because the relay sends only complete messages that fit the credit.
-                self._inbox_bytes = max(state.inbox_bytes, message_bytes(SAMPLES_HEAD, self._max_message_bytes))
+                self._largest_bytes = message_bytes(SAMPLES_HEAD, self._max_message_bytes)
+                self._inbox_bytes = max(state.inbox_bytes, self._largest_bytes)
                 self.report()
                 if None in state.directives:
                     self.direct(None)
@@ -505,8 +506,6 @@ class TrainerConnection(Connection):
             case Revoked():
                 state.on_revocations(message.body)
                 state.on_change()
-            case _:
-                super()._on_control(message)
 
     def _given(self, incarnation: int) -> None:
         """Handle the incarnation that the Server assigns, or suggests to a trainer that chooses its own."""
@@ -648,8 +647,6 @@ class TrainerConnection(Connection):
                 self.trainer.directives.pop(receiver.stream, None)
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.kind != Kind.DATA:
-            raise RemoteProtocolError("a trainer takes no policies")
         state = self.trainer
         if frame.channel != self._partial_channel:
             # The relay sends one message at a time. A fake Server could fill the memory with one on each channel.
@@ -798,8 +795,7 @@ class TrainerConnection(Connection):
                     while channel is not None and (ack := state.receivers[stream].next_ack(channel)) is not None:
                         self._control.append(control_frame(ack))
         limit = self._data_bytes - self._partial_bytes - state.inbox.held_bytes + self._inbox_bytes
-        largest = message_bytes(SAMPLES_HEAD, self._max_message_bytes)
-        next_fits = self._partial_bytes or self._granted - self._data_bytes >= largest
+        next_fits = self._partial_bytes or self._granted - self._data_bytes >= self._largest_bytes
         # Credit is sent for several messages together, unless the next message may not fit the remaining credit.
         if limit - self._granted >= (self._inbox_bytes // 8 if next_fits else 1):
             self._granted = limit

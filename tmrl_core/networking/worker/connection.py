@@ -253,7 +253,7 @@ class WorkerConnection(Connection):
         greeting_s: float = 10.0,
     ) -> None:
         super().__init__(silent_s=silent_s, heartbeat_s=heartbeat_s, greeting_s=greeting_s)
-        self.source = self._next_frame
+        self.source, self.takes = self._next_frame, Kind.WEIGHTS
         self.worker = state
         self.window_bytes = 0
         self.spool_bytes = 0
@@ -354,8 +354,6 @@ class WorkerConnection(Connection):
             case Revoked():
                 state.on_revocations(message.body)
                 state.on_change()
-            case _:
-                super()._on_control(message)
 
     def _directed(self, message: Direct) -> None:
         state = self.worker
@@ -446,8 +444,6 @@ class WorkerConnection(Connection):
         return self.worker.senders[channel][0]
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.kind != Kind.WEIGHTS:
-            raise RemoteProtocolError("a worker takes no samples")
         update = self._policy.frame(frame)
         spare(frame.buffer)
         if update is not None:
