@@ -164,7 +164,7 @@ def test_updates_equal_those_of_sb3_contrib(updates: int, optimizer: str) -> Non
             columns = (obs, act, next_obs, terminated.reshape(-1, 1), reward.reshape(-1, 1))
             return ReplayBufferSamples(*columns)
 
-    peer.replay_buffer = Batches()
+    peer.replay_buffer = Batches()  # type: ignore[assignment]  # no more than it uses
     torch.manual_seed(7)
     peer.train(updates, 64)
     torch.manual_seed(7)
