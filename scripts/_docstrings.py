@@ -19,9 +19,12 @@ class Completed(griffe.Extension):
             return
         found = getattr(import_module(cls.module.path), cls.name)
         cls.docstring = griffe.Docstring(inspect.cleandoc(found.__doc__), parent=cls, parser="google")
-        init = cls.members.get("__init__")
         signature = getattr(found.__init__, "__signature__", None)
-        if signature is not None and isinstance(init, griffe.Function):
+        if signature is not None:
+            init = cls.members.get("__init__")
+            if not isinstance(init, griffe.Function):
+                init = griffe.Function("__init__")
+                cls.set_member("__init__", init)
             own = {one.name: one for one in init.parameters}
             parameters = signature.parameters.values()
             init.parameters = griffe.Parameters(*(own.get(one.name) or _parameter(one) for one in parameters))

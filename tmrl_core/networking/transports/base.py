@@ -67,7 +67,7 @@ class Transport(ABC):
 class Guard(NamedTuple):
     """Treatment of peers that have not proved their identity, by a Server.
 
-    Args:
+    Attributes:
         on_refused: to be called with the address and the reason for each peer that is rejected before its greeting.
         admission: limits for their connections; None: the defaults.
     """
