@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core.long_calls import LongCall, LongCalls, remarks, trouble
+from tmrl_core.roles.shutdown import print_error
 
 logger = logging.getLogger(__name__)
 
@@ -121,12 +121,7 @@ class CallWatch:
         late = call.seconds >= self._limit_s or died
         if ends and (late or (ending and min(call.seconds, waited) >= self._end_s)):
             # As the command line prints errors: a supervisor shows the last one.
-            with contextlib.suppress(OSError, ValueError):
-                print(
-                    f"EnvironmentFailedError: {call}{died}, and the process ends without it",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            print_error(f"EnvironmentFailedError: {call}{died}, and the process ends without it")
             self._end(ENDED)
 
     def _write(self) -> None:

@@ -146,7 +146,7 @@ class ShutdownSignal:
         # Printed before the request takes effect, because the process may end before the next line; and by a thread,
         # because a terminal that is paused takes nothing.
         line = f"{why}: ending in order; a second signal ends immediately"
-        printing = threading.Thread(target=_print, args=(line,), name="tmrl-ending", daemon=True)
+        printing = threading.Thread(target=print_error, args=(line,), name="tmrl-ending", daemon=True)
         printing.start()
         printing.join(WAIT_S)
         self._requested.set()
@@ -232,7 +232,8 @@ class ShutdownSignal:
             self.request("the control pipe" if data else "the supervisor is gone")
 
 
-def _print(line: str) -> None:
+def print_error(line: str) -> None:
+    """Print a line of a process that ends, if somebody still reads its standard error."""
     # Through sys.stderr, which a panel on the terminal may replace.
     with contextlib.suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
