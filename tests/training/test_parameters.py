@@ -47,6 +47,7 @@ from tmrl_core.training import (
     ReplayMemory,
     SacAgent,
     TD3Agent,
+    TQCAgent,
     TrainingLockstep,
     TrainingOffline,
 )
@@ -70,6 +71,7 @@ SMALL: dict[str, Any] = {"hidden_sizes": (16, 16)}
 AGENTS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "sac": ("box", SacAgent, SMALL),
     "td3": ("box", TD3Agent, SMALL),
+    "tqc": ("box", TQCAgent, {**SMALL, "quantiles": 5}),
     "redq": ("box", REDQSACAgent, {**SMALL, "n": 4, "q_updates_per_policy_update": 5}),
     "dqn": ("discrete", DQNAgent, {**SMALL, "target_interval": 20, "epsilon_updates": 100}),
     "discrete_sac": ("discrete", DiscreteSacAgent, SMALL),

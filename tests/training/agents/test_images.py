@@ -61,6 +61,7 @@ def rendered(discrete: bool, with_place: bool = False, steps: int = 1) -> Any:
 OFF_POLICY: dict[str, tuple[Any, bool]] = {
     "sac": (training.SacAgent, False),
     "redq": (training.REDQSACAgent, False),
+    "tqc": (training.TQCAgent, False),
     "td3": (training.TD3Agent, False),
     "ddpg": (training.DDPGAgent, False),
     "dqn": (training.DQNAgent, True),

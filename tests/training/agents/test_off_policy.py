@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tmrl_core.config import resolve
+from tmrl_core.config.algorithms import algorithms
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.behavior_cloning import BehaviorCloningAgent
 from tmrl_core.training.agents.ddpg import DDPGAgent
@@ -19,6 +21,7 @@ from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.redq import REDQSACAgent
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.agents.td3 import TD3Agent
+from tmrl_core.training.agents.tqc import TQCAgent
 from tmrl_core.training.checkpoints.capture import capture
 from tmrl_core.training.checkpoints.restore import restore
 
@@ -28,6 +31,7 @@ DISCRETE = gym.spaces.Discrete(3, start=4)
 AGENTS: list[tuple[Any, Any, dict[str, Any]]] = [
     (SacAgent, BOX, {}),
     (REDQSACAgent, BOX, {"n": 3, "q_updates_per_policy_update": 2}),
+    (TQCAgent, BOX, {"quantiles": 5}),
     (TD3Agent, BOX, {}),
     (DQNAgent, DISCRETE, {"target_interval": 2}),
     (DQNAgent, DISCRETE, {"target_interval": 2, "dueling": True, "double": False}),
@@ -162,8 +166,19 @@ def test_the_other_kind_of_action_space_is_refused(cls: Any, space: Any, setting
         make(cls, DISCRETE if space is BOX else BOX, settings)
 
 
+def test_each_algorithm_with_a_replay_memory_compiles_its_updates_if_asked() -> None:
+    # A class whose base declares kinds of updates is not compiled unless it declares its own.
+    rows = [row for row in algorithms().values() if "ReplayMemory" in row.memories]
+    assert len(rows) > 6
+    for row in rows:
+        agent = resolve(row.cls)(
+            OBSERVATIONS, BOX if "box" in row.action_spaces else DISCRETE, "cpu", hidden_sizes=(8,), compile=True
+        )
+        assert agent._compiles, row.name
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)], ids=str)
-@pytest.mark.parametrize("cls", [SacAgent, REDQSACAgent, TD3Agent, DDPGAgent, BehaviorCloningAgent])
+@pytest.mark.parametrize("cls", [SacAgent, REDQSACAgent, TQCAgent, TD3Agent, DDPGAgent, BehaviorCloningAgent])
 def test_updates_take_actions_of_boxes_of_any_shape(cls: Any, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     observations, actions = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Box(-2, 3, shape, np.float32)

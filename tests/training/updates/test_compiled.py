@@ -53,7 +53,9 @@ AGENTS: dict[str, Callable[[], Any]] = {
     ),
     "sac, plain descent": lambda: training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", optimizer_actor="sgd", **SMALL),
     "redq": lambda: training.REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", q_updates_per_policy_update=3, n=4, **SMALL),
+    "tqc": lambda: training.TQCAgent(OBSERVATIONS, ACTIONS, "cpu", quantiles=5, **SMALL),
     "td3": lambda: training.TD3Agent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
+    "ddpg": lambda: training.DDPGAgent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "dqn": lambda: training.DQNAgent(OBSERVATIONS, CHOICES, "cpu", target_interval=3, **DEEP),
     "noisy dqn": lambda: NoisyDQN(OBSERVATIONS, CHOICES, "cpu", target_interval=4, optimizer="adamw", l2=0.01, **SMALL),
     "noisy dqn, one kind": lambda: NoisyDQN(OBSERVATIONS, CHOICES, "cpu", target_interval=1000, l2=0.01, **SMALL),
@@ -140,8 +142,8 @@ def assert_poison_changes_nothing(agent: Any, discrete: bool, extras: bool) -> N
     for update in range(5 * 3):  # TD3 has two kinds of update, REDQ three in a row
         generator = torch.Generator().manual_seed(update)
         poisoned = batch(generator, discrete, extras=extras)
-        if (column := update % 5) == 2 and update > 5 and not isinstance(agent, training.DQNAgent):
-            poisoned[2][:] = 1e30  # finite, but not its square, which the Huber loss does without
+        if (column := update % 5) == 2 and update > 5 and not isinstance(agent, training.DQNAgent | training.TQCAgent):
+            poisoned[2][:] = 1e30  # finite, but not its square, which Huber losses do without
         elif column == 1 and discrete:
             continue  # an index
         else:

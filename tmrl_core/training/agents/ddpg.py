@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 
 from tmrl_core.training.agents.ddpg_settings import DdpgSettings
@@ -36,3 +37,7 @@ class DDPGAgent(TD3Agent):
     type_version = 1
 
     settings: DdpgSettings
+
+    def update_kind(self) -> Hashable:
+        """Return the same kind for every update: each one moves the policy."""
+        return super().update_kind()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,10 @@ class TQCAgent(SacAgent):
     type_version = 1
 
     settings: TqcSettings
+
+    def update_kind(self) -> Hashable:
+        """Return the same kind for every update."""
+        return super().update_kind()
 
     def _update_critics(self, t: Transitions) -> dict[str, Tensor]:
         with torch.no_grad():
