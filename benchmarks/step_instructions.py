@@ -62,7 +62,8 @@ class Still(gymnasium.Env[Any, Any]):
 def make_actor() -> Any:
     from tmrl_core.actor import NumpySquashedGaussianMLPActor
 
-    return functools.partial(NumpySquashedGaussianMLPActor, hidden_sizes=(64, 64), seed=0)
+    # Random actions, until the trainer says another share, would leave the network out.
+    return functools.partial(NumpySquashedGaussianMLPActor, hidden_sizes=(64, 64), seed=0, random=0.0)
 
 
 def run(side: str, steps: int, folder: Path) -> None:
@@ -83,6 +84,7 @@ def run(side: str, steps: int, folder: Path) -> None:
         max_env_steps_per_update=None,
         config=from_values(values),
     )
+    assert worker.actor.exploration() == {"random": 0.0}, "the network has to act"
     if side == "plain":
         env = Still()
         act, step, reset = worker.actor.act, env.step, env.reset
