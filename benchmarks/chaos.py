@@ -407,7 +407,7 @@ def _steps(observations: int) -> int:
 def read_memory(pipeline: Pipeline) -> list[tuple[Any, Any]]:
     """(observation before, observation) of all transitions in the trainer's memory, in their order."""
     from tmrl_core.config import load
-    from tmrl_core.roles.training import training_from_config
+    from tmrl_core.roles.training_object import training_from_config
     from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
 
     config = load(pipeline.config_file)

@@ -225,7 +225,7 @@ def _prepare(role: str) -> None:
 
         torch.set_num_threads(1)
     elif role == "worker":
-        import tmrl_core.roles.worker
+        import tmrl_core.roles.rollout_worker
     else:
         import tmrl_core.roles.server
     assert tmrl_core

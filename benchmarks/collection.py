@@ -57,7 +57,7 @@ def trainer_process(keys: str, port: int, seconds: float, pipe: Pipe) -> None:
 
     from tmrl_core.networking import Trainer
     from tmrl_core.training import ReplayMemory, SpinupSacAgent
-    from tmrl_core.training.loops.offline import TorchTrainingOffline
+    from tmrl_core.training.loops.training_loop import TorchTrainingOffline
 
     torch.set_num_threads(1)
     rates: list[float] = []

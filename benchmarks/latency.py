@@ -96,7 +96,7 @@ def trainer_process(keys: str, port: int, pipe: Pipe) -> None:
     from tmrl_core.actor import SquashedGaussianMLPActor
     from tmrl_core.networking import Trainer
     from tmrl_core.training.agent import TrainingAgent
-    from tmrl_core.training.loops.offline import TorchTrainingOffline
+    from tmrl_core.training.loops.training_loop import TorchTrainingOffline
     from tmrl_core.training.memories.replay import ReplayMemory
 
     torch.set_num_threads(1)

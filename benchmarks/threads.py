@@ -30,8 +30,8 @@ from sac_updates import ACTIONS, OBSERVATIONS, memory
 from tmrl_core.metrics import names, read_records
 from tmrl_core.training import SacAgent
 from tmrl_core.training.interface import LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.loops.threads import available_cores
+from tmrl_core.training.loops.training_loop import TrainingOffline
 
 ROOT = Path(__file__).resolve().parent.parent
 REACH = {"alone": 0.97, "beside one busy process": 0.95, "beside two workers and a Server": 0.95}

@@ -25,7 +25,7 @@ SIMULATED = "tests/networking/simulation/test_simulation.py::test_every_promise_
 CHAOS = "tests/test_chaos.py::test_a_kill_of_each_role_loses_and_duplicates_nothing"
 TAKEN_OVER = "tests/hostile/test_fake_server.py::test_a_server_that_was_taken_over_gets_nothing_accepted"
 DELIVERY = "tests/networking/protocol/test_delivery.py"
-SPOOLS = "tests/networking/spools/test_spools.py"
+SPOOLS = "tests/networking/spools/test_spool.py"
 SPOOL_PROCESSES = "tests/networking/spools/test_spool_processes.py"
 DISK_KILLS = (
     "tests/training/memories/test_disk_kills.py::test_a_killed_process_neither_loses_nor_duplicates_committed_samples"
@@ -195,7 +195,7 @@ MUTATIONS = (
     Mutation(
         "stored-before-written",
         ONCE,
-        f"{_P}/spools/files.py",
+        f"{_P}/spools/disk_spool.py",
         "        self._unwritten[kept.info.principal] += message.cost",
         "        self._unwritten[kept.info.principal] += message.cost\n        self._is_stored(kept, message)",
         (
@@ -206,7 +206,7 @@ MUTATIONS = (
     Mutation(
         "spool-repeats-its-last-message-after-a-restart",
         ONCE,
-        f"{_P}/spools/files.py",
+        f"{_P}/spools/disk_spool.py",
         "kept.next_number = kept.stored = number + 1",
         "kept.next_number = kept.stored = number",
         (
@@ -217,7 +217,7 @@ MUTATIONS = (
     Mutation(
         "spool-does-not-end-at-a-restart",
         ONCE,
-        f"{_P}/spools/files.py",
+        f"{_P}/spools/disk_spool.py",
         "kept.ended = kind == _END",
         "kept.ended = False",
         (f"{SPOOLS}::test_a_reopened_spool_has_the_stored_messages",),
@@ -236,12 +236,12 @@ MUTATIONS = (
     Mutation(
         "step-of-a-client-recorded-twice",
         ONCE,
-        "tmrl_core/gateway/session.py",
+        "tmrl_core/gateway/client_session.py",
         "            if number == last:\n                return self._answer\n",
         "",
         (
             "tests/gateway/test_app.py::test_a_repeated_step_is_recorded_once",
-            "tests/gateway/test_session.py::test_a_repeated_number_gets_the_same_answer_and_records_nothing",
+            "tests/gateway/test_client_session.py::test_a_repeated_number_gets_the_same_answer_and_records_nothing",
         ),
     ),
     Mutation(
@@ -376,7 +376,7 @@ MUTATIONS = (
     Mutation(
         "spool-beyond-its-limit",
         BOUNDED,
-        f"{_P}/spools/memory.py",
+        f"{_P}/spools/spool.py",
         "if _exceeds_share(holding.used_bytes, need, self.limit_bytes - self.used_bytes):",
         "if _exceeds_share(0, need, self.limit_bytes):",
         (
@@ -415,7 +415,7 @@ MUTATIONS = (
     Mutation(
         "older-policy-becomes-the-latest",
         WEIGHTS,
-        f"{_P}/relay/policies.py",
+        f"{_P}/relay/latest_policy.py",
         "old = version[0] != incarnation or (self.latest is not None and version <= self.latest.version)",
         "old = version[0] != incarnation",
         (f"{RELAY}/test_relay_policies.py::test_an_older_version_is_accepted_but_not_forwarded",),
@@ -423,7 +423,7 @@ MUTATIONS = (
     Mutation(
         "late-joiner-waits-for-the-next-policy",
         WEIGHTS,
-        f"{_P}/relay/policies.py",
+        f"{_P}/relay/latest_policy.py",
         "for policy in (self.latest, self.arriving):\n            if policy",
         "for policy in (self.arriving,):\n            if policy",
         (
@@ -765,10 +765,10 @@ MUTATIONS = (
     Mutation(
         "sessions-of-a-revoked-key-go-on",
         GATEWAY,
-        "tmrl_core/gateway/sessions.py",
+        "tmrl_core/gateway/client_sessions.py",
         "            ended += [client for client in usage.clients.values() if client not in ended]\n",
         "",
-        ("tests/gateway/test_sessions.py::test_sessions_of_a_revoked_key_end",),
+        ("tests/gateway/test_client_sessions.py::test_sessions_of_a_revoked_key_end",),
     ),
     Mutation(
         "cookie-makes-steps-of-a-session",
@@ -781,10 +781,10 @@ MUTATIONS = (
     Mutation(
         "login-ends-a-session-in-use",
         GATEWAY,
-        "tmrl_core/gateway/sessions.py",
+        "tmrl_core/gateway/client_sessions.py",
         "        if now - oldest.last_request < MAKE_ROOM_S:\n",
         "        if now - oldest.last_request < 0:\n",
-        ("tests/gateway/test_sessions.py::test_a_key_has_a_maximum_of_sessions_and_long_idle_ones_make_room",),
+        ("tests/gateway/test_client_sessions.py::test_a_key_has_a_maximum_of_sessions_and_long_idle_ones_make_room",),
     ),
     Mutation(
         "gateway-acts-with-its-first-policy",

@@ -76,7 +76,7 @@ TORCH_PACKAGES = (  # loaded where they are needed
     "actor.policies.torch",
     "compat.custom",
     "gateway.advice",
-    *(f"multiagent.algorithms.{name}" for name in ("a2c", "algorithm", "batches", "dqn", "training_agent")),
+    *(f"multiagent.algorithms.{name}" for name in ("a2c", "torch_algorithm", "batches", "dqn", "training_agent")),
 )
 
 
@@ -209,7 +209,15 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 """
-    light = ["roles.server", "roles.worker", "networking.security.credentials", "actor", "envs", "metrics", "config"]
+    light = [
+        "roles.server",
+        "roles.rollout_worker",
+        "networking.security.credentials",
+        "actor",
+        "envs",
+        "metrics",
+        "config",
+    ]
     found = set(run(code, *(f"tmrl_core.{name}" for name in [*light, "cli.main"])))
     heavy = {"torch", "matplotlib", "wandb", "tensorboard", "tlspyo", "twisted", "cryptography", "pandas", "scipy"}
     assert not found & heavy

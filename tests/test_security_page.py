@@ -15,13 +15,13 @@ from tmrl_core.networking.relay import connection as relay_connection
 from tmrl_core.networking.relay import message_queue, probes, processor_time, sent_weights, stream_budget
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.security import admission, api_keys, certificates, credentials
-from tmrl_core.networking.spools import memory as spools
+from tmrl_core.networking.spools import spool as spools
 from tmrl_core.networking.trainer import connection as peers
 from tmrl_core.networking.trainer import inbox
 from tmrl_core.networking.transports import base, tls
 from tmrl_core.samples import codec
 from tmrl_core.training.agents import running_moments
-from tmrl_core.training.loops import episode_metrics, evaluation, lockstep, lockstep_round, offline
+from tmrl_core.training.loops import episode_metrics, evaluation, lockstep, lockstep_round, training_loop
 from tmrl_core.training.memories import held_rows, prioritized, transition_builder
 from tmrl_core.training.remote import interface
 
@@ -154,7 +154,7 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
             inbox.TAKEN_BYTES >> 20,
             inbox.TAKEN_MESSAGES,
             interface.DECODE_S,
-            offline.INSERT_S,
+            training_loop.INSERT_S,
             inbox.PENDING_BYTES >> 30,
         ),
     ),

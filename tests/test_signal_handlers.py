@@ -19,13 +19,13 @@ from gymnasium import spaces
 from tests.waiting import until
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.config import from_values
+from tmrl_core.multiagent.collector import RestartedEnvironment
 from tmrl_core.multiagent.environment import EventEnvironment
-from tmrl_core.multiagent.worker import RestartedEnvironment
 from tmrl_core.networking import Trainer
 from tmrl_core.roles.shutdown import ShutdownSignal
 from tmrl_core.signal_handlers import take_back
 from tmrl_core.training import ReplayMemory
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no os.kill with these signals")
 TAKEN = (signal.SIGINT, signal.SIGTERM)

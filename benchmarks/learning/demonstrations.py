@@ -26,7 +26,7 @@ from run import ROOT
 
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.config import environment_maker, load, resolve
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 from tmrl_core.samples import Buffer
 from tmrl_core.sessions import SessionWriter
 from tmrl_core.training.loops.recorded_sessions import SessionLoader

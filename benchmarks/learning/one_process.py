@@ -33,7 +33,7 @@ from run import HERE, parser_of, run_seeds
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tmrl_core.config import Config, environment_maker, load
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 from tmrl_core.samples import Buffer
 
 _PRODUCTS = {

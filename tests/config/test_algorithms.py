@@ -26,7 +26,7 @@ from tmrl_core.config.algorithms import (
 )
 from tmrl_core.config.loading import from_values
 from tmrl_core.errors import ConfigError
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 
 BOX = gym.spaces.Box(-1, 1, (1,), np.float32)
 DISCRETE = gym.spaces.Discrete(2)

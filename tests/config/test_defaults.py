@@ -26,10 +26,10 @@ from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.relay import RelaySettings
 from tmrl_core.networking.security.admission import AdmissionSettings
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
-from tmrl_core.roles.worker import RolloutWorker
+from tmrl_core.roles.rollout_worker import RolloutWorker
 from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
 from tmrl_core.training.loops.lockstep import TrainingLockstep
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.generic import GenericTorchMemory
 from tmrl_core.training.memories.replay import ReplayMemory
 

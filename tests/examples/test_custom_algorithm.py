@@ -15,11 +15,11 @@ import torch
 
 from tests.training.updates.test_compiled import assert_alike, batch, interpreted
 from tmrl_core.config import load
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 from tmrl_core.samples import Chunk, Segment
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.interface import LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.updates import compiled
 
 ROOT = Path(__file__).resolve().parents[2]

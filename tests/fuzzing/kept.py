@@ -11,7 +11,7 @@ from tests.fuzzing.files import file_of, mend, scratch
 from tests.fuzzing.mutation import Mutator
 from tests.fuzzing.target import Target
 from tmrl_core.errors import CheckpointError, ConfigError, StorageError
-from tmrl_core.networking.spools.files import _NOTE, FORMAT, DiskSpool
+from tmrl_core.networking.spools.disk_spool import _NOTE, FORMAT, DiskSpool
 from tmrl_core.samples import Buffer
 
 LIMIT_BYTES = 1 << 20

@@ -19,8 +19,8 @@ from starlette.routing import BaseRoute
 
 from tests.gateway.players import RecordingAgent, RecordingPlayer
 from tmrl_core.gateway.app import make_app
+from tmrl_core.gateway.client_sessions import Sessions
 from tmrl_core.gateway.connections import Connections, LimitedWebSocket, TlsListener
-from tmrl_core.gateway.sessions import Sessions
 from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.networking.security.api_keys import ApiKeys, make_key
 

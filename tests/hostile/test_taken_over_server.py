@@ -36,7 +36,7 @@ from tmrl_core.networking.protocol.messages import (
     encode_body,
 )
 from tmrl_core.networking.relay.connection import RelayConnection
-from tmrl_core.networking.relay.policies import Policy
+from tmrl_core.networking.relay.latest_policy import Policy
 from tmrl_core.networking.relay.status import snapshot
 from tmrl_core.training.remote.interface import RemoteInterface
 
@@ -219,7 +219,7 @@ def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_samples_that_are_halted_again_and_again_do_not_fill_the_log(
     few_lines: None, taken: TakenOver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tmrl_core.networking.links.worker")
+    caplog.set_level(logging.INFO, "tmrl_core.networking.links.worker_link")
     taken.fleet.goes_on(taken.worker, taken.trainer)
     caplog.clear()
     (stream,) = taken.server.relay.streams.values()

@@ -18,7 +18,7 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError, EnvironmentFailedError
 from tmrl_core.multiagent import ActingPolicy, TrainingAgentAlgorithm, from_config
 from tmrl_core.multiagent.from_config import environment_maker, make_manager, make_worker
-from tmrl_core.roles.probe import is_probed, probe_environment
+from tmrl_core.roles.environment_probe import is_probed, probe_environment
 from tmrl_core.samples import encode_value
 
 SCENARIO = "tests.multiagent.remote_scenario"

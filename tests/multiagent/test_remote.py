@@ -23,9 +23,9 @@ from tmrl_core.errors import ConfigError, LinkClosedError
 from tmrl_core.metrics import MetricRecord, read_records
 from tmrl_core.multiagent import Actor, AgentManager, Learner, MultiAgentTraining, episode_seeds, remote_actor
 from tmrl_core.multiagent.actor import RollOut
+from tmrl_core.multiagent.collector import MultiAgentWorker
 from tmrl_core.multiagent.from_config import make_manager, make_worker
 from tmrl_core.multiagent.trajectory import Experiences
-from tmrl_core.multiagent.worker import MultiAgentWorker
 from tmrl_core.networking import Server
 from tmrl_core.networking.security import credentials
 from tmrl_core.roles.trainer import Trainer

@@ -22,7 +22,7 @@ from tmrl_core.errors import CodecError
 from tmrl_core.metrics import MemorySink, Recorder
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
-from tmrl_core.networking.links.observer import ObserverLink
+from tmrl_core.networking.links.observer_link import ObserverLink
 from tmrl_core.networking.links.sealing import Mode as EndToEndMode
 from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, MAX_PAYLOAD_BYTES, FrameReader, Kind, cut
 from tmrl_core.networking.protocol.messages import (

@@ -21,7 +21,7 @@ from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.networking.security import credentials
 from tmrl_core.samples import Buffer
 from tmrl_core.training.agents.recurrent_dqn import RecurrentDQNAgent
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.sequences import SequenceMemory
 from tmrl_core.training.remote.interface import RemoteInterface
 

@@ -12,7 +12,7 @@ from tmrl_core.config import Config, from_values, use
 from tmrl_core.config.sections import WorkerSection
 from tmrl_core.errors import ConfigError, StarvedError
 from tmrl_core.roles import from_config as roles
-from tmrl_core.roles.worker import RolloutWorker
+from tmrl_core.roles.rollout_worker import RolloutWorker
 
 
 def test_every_setting_of_a_worker_has_a_parameter() -> None:

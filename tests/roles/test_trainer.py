@@ -41,13 +41,13 @@ from tmrl_core.networking import RolloutWorker, Server, Trainer
 from tmrl_core.networking.links import LinkSettings, WorkerLink
 from tmrl_core.networking.protocol.messages import EPISODE_END
 from tmrl_core.roles import trainer as trainer_module
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.storage import FolderLock
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpoints import checkpoint_store
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.remote import interface as remote_module
 
 SMALL: dict[str, Any] = {"hidden_sizes": [8, 8]}
@@ -98,7 +98,7 @@ class Worker:
 
     def __init__(self, server: Server, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
         # Where RolloutWorker looks for what is left out.
-        monkeypatch.setattr("tmrl_core.roles.worker.current", lambda: config)
+        monkeypatch.setattr("tmrl_core.roles.rollout_worker.current", lambda: config)
         self.worker = RolloutWorker(
             PacedPendulum,
             partial(SquashedGaussianMLPActor, hidden_sizes=(8, 8)),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.sessions.files import Spaces
 from tmrl_core.sessions.session import Session
+from tmrl_core.sessions.session_files import Spaces
 
 
 def columns(space: Any, rows: int, draw: np.random.Generator) -> Any:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from tmrl_core.errors import StorageError
 from tmrl_core.sessions import Session, SessionWriter
 from tmrl_core.sessions.action_ranges import ActionRanges
-from tmrl_core.sessions.files import read_action_ranges
+from tmrl_core.sessions.session_files import read_action_ranges
 
 OBSERVATIONS = spaces.Box(-1, 1, (1,), np.float32)
 ARM = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 100], np.float32))

@@ -15,10 +15,10 @@ from gymnasium import spaces
 from tests.sessions.made_sessions import assert_same, make_session
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.sessions import lerobot
-from tmrl_core.sessions.files import Spaces
 from tmrl_core.sessions.lerobot import is_lerobot, read_lerobot, write_lerobot
 from tmrl_core.sessions.lerobot_stats import QUANTILES
 from tmrl_core.sessions.session import Session
+from tmrl_core.sessions.session_files import Spaces
 
 pytest.importorskip("pyarrow")
 import pyarrow as pa

@@ -13,10 +13,10 @@ from torch import nn
 
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.algorithms.a2c import A2C
-from tmrl_core.multiagent.algorithms.algorithm import Algorithm
 from tmrl_core.multiagent.algorithms.batches import transitions_of
 from tmrl_core.multiagent.algorithms.dqn import DQN
 from tmrl_core.multiagent.algorithms.rules import RandomPolicy, RulePolicy
+from tmrl_core.multiagent.algorithms.torch_algorithm import Algorithm
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
 from tmrl_core.testing.algorithms import AlgorithmSuite
 from tmrl_core.testing.random_samples import ACTIONS, OBSERVATIONS

@@ -26,7 +26,7 @@ from tmrl_core.training.checkpoints.checked_files import write_file
 from tmrl_core.training.checkpoints.manifest import read_manifest, write_manifest
 from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.loops.lockstep import TrainingLockstep
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.generic import GenericTorchMemory
 from tmrl_core.training.memories.replay import ReplayMemory
 

@@ -24,7 +24,7 @@ from tmrl_core.training import (
     TD3Agent,
 )
 from tmrl_core.training.agents.sac import SacAgent
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.updates.compiled import Compiler
 from tmrl_core.training.updates.rollback import agent_tensors
 

@@ -729,7 +729,7 @@ def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
 
 def probe(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
     """`--probe`: make the environment, reset it once and close it."""
-    from tmrl_core.roles import probe as trial
+    from tmrl_core.roles import environment_probe as trial
 
     one_thread()
     shutdown.calls(lambda: os._exit(1))  # its supervisor has no use for it any more, whatever the environment does

@@ -73,7 +73,7 @@ def run_sessions(arguments: Sequence[str]) -> int:
 def show(options: argparse.Namespace) -> int:
     """Print the content of a recording."""
     from tmrl_core.sessions import read_sessions, read_spaces
-    from tmrl_core.sessions.files import read_action_ranges
+    from tmrl_core.sessions.session_files import read_action_ranges
 
     observation_space, action_space = read_spaces(options.folder)
     ranges = read_action_ranges(options.folder)
@@ -117,8 +117,8 @@ def export(options: argparse.Namespace) -> int:
 def import_(options: argparse.Namespace) -> int:
     """Write a dataset as a recording."""
     from tmrl_core.sessions import SessionWriter, read_lerobot, read_minari
-    from tmrl_core.sessions.files import read_action_ranges, read_spaces_file
     from tmrl_core.sessions.lerobot import is_lerobot
+    from tmrl_core.sessions.session_files import read_action_ranges, read_spaces_file
     from tmrl_core.sessions.spaces import bounded
     from tmrl_core.sessions.whole_folder import whole_folder
 

@@ -20,7 +20,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.metrics.text import bytes_text as size
 from tmrl_core.metrics.text import duration_text as duration
 from tmrl_core.metrics.text import milliseconds_text
-from tmrl_core.networking.links.observer import ObserverLink
+from tmrl_core.networking.links.observer_link import ObserverLink
 from tmrl_core.networking.protocol.messages import plain
 from tmrl_core.networking.protocol.status import (
     BudgetStatus,

@@ -15,7 +15,7 @@ from tmrl_core.networking import Server as Server
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.networking.transports.selection import link_settings
-from tmrl_core.roles import buffer, trainer, worker
+from tmrl_core.roles import buffer, rollout_worker, trainer
 from tmrl_core.samples.buffer import Samples
 from tmrl_core.samples.codec import decoded_bytes
 from tmrl_core.samples.columns import Chunk, Sample
@@ -99,7 +99,7 @@ class Buffer(buffer.Buffer):
             self.append_sample(sample)
 
 
-class RolloutWorker(worker.RolloutWorker):
+class RolloutWorker(rollout_worker.RolloutWorker):
     """The project's RolloutWorker, with the attributes of tmrl's.
 
     The arguments are those of `tmrl_core.networking.RolloutWorker`. tmrl's MLP policy acts without torch, unless the
@@ -117,7 +117,7 @@ class RolloutWorker(worker.RolloutWorker):
     buffer_cls: ClassVar[type[buffer.Buffer]] = Buffer
 
     def __init__(self, env_cls: Callable[[], Any], actor_module_cls: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = inspect.signature(worker.RolloutWorker.__init__).bind(
+        arguments = inspect.signature(rollout_worker.RolloutWorker.__init__).bind(
             self, env_cls, actor_module_cls, *args, **kwargs
         )
         config = kwargs.get("config") or current()
@@ -190,7 +190,7 @@ class RolloutWorker(worker.RolloutWorker):
         return 0 if self.recorder.episode is None else self.recorder.episode.steps
 
 
-RolloutWorker.__init__.__signature__ = inspect.signature(worker.RolloutWorker.__init__)  # type: ignore[attr-defined]
+RolloutWorker.__init__.__signature__ = inspect.signature(rollout_worker.RolloutWorker.__init__)  # type: ignore[attr-defined]
 
 
 def _native(actor: Any) -> Any:

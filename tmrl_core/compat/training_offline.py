@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.interface import TrainingInterface
-from tmrl_core.training.loops import offline
+from tmrl_core.training.loops import training_loop
 from tmrl_core.training.value_types import Device
 
 __all__ = ["TorchTrainingOffline", "TrainingOffline"]
 
 
 @dataclass(eq=False, repr=False)
-class TrainingOffline(offline.TrainingOffline):
+class TrainingOffline(training_loop.TrainingOffline):
     """The project's `TrainingOffline` as a data class, with the hook `check_ratio`.
 
     The arguments are those of `tmrl_core.training.TrainingOffline`. A subclass may be a data class too.
@@ -58,7 +58,7 @@ class TrainingOffline(offline.TrainingOffline):
             if vars(self)[name] is None:
                 raise ConfigError(f"{type(self).__name__} needs {name}: found None, allowed: a class or a callable")
         settings = {one.name: vars(self)[one.name] for one in fields(TrainingOffline)}
-        offline.TrainingOffline.__init__(self, **settings)
+        training_loop.TrainingOffline.__init__(self, **settings)
 
     def check_ratio(self, interface: TrainingInterface) -> object:
         """Wait until training may continue. It is called before the first update of a round and after each update."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
-from tmrl_core.networking.observer.probe import ProbeConnection
+from tmrl_core.networking.observer.admission_probe import ProbeConnection
 from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES, Control, Diagnosis, Echo, Refused, plain
 from tmrl_core.networking.transports.base import Driver, Transport, new_event_loop
 

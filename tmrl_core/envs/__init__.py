@@ -14,8 +14,8 @@ from tmrl_core.lazy_names import lazy_names
 if TYPE_CHECKING:
     from tmrl_core.envs.delayed_cue import DelayedCue as DelayedCue
     from tmrl_core.envs.example import ExampleEnv as ExampleEnv
-    from tmrl_core.envs.functional import BaseEnvironment as BaseEnvironment
-    from tmrl_core.envs.functional import FunctionalEnv as FunctionalEnv
+    from tmrl_core.envs.functional_environment import BaseEnvironment as BaseEnvironment
+    from tmrl_core.envs.functional_environment import FunctionalEnv as FunctionalEnv
     from tmrl_core.envs.generic import GenericGymEnv as GenericGymEnv
     from tmrl_core.envs.old_gym import OldGym as OldGym
     from tmrl_core.envs.real_time import real_time_env as real_time_env
@@ -34,7 +34,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "example": "ExampleEnv",
         "generic": "GenericGymEnv",
         "shepherd": "ShepherdEnv",
-        "functional": "BaseEnvironment FunctionalEnv",
+        "functional_environment": "BaseEnvironment FunctionalEnv",
         "old_gym": "OldGym",
         "real_time": "real_time_env",
         "replay": "SessionBatchEnvironment",

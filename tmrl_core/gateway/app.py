@@ -28,8 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tmrl_core.config.sections import is_loopback
 from tmrl_core.gateway import openapi
+from tmrl_core.gateway.client_sessions import Sessions
 from tmrl_core.gateway.messages import RequestError, answer_to, fields_from_json
-from tmrl_core.gateway.sessions import Sessions
 from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.gateway.websocket import WebSocketEndpoint, address_of
 

@@ -22,7 +22,7 @@ from tmrl_core.networking.security.tls_contexts import client_name
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.from_config import check_device
 from tmrl_core.roles.labels import own_label
-from tmrl_core.roles.worker import join_signature, mixed_seed
+from tmrl_core.roles.rollout_worker import join_signature, mixed_seed
 
 logger = logging.getLogger(__name__)
 

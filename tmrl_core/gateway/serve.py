@@ -30,10 +30,10 @@ try:
     from starlette.routing import BaseRoute
 
     from tmrl_core.gateway.app import make_app
+    from tmrl_core.gateway.client_sessions import Sessions
     from tmrl_core.gateway.connections import Connections, LimitedWebSocket, TlsListener
     from tmrl_core.gateway.episodes import EpisodeFiles
     from tmrl_core.gateway.owner import OwnerPages
-    from tmrl_core.gateway.sessions import Sessions
 except ModuleNotFoundError as exc:
     if exc.name is None or exc.name.startswith("tmrl_core"):
         raise

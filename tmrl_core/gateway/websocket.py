@@ -17,8 +17,8 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from tmrl_core.gateway.client_sessions import Sessions
 from tmrl_core.gateway.messages import RequestError, StepMessage, answer_to, fields_from_json, fields_from_msgpack
-from tmrl_core.gateway.sessions import Sessions
 from tmrl_core.gateway.settings import GatewaySection
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from tmrl_core.config import Config
 from tmrl_core.errors import ConfigError
-from tmrl_core.local.probe import Probe
+from tmrl_core.local.probe_process import Probe
 from tmrl_core.local.supervision import Fleet, watch
 from tmrl_core.roles import from_config as roles
-from tmrl_core.roles.probe import is_probed
+from tmrl_core.roles.environment_probe import is_probed
 from tmrl_core.roles.shutdown import ShutdownSignal
 
 logger = logging.getLogger(__name__)

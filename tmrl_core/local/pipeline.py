@@ -18,10 +18,10 @@ from tmrl_core.config import Config, is_loopback, ratios_conflict, ratios_warnin
 from tmrl_core.config.run_folder import check_run_folder
 from tmrl_core.errors import ConfigError
 from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, what_next
-from tmrl_core.local.probe import Probe
+from tmrl_core.local.probe_process import Probe
 from tmrl_core.local.supervision import Group, Pipeline, Threads, watch
 from tmrl_core.roles import from_config as roles
-from tmrl_core.roles.probe import is_probed
+from tmrl_core.roles.environment_probe import is_probed
 from tmrl_core.roles.role import Role
 from tmrl_core.roles.shutdown import ShutdownSignal
 

@@ -27,7 +27,7 @@ from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.long_calls import trouble
 from tmrl_core.networking.transports.port_holder import port_holder
 from tmrl_core.roles import from_config as roles
-from tmrl_core.roles.probe import is_probed
+from tmrl_core.roles.environment_probe import is_probed
 from tmrl_core.roles.shutdown import CHECKPOINT, DROPPED_SAMPLES, STOP, ShutdownSignal
 from tmrl_core.storage import open_now, open_own
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.algorithms.a2c import A2C as A2C
     from tmrl_core.multiagent.algorithms.a2c import A2CParameters as A2CParameters
     from tmrl_core.multiagent.algorithms.acting_policy import ActingPolicy as ActingPolicy
-    from tmrl_core.multiagent.algorithms.algorithm import Algorithm as Algorithm
     from tmrl_core.multiagent.algorithms.dqn import DQN as DQN
     from tmrl_core.multiagent.algorithms.dqn import DQNParameters as DQNParameters
     from tmrl_core.multiagent.algorithms.rules import RandomPolicy as RandomPolicy
     from tmrl_core.multiagent.algorithms.rules import RulePolicy as RulePolicy
+    from tmrl_core.multiagent.algorithms.torch_algorithm import Algorithm as Algorithm
     from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm as TrainingAgentAlgorithm
     from tmrl_core.multiagent.assembly import Assembly as Assembly
     from tmrl_core.multiagent.assembly import PolicySettings as PolicySettings
@@ -58,7 +58,7 @@ __all__, __getattr__, __dir__ = lazy_names(
         "agent_algorithm": "AgentAlgorithm",
         "algorithms.a2c": "A2C A2CParameters",
         "algorithms.acting_policy": "ActingPolicy",
-        "algorithms.algorithm": "Algorithm",
+        "algorithms.torch_algorithm": "Algorithm",
         "algorithms.dqn": "DQN DQNParameters",
         "algorithms.rules": "RandomPolicy RulePolicy",
         "algorithms.training_agent": "TrainingAgentAlgorithm",

@@ -19,15 +19,15 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.long_calls import watched
 from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 from tmrl_core.multiagent.assembly import Assembly, PolicySettings
+from tmrl_core.multiagent.collector import MultiAgentCollector, MultiAgentWorker, RestartedEnvironment, Stage
 from tmrl_core.multiagent.environment import EventEnvironment
 from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.manager import AgentManager, Mode
 from tmrl_core.multiagent.settings import AgentParameters, AgentPolicySection, MultiAgentSection
-from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, RestartedEnvironment, Stage
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.transports.selection import link_settings
-from tmrl_core.roles.worker import mixed_seed, worker_label
+from tmrl_core.roles.rollout_worker import mixed_seed, worker_label
 from tmrl_core.samples import encode_value
 
 OF_AGENTS = "tmrl_core.multiagent:TrainingAgentAlgorithm"
@@ -109,7 +109,7 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         ConfigError: a reference names nothing.
     """
     # Workers use this module too, without torch.
-    from tmrl_core.roles.training import lockstep_settings, loop_settings
+    from tmrl_core.roles.training_object import lockstep_settings, loop_settings
     from tmrl_core.training.loops.lockstep import TrainingLockstep
 
     section, reference = section_of(config), config.trainer.loop

@@ -8,9 +8,9 @@ from tmrl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tmrl_core.roles.buffer import Buffer
+    from tmrl_core.roles.rollout_worker import RolloutWorker
     from tmrl_core.roles.server import Server
     from tmrl_core.roles.trainer import Trainer
-    from tmrl_core.roles.worker import RolloutWorker
 
 __all__ = ["Buffer", "RolloutWorker", "Server", "Trainer"]
 
@@ -20,6 +20,6 @@ _, __getattr__, __dir__ = lazy_names(
         ".roles.buffer": "Buffer",
         ".roles.server": "Server",
         ".roles.trainer": "Trainer",
-        ".roles.worker": "RolloutWorker",
+        ".roles.rollout_worker": "RolloutWorker",
     },
 )

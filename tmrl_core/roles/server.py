@@ -24,7 +24,7 @@ from tmrl_core.networking.protocol.messages import check_update_head
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings, Spool
 from tmrl_core.networking.security.admission import AdmissionSettings
 from tmrl_core.networking.security.refusal_log import Refusals
-from tmrl_core.networking.spools.files import DiskSpool
+from tmrl_core.networking.spools.disk_spool import DiskSpool
 from tmrl_core.networking.transports.base import Listener, new_event_loop
 from tmrl_core.networking.transports.plain import PlainNotice
 from tmrl_core.networking.transports.selection import link_settings, server_transport, transport_kind

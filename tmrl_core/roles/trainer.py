@@ -29,8 +29,8 @@ from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.iterations import Iterations
-from tmrl_core.roles.offline import OfflineInterface
-from tmrl_core.roles.training import prepare_torch, training_from_config
+from tmrl_core.roles.training_object import prepare_torch, training_from_config
+from tmrl_core.roles.without_server import OfflineInterface
 from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpoints.model_file import ModelFile
 from tmrl_core.training.checkpoints.resumption import RunCheckpoints, log_kept_memory

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.columns import Chunk, Kind, Tree
-from tmrl_core.samples.nodes import ArrayLeaf, Leaf, Node, leaves_of, plan, write_all
+from tmrl_core.samples.growing_columns import ArrayLeaf, Leaf, Node, leaves_of, plan, write_all
 from tmrl_core.samples.segments import Segment, Version
 from tmrl_core.samples.values import own_entries
 

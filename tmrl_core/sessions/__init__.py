@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from tmrl_core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from tmrl_core.sessions.files import SessionWriter as SessionWriter
-    from tmrl_core.sessions.files import read_sessions as read_sessions
-    from tmrl_core.sessions.files import read_spaces as read_spaces
     from tmrl_core.sessions.lerobot import read_lerobot as read_lerobot
     from tmrl_core.sessions.lerobot import write_lerobot as write_lerobot
     from tmrl_core.sessions.minari import read_minari as read_minari
@@ -19,6 +16,9 @@ if TYPE_CHECKING:
     from tmrl_core.sessions.pool import padded_sequences as padded_sequences
     from tmrl_core.sessions.session import Session as Session
     from tmrl_core.sessions.session import sessions_of as sessions_of
+    from tmrl_core.sessions.session_files import SessionWriter as SessionWriter
+    from tmrl_core.sessions.session_files import read_sessions as read_sessions
+    from tmrl_core.sessions.session_files import read_spaces as read_spaces
 
 __all__, __getattr__, __dir__ = lazy_names(
     __name__,
@@ -27,6 +27,6 @@ __all__, __getattr__, __dir__ = lazy_names(
         "lerobot": "read_lerobot write_lerobot",
         "minari": "read_minari write_minari",
         "pool": "SessionBatch SessionPool padded_sequences",
-        "files": "SessionWriter read_sessions read_spaces",
+        "session_files": "SessionWriter read_sessions read_spaces",
     },
 )

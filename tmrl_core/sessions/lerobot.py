@@ -32,12 +32,12 @@ from gymnasium import Space, spaces
 
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
-from tmrl_core.sessions.files import Spaces, spaces_problem
 from tmrl_core.sessions.inner_ends import InnerEnds
 from tmrl_core.sessions.lerobot_stats import FeatureStats, as_lists
 from tmrl_core.sessions.lerobot_videos import Videos, require_pyav
 from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
+from tmrl_core.sessions.session_files import Spaces, spaces_problem
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
 from tmrl_core.storage import read_whole

@@ -21,9 +21,9 @@ from gymnasium import Space, spaces
 
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array, leaves
-from tmrl_core.sessions.files import Spaces, spaces_problem
 from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
+from tmrl_core.sessions.session_files import Spaces, spaces_problem
 from tmrl_core.sessions.spaces import space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
 

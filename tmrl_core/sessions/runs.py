@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tmrl_core.samples.columns import Array
-from tmrl_core.storage.files import storage_error
+from tmrl_core.storage.segment_file import storage_error
 
 Format: TypeAlias = "tuple[tuple[int, ...], np.dtype[Any]]"
 """Shape of a row, and its dtype."""

@@ -15,11 +15,11 @@
 writes without following links. Below this package are only the errors.
 """
 
-from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader
 from tmrl_core.storage.format import MAX_NOTE_BYTES, MAX_PAYLOAD_BYTES, Record
 from tmrl_core.storage.lock import FolderLock
 from tmrl_core.storage.log import Place, RecordLog
 from tmrl_core.storage.own_files import open_now, open_own, read_whole, write_whole
+from tmrl_core.storage.segment_file import OS, FileCalls, SegmentFile, SegmentReader
 
 __all__ = [
     "MAX_NOTE_BYTES",

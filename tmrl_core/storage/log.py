@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core.errors import StorageError
-from tmrl_core.storage.files import OS, FileCalls, SegmentFile, SegmentReader, Sync, storage_error
 from tmrl_core.storage.format import Buffer, Record, StorageVersionError
 from tmrl_core.storage.own_files import flush_folder
+from tmrl_core.storage.segment_file import OS, FileCalls, SegmentFile, SegmentReader, Sync, storage_error
 
 logger = logging.getLogger(__name__)
 

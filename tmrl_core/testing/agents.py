@@ -67,7 +67,7 @@ class AgentSuite:
 
     def test_a_checkpoint_restores_the_policy(self, tmp_path: Path) -> None:
         """The agent's attributes, or its `state_dict`, hold the complete state."""
-        from tmrl_core.training.loops.offline import TrainingOffline
+        from tmrl_core.training.loops.training_loop import TrainingOffline
         from tmrl_core.training.memories.replay import ReplayMemory
 
         spaces = (self.observation_space, self.action_space)

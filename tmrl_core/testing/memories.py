@@ -108,7 +108,7 @@ class MemorySuite:
 
     def test_a_checkpoint_restores_the_transitions(self, tmp_path: Path) -> None:
         """The memory's attributes, or its `state_dict`, hold the complete state."""
-        from tmrl_core.training.loops.offline import TrainingOffline
+        from tmrl_core.training.loops.training_loop import TrainingOffline
 
         def make() -> TrainingOffline:
             spaces = (self.observation_space, self.action_space)

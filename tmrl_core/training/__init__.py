@@ -17,7 +17,7 @@ _, __getattr__, __dir__ = lazy_names(
         "checkpoints.checkpoint_store": "CheckpointStore",
         "interface": "LocalInterface",
         "loops.lockstep": "TrainingLockstep",
-        "loops.offline": "TorchTrainingOffline TrainingOffline",
+        "loops.training_loop": "TorchTrainingOffline TrainingOffline",
         "memories.generic": "GenericTorchMemory",
         "memories.memory": "Memory TorchMemory",
     },

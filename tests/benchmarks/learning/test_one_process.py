@@ -15,7 +15,7 @@ import torch
 
 from tmrl_core.config import load
 from tmrl_core.envs import GenericGymEnv
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "learning"
 SMALL = ["actor.kwargs.hidden_sizes=[8]", "memory.batch_size=16"]

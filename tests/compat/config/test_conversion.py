@@ -15,7 +15,7 @@ from tmrl_core.compat.config.settings import KEYS, SETTINGS, as_tmrl
 from tmrl_core.compat.custom import custom_memories, custom_models
 from tmrl_core.config import from_values, resolve
 from tmrl_core.errors import ConfigError
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 
 ALG = {"ALGORITHM": "SAC", "LEARN_ENTROPY_COEF": False, "LR_ACTOR": 1e-5, "LR_CRITIC": 5e-5, "LR_ENTROPY": 3e-4}
 ALG |= {"GAMMA": 0.995, "POLYAK": 0.99, "TARGET_ENTROPY": -0.5, "ALPHA": 0.01, "OPTIMIZER_ACTOR": "adamw"}

@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from tmrl_core.networking.end_to_end.identity import Signer, Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.observer import ObserverConnection, ObserverState
-from tmrl_core.networking.observer.probe import ProbeConnection
+from tmrl_core.networking.observer.admission_probe import ProbeConnection
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender, WrittenMessage
 from tmrl_core.networking.protocol.messages import (

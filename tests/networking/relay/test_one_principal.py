@@ -32,7 +32,7 @@ from tmrl_core.networking.protocol.messages import (
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool, credit_flow
 from tmrl_core.networking.relay.connection import RelayConnection
 from tmrl_core.networking.relay.status import snapshot
-from tmrl_core.networking.spools.memory import StreamInfo
+from tmrl_core.networking.spools.spool import StreamInfo
 
 MB = 1 << 20
 STALLED_S = RelaySettings().stalled_s

@@ -8,7 +8,7 @@ from tests.networking.relay.test_relay import Network, Trainer, Worker
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import FIRST, HEADER, LAST, MAX_PAYLOAD_BYTES, Frame, Kind
 from tmrl_core.networking.protocol.messages import POLICY_HEAD, PolicyUpdate, decode_body
-from tmrl_core.networking.relay.policies import Policies, Policy
+from tmrl_core.networking.relay.latest_policy import Policies, Policy
 
 SIZE = 900_000
 

@@ -26,7 +26,7 @@ from tmrl_core.networking.protocol.messages import (
     decode_control,
 )
 from tmrl_core.networking.relay import MemorySpool, Relay, Spool
-from tmrl_core.networking.spools.memory import STREAM_COST_BYTES, StreamInfo
+from tmrl_core.networking.spools.spool import STREAM_COST_BYTES, StreamInfo
 from tmrl_core.networking.trainer import TrainerState
 from tmrl_core.networking.worker import WorkerConnection
 

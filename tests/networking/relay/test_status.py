@@ -34,7 +34,7 @@ from tmrl_core.networking.protocol.messages import (
 from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, encode_status, rates
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool
 from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, snapshot
-from tmrl_core.networking.spools.memory import SpooledMessage, StreamInfo
+from tmrl_core.networking.spools.spool import SpooledMessage, StreamInfo
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.worker import WorkerConnection, WorkerState
 

@@ -22,7 +22,7 @@ from tmrl_core.config import from_values
 from tmrl_core.errors import CredentialsError, HandshakeError
 from tmrl_core.networking import Server
 from tmrl_core.networking.links import LinkSettings, WorkerLink
-from tmrl_core.networking.links.observer import ObserverLink
+from tmrl_core.networking.links.observer_link import ObserverLink
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.framing import FIRST, LAST, Kind
 from tmrl_core.networking.protocol.messages import (

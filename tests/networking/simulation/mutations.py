@@ -15,11 +15,11 @@ from tmrl_core.networking.protocol.framing import Frame
 from tmrl_core.networking.protocol.messages import Want
 from tmrl_core.networking.relay import Relay, RelayConnection, core, credit_flow
 from tmrl_core.networking.relay.credit_flow import Flow
-from tmrl_core.networking.relay.policies import Policies
+from tmrl_core.networking.relay.latest_policy import Policies
 from tmrl_core.networking.relay.spooling import SpoolHandoff
 from tmrl_core.networking.relay.stream_budget import StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream, Share
-from tmrl_core.networking.spools.memory import Spool, SpooledMessage, StreamInfo
+from tmrl_core.networking.spools.spool import Spool, SpooledMessage, StreamInfo
 from tmrl_core.networking.trainer import TrainerState
 
 

@@ -34,7 +34,7 @@ from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Progress
 from tmrl_core.networking.relay import Relay, RelaySettings
 from tmrl_core.networking.relay.stream_budget import StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream
-from tmrl_core.networking.spools.memory import MemorySpool, Spool
+from tmrl_core.networking.spools.spool import MemorySpool, Spool
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.worker.seal import Mode
 

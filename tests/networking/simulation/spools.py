@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tests.networking.simulation.network import Network
-from tmrl_core.networking.spools.memory import Spool, SpooledMessage, SpooledStream, StreamInfo
+from tmrl_core.networking.spools.spool import Spool, SpooledMessage, SpooledStream, StreamInfo
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 The ratio, the worker's watch and the trainer's check are the real ones (`rate_limit.py`, `actor/rollout/starvation.py`,
 `training/remote/interface.py`); the loops around them, which wait for real time, are played here as events
-(`actor/rollout/synchronous_rule.py`, `training/loops/offline.py`).
+(`actor/rollout/synchronous_rule.py`, `training/loops/training_loop.py`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tmrl_core.training.agents.recurrent import (
 from tmrl_core.training.agents.recurrent_dqn import RecurrentDQNAgent
 from tmrl_core.training.agents.recurrent_sac import RecurrentSacAgent
 from tmrl_core.training.batches import transitions_of
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.sequences import SequenceMemory
 
 OBSERVATIONS = gym.spaces.Box(-1, 1, (3,), np.float32)

@@ -32,7 +32,7 @@ from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state
 from tmrl_core.training.checkpoints.checkpoint_folder import load_training, save_training
 from tmrl_core.training.interface import Delivery, LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 
 SPACES = (
     gym.spaces.Box(-10, 10, (3,), np.float32),

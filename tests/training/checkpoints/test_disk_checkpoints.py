@@ -21,7 +21,7 @@ from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
 from tmrl_core.samples import Buffer
 from tmrl_core.training import CheckpointStore, ReplayMemory, SacAgent
 from tmrl_core.training.interface import Delivery, LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.remote.delivery_log import DeliveryLog
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))

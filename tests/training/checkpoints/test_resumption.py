@@ -9,12 +9,12 @@ import pytest
 
 from tmrl_core.config import Config, from_values
 from tmrl_core.errors import CheckpointError, FolderLockedError
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.checkpoints.manifest import read_manifest
 from tmrl_core.training.checkpoints.resumption import RunCheckpoints
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
 

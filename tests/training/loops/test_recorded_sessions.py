@@ -16,8 +16,8 @@ from tmrl_core.sessions import Session, SessionWriter
 from tmrl_core.training import CheckpointStore, ReplayMemory
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.interface import Delivery, LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.loops.recorded_sessions import SessionLoader
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.mixed import MixedMemory
 
 SPACES = gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32)

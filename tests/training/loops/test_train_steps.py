@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.loops.test_offline import Fed
+from tests.training.loops.test_training_loop import Fed
 from tests.training.updates.test_compiled import (
     ACTIONS,
     AGENTS,
@@ -26,7 +26,7 @@ from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents import off_policy
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.loops import update_batching as at_once
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
 from tmrl_core.training.updates import compiled
 from tmrl_core.training.updates.rollback import agent_tensors

@@ -11,7 +11,7 @@ from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.lockstep_round import LastRows
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.held_rows import HeldRows
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.sequences import SequenceMemory

@@ -14,7 +14,7 @@ import torch
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.frame_stack_memory import FrameStackMemory
 from tmrl_core.training.memories.prefetch import BESIDE, Prefetch
 from tmrl_core.training.memories.replay import ReplayMemory

@@ -13,7 +13,7 @@ from tmrl_core.actor import ActorModule
 from tmrl_core.actor.rollout.step_checks import make_observation_check
 from tmrl_core.config import from_values
 from tmrl_core.errors import SampleRefusedError
-from tmrl_core.roles.training import training_from_config
+from tmrl_core.roles.training_object import training_from_config
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training import FrameStackMemory, GenericTorchMemory, ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
@@ -21,7 +21,7 @@ from tmrl_core.training.agents.dqn import DQNAgent
 from tmrl_core.training.agents.ppo import PPOAgent
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.lockstep import TrainingLockstep
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 
 Rows = Callable[..., Chunk]

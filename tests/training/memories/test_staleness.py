@@ -11,7 +11,7 @@ import torch
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.memories.staleness import FreshRows, SampledLag
 

@@ -19,7 +19,7 @@ from tmrl_core.samples.codec import encode_message
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import TrainingInterface
-from tmrl_core.training.loops.offline import INSERT_S, TrainingOffline
+from tmrl_core.training.loops.training_loop import INSERT_S, TrainingOffline
 from tmrl_core.training.remote.interface import DECODE_S, DECODED_BYTES, RemoteInterface
 from tmrl_core.training.remote.run_shutdown import RunShutdown
 from tmrl_core.training.value_types import Batch, Metrics

@@ -16,7 +16,7 @@ from tmrl_core import training
 from tmrl_core.errors import BadUpdatesError
 from tmrl_core.samples import Buffer
 from tmrl_core.training.interface import LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.updates import skipped_updates as bad_updates
 from tmrl_core.training.updates.rollback import agent_tensors
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates, bad_columns

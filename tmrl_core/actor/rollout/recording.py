@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from tmrl_core.errors import CodecError, StorageError, StorageFullError
 from tmrl_core.samples import Chunk, EpisodeRecord, same_layout
-from tmrl_core.sessions.files import RECORD_BYTES, SessionWriter
+from tmrl_core.sessions.session_files import RECORD_BYTES, SessionWriter
 
 logger = logging.getLogger(__name__)
 

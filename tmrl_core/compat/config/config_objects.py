@@ -21,7 +21,7 @@ def _training(name: str) -> Callable[[Config], Any]:
 
 
 def _trainer(config: Config) -> Any:
-    from tmrl_core.roles.training import training_from_config
+    from tmrl_core.roles.training_object import training_from_config
 
     return training_from_config(config)
 

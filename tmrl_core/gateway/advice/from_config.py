@@ -16,7 +16,7 @@ from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.gateway.advice.agent import AdviceAgent, MakeLearner
 from tmrl_core.gateway.advice.learner import OwnLearner
 from tmrl_core.gateway.settings import GatewayAgentSection, gateway_section
-from tmrl_core.roles.training import agent_from_config
+from tmrl_core.roles.training_object import agent_from_config
 
 
 def advice_agent(config: Config, name: str) -> AdviceAgent:

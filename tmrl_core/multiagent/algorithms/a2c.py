@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from tmrl_core.actor.policies.torch.mlp import forbid
 from tmrl_core.errors import ConfigError
 from tmrl_core.multiagent.agent_algorithm import choices_of
-from tmrl_core.multiagent.algorithms.algorithm import (
+from tmrl_core.multiagent.algorithms.batches import transitions_of
+from tmrl_core.multiagent.algorithms.torch_algorithm import (
     Algorithm,
     allowed_actions,
     check_max_norm,
     model_input,
 )
-from tmrl_core.multiagent.algorithms.batches import transitions_of
 from tmrl_core.multiagent.trajectory import Columns
 from tmrl_core.training.agents.losses import of_allowed, td_target, weighted_mean
 from tmrl_core.training.batches import Transitions

@@ -16,8 +16,8 @@ from tmrl_core.networking.protocol.messages import (
     Revoked,
     Version,
 )
+from tmrl_core.networking.relay.latest_policy import Policy
 from tmrl_core.networking.relay.message_queue import SMALL_BYTES
-from tmrl_core.networking.relay.policies import Policy
 from tmrl_core.networking.relay.probes import PROBE_S, Echoes
 from tmrl_core.networking.relay.processor_time import EFFECTS, ReadSize
 from tmrl_core.networking.relay.settings import RelaySettings

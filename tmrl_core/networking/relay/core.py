@@ -65,9 +65,9 @@ from tmrl_core.networking.protocol.messages import (
 from tmrl_core.networking.relay.connection import REGISTERED, RelayConnection
 from tmrl_core.networking.relay.credit_flow import Flow
 from tmrl_core.networking.relay.id_registry import IdRegistry
+from tmrl_core.networking.relay.latest_policy import Policies, Policy
 from tmrl_core.networking.relay.membership_log import MembershipLog
 from tmrl_core.networking.relay.places import Places
-from tmrl_core.networking.relay.policies import Policies, Policy
 from tmrl_core.networking.relay.probes import Probes
 from tmrl_core.networking.relay.processor_time import (
     PAUSE_S,
@@ -84,7 +84,7 @@ from tmrl_core.networking.relay.spooling import SpoolHandoff
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
 from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE, StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream
-from tmrl_core.networking.spools.memory import Spool
+from tmrl_core.networking.spools.spool import Spool
 
 _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20

@@ -23,7 +23,7 @@ from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import HEADER_BYTES, Kind, cut
 from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Ack, Resume, Stored
 from tmrl_core.networking.relay.streams import RelayStream
-from tmrl_core.networking.spools.memory import Spool, SpooledStream, StreamInfo
+from tmrl_core.networking.spools.spool import Spool, SpooledStream, StreamInfo
 from tmrl_core.rate_limited_log import RateLimitedLog
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tmrl_core.networking.relay.connection import RelayConnection
     from tmrl_core.networking.relay.core import Relay
     from tmrl_core.networking.relay.streams import RelayStream
-    from tmrl_core.networking.spools.memory import SpooledStream
+    from tmrl_core.networking.spools.spool import SpooledStream
 
 FRESH_S = 0.2
 """Maximum age of a snapshot that is sent again."""

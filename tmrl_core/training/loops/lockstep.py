@@ -23,9 +23,9 @@ from tmrl_core.training.contracts import MemoryLike
 from tmrl_core.training.interface import TrainingInterface
 from tmrl_core.training.loops.evaluation import mean_of
 from tmrl_core.training.loops.lockstep_round import Round
-from tmrl_core.training.loops.offline import TrainingOffline
 from tmrl_core.training.loops.round_memory import RoundMemory
 from tmrl_core.training.loops.round_statistics import RoundStatistics
+from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.memory import MAX_STREAMS
 from tmrl_core.training.value_types import Device, Policy, State
 

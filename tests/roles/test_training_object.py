@@ -14,11 +14,11 @@ from tmrl_core import training
 from tmrl_core.config import Config, from_values
 from tmrl_core.config.sections import LimiterSection, LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError
-from tmrl_core.roles.training import loop_settings, prepare_torch, training_from_config
+from tmrl_core.roles.training_object import loop_settings, prepare_torch, training_from_config
 from tmrl_core.sessions import Session, SessionWriter
 from tmrl_core.training.agents.networks import REDQMLPActorCritic
 from tmrl_core.training.loops.lockstep import TrainingLockstep
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 
 
 def config(**sections: Any) -> Config:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tmrl_core.config import Config
 from tmrl_core.errors import ConfigError, EnvironmentFailedError
 from tmrl_core.local.supervision import ERROR_LINES, WRONG_CONFIGURATION, Child, last_error
-from tmrl_core.roles.probe import PROBED
+from tmrl_core.roles.environment_probe import PROBED
 from tmrl_core.roles.shutdown import ShutdownSignal
 
 logger = logging.getLogger(__name__)

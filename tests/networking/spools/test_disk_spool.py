@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
-from tmrl_core.networking.spools.files import _NOTE, FORMAT, DiskSpool
-from tmrl_core.networking.spools.memory import StreamInfo
+from tmrl_core.networking.spools.disk_spool import _NOTE, FORMAT, DiskSpool
+from tmrl_core.networking.spools.spool import StreamInfo
 from tmrl_core.storage import SegmentFile, SegmentReader
 
 STREAM = b"s" * 16

@@ -16,7 +16,7 @@ from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.training import ReplayMemory, TorchTrainingOffline
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import Delivery, LocalInterface
-from tmrl_core.training.loops.offline import TrainingOffline
+from tmrl_core.training.loops.training_loop import TrainingOffline
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.gateway.players import BOX, RecordingAgent, RecordingPlayer, step_message
 from tmrl_core.envs.json_spaces import action_writer, observation_reader
 from tmrl_core.errors import NetworkError, ObservationError, TmrlError
+from tmrl_core.gateway.client_session import Session
 from tmrl_core.gateway.messages import RequestError, StepMessage
-from tmrl_core.gateway.session import Session
 
 READER = observation_reader(BOX, encoding="msgpack")
 

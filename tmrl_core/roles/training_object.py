@@ -207,7 +207,7 @@ def _environment(config: Config) -> Any:
     key, path = ("trainer.offline", offline) if offline is not None else ("memory.recorded", config.recorded_path)
     if path is None:
         return environment_maker(environment.cls, environment.kwargs, environment.drop)
-    from tmrl_core.sessions.files import read_spaces, spaces_problem
+    from tmrl_core.sessions.session_files import read_spaces, spaces_problem
 
     try:
         spaces = read_spaces(path)
@@ -263,7 +263,7 @@ def loop_settings(config: Config, loop: Any) -> dict[str, Any]:
 
     A custom training loop gets the parameters of tmrl's loops, and those of the others that are set.
     """
-    from tmrl_core.training.loops.offline import TrainingOffline
+    from tmrl_core.training.loops.training_loop import TrainingOffline
 
     trainer = config.trainer
     threads = trainer.threads

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tmrl_core.errors import ConfigError, WeightsError
-from tmrl_core.multiagent.algorithms.algorithm import Algorithm
+from tmrl_core.multiagent.algorithms.torch_algorithm import Algorithm
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.checkpoints.capture import capture_part
 from tmrl_core.training.checkpoints.restore import decoded, restore_part

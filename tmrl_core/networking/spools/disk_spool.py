@@ -28,10 +28,10 @@ from typing import Any
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.protocol.messages import MAX_NUMBER, MAX_SIGNATURE_BYTES
 from tmrl_core.networking.spools.fair_queue import FairQueue, Job
-from tmrl_core.networking.spools.memory import Spool, SpooledMessage, SpooledStream, StreamInfo
+from tmrl_core.networking.spools.spool import Spool, SpooledMessage, SpooledStream, StreamInfo
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.storage import OS, FileCalls, FolderLock, SegmentFile, SegmentReader, open_now
-from tmrl_core.storage.files import Sync
+from tmrl_core.storage.segment_file import Sync
 
 logger = logging.getLogger(__name__)
 

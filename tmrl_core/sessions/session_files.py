@@ -27,7 +27,7 @@ from tmrl_core.sessions.action_ranges import ActionRanges
 from tmrl_core.sessions.session import Session, SessionJoiner
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.storage import FolderLock, Record, RecordLog, SegmentReader, read_whole, write_whole
-from tmrl_core.storage.files import storage_error
+from tmrl_core.storage.segment_file import storage_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from tmrl_core.errors import ConfigError, FolderLockedError, StorageError, StorageFullError
 from tmrl_core.samples import Buffer, EpisodeRecord
 from tmrl_core.sessions import Session, SessionWriter, files, read_sessions, read_spaces
-from tmrl_core.sessions.files import SPACES_FILE
+from tmrl_core.sessions.session_files import SPACES_FILE
 from tmrl_core.storage import SegmentReader
 
 OBSERVATIONS, ACTIONS = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (1,), np.float32)

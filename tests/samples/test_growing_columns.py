@@ -10,7 +10,7 @@ import pytest
 
 from tmrl_core.errors import CodecError
 from tmrl_core.samples.columns import Kind, Tree
-from tmrl_core.samples.nodes import ArrayLeaf, ListLeaf, leaves_of, plan
+from tmrl_core.samples.growing_columns import ArrayLeaf, ListLeaf, leaves_of, plan
 from tmrl_core.samples.supported_values import MAX_DEPTH
 
 

@@ -19,8 +19,8 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import EnvironmentFailedError, LinkClosedError, NetworkError, StarvedError
 from tmrl_core.multiagent import Actor
+from tmrl_core.multiagent.collector import MultiAgentCollector, MultiAgentWorker, Stage, metrics_of
 from tmrl_core.multiagent.experiences import PlayedEpisode
-from tmrl_core.multiagent.worker import MultiAgentCollector, MultiAgentWorker, Stage, metrics_of
 from tmrl_core.networking.protocol.messages import Blob, Collect, Directive, Evaluation, PolicyUpdate, encode_body
 
 EPSILONS = {"north": 0.6, "south": 0.25}

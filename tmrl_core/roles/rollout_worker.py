@@ -40,7 +40,7 @@ from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.buffer import Buffer
 from tmrl_core.roles.labels import Label, own_label
 from tmrl_core.samples import encode_value
-from tmrl_core.sessions.files import SessionWriter
+from tmrl_core.sessions.session_files import SessionWriter
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from tmrl_core.config import from_values
 from tmrl_core.errors import ConfigError, ContractError
-from tmrl_core.roles.probe import is_probed, probe_environment
+from tmrl_core.roles.environment_probe import is_probed, probe_environment
 
-OWN = {"cls": "tests.roles.test_probe:Lathe", "kwargs": {}}
+OWN = {"cls": "tests.roles.test_environment_probe:Lathe", "kwargs": {}}
 
 
 class Lathe(gymnasium.Env[Any, Any]):

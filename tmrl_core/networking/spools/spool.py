@@ -1,8 +1,8 @@
 """Spool of the Server: messages of workers that have ended, stored until a trainer has acknowledged them. Sans-I/O.
 
 `Spool` is the interface and does the accounting: the messages of each stream, and their share of the size limit.
-Implementations differ in the location of the bytes: `MemorySpool` here, `networking.spools.files.DiskSpool` in files.
-`tests/networking/spools/test_spools.py` tests both.
+Implementations differ in the location of the bytes: `MemorySpool` here, `DiskSpool` (disk_spool.py) in files.
+`tests/networking/spools/test_spool.py` tests both.
 
 A message is never changed or decoded. Only its floor is recomputed when it is read: messages that an earlier trainer
 has acknowledged are no longer stored, so the floor of the first remaining message explains the gap before it

@@ -32,7 +32,7 @@ from tmrl_core.networking import RolloutWorker, Server
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, Progress
 from tmrl_core.networking.security import credentials
-from tmrl_core.roles.worker import mixed_seed
+from tmrl_core.roles.rollout_worker import mixed_seed
 from tmrl_core.samples import SampleMessage, decode_message, decode_value
 from tmrl_core.training import ReplayMemory
 

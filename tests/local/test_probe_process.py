@@ -13,7 +13,7 @@ from tests.command_line import ROOT
 from tests.waiting import until
 from tmrl_core.config import Config, from_values, with_changes
 from tmrl_core.errors import ConfigError, EnvironmentFailedError
-from tmrl_core.local.probe import Probe
+from tmrl_core.local.probe_process import Probe
 from tmrl_core.roles.shutdown import ShutdownSignal
 
 SOURCE = """

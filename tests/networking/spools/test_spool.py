@@ -23,9 +23,9 @@ from tmrl_core import rate_limited_log
 from tmrl_core.errors import FolderLockedError, StorageError
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, SAMPLES_HEAD
 from tmrl_core.networking.relay import MemorySpool, Spool
-from tmrl_core.networking.spools import memory
-from tmrl_core.networking.spools.files import DiskSpool
-from tmrl_core.networking.spools.memory import (
+from tmrl_core.networking.spools import spool
+from tmrl_core.networking.spools.disk_spool import DiskSpool
+from tmrl_core.networking.spools.spool import (
     MAX_SIGNATURES_BYTES,
     MAX_SPOOLED_STREAMS,
     MESSAGE_COST_BYTES,
@@ -109,8 +109,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[i
         return made[-1]
 
     yield new
-    for spool in made:
-        spool.close()
+    for one in made:
+        one.close()
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_one_principal_leaves_messages_for_the_others_as_they_do(
     make: Callable[[int, Thread], Spool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes memory, also if the files of a spool may have terabytes."""
-    monkeypatch.setattr(memory, "MAX_SPOOLED_MESSAGES", 100)
+    monkeypatch.setattr(spool, "MAX_SPOOLED_MESSAGES", 100)
     kept = Kept(make, 1 << 40)
     taken, refusal = fill_up(kept, "thief", 0)
     assert taken == 80
@@ -869,8 +869,8 @@ def test_many_streams_share_a_few_open_files(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tmrl_core.networking.spools.memory import StreamInfo
-from tmrl_core.networking.spools.files import DiskSpool
+from tmrl_core.networking.spools.spool import StreamInfo
+from tmrl_core.networking.spools.disk_spool import DiskSpool
 
 def stored(number):
     os.write(1, b"%d\\n" % number)
