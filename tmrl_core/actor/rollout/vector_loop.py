@@ -87,8 +87,7 @@ class VectorLoop(EnvironmentLoop):
         if not collect:
             return self._play_each(test, limit, allow, evaluation)
         recorder = self.recorder
-        if self._ends:
-            self._ends -= 1
+        if self._one_ended():
             return True
         if not recorder.running or self.next_seed is not None:
             self._reset_all()
@@ -102,10 +101,15 @@ class VectorLoop(EnvironmentLoop):
             began = time.perf_counter()
             played = self._advance(longest)
             self.steps_until_poll = next_slice(self.steps_until_poll, played, time.perf_counter() - began)
-            if self._ends:
-                self._ends -= 1
+            if self._one_ended():
                 self._note_success()
                 return True
+
+    def _one_ended(self) -> bool:
+        """Return True once for each episode that has ended."""
+        ended = self._ends > 0
+        self._ends -= ended
+        return ended
 
     def _reset_all(self) -> None:
         """Begin an episode in each row, to be collected."""
