@@ -1,26 +1,5 @@
 """Several environments of one worker, which are stepped together through Gymnasium's vector interface."""
 
-from __future__ import annotations
-
-import math
-from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
-from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-
-from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
-from tmrl_core.actor.rollout.lateness import Timed
-from tmrl_core.actor.rollout.step_checks import BadValue, failure
-from tmrl_core.config.environment_contract import as_environment
-from tmrl_core.envs.identity import unwrapped
-from tmrl_core.errors import ConfigError
-from tmrl_core.long_calls import watched
-from tmrl_core.samples.columns import map_leaves
-from tmrl_core.signal_handlers import take_back
-
 # Theory of operation
 #
 # The worker makes `worker.envs` environments, and Gymnasium's SyncVectorEnv steps one after the other: what is saved is
@@ -42,6 +21,27 @@ from tmrl_core.signal_handlers import take_back
 #
 # A failure of one row is a failure of all: Gymnasium's exception does not say of which row it is, and the other rows of
 # a SyncVectorEnv have been stepped in part. All rows are then reset.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
+from tmrl_core.actor.rollout.lateness import Timed
+from tmrl_core.actor.rollout.step_checks import BadValue, failure
+from tmrl_core.config.environment_contract import as_environment
+from tmrl_core.envs.identity import unwrapped
+from tmrl_core.errors import ConfigError
+from tmrl_core.long_calls import watched
+from tmrl_core.samples.columns import map_leaves
+from tmrl_core.signal_handlers import take_back
 
 
 class Restart(NamedTuple):
