@@ -86,6 +86,8 @@ class Link:
         self._notify_scheduled = False
         self._notified = 0.0
         self._waiting: list[Callable[[], bool]] = []
+        self._has_work: Callable[[], bool] = lambda: False
+        """Returns True if `_serve` has work to do now."""
         state.on_change = self._on_change
         if identity is not None:
             state.on_revocations = identity.take_revocations
@@ -200,10 +202,6 @@ class Link:
                 loop.call_soon_threadsafe(function, *args)
 
     # --- in the I/O thread ---
-
-    def _has_work(self) -> bool:
-        """Return True if `_serve` has work to do now."""
-        return False
 
     def _serve(self) -> bool:
         """Do part of the submitted work. Return True if there was some."""

@@ -124,6 +124,9 @@ class TrainerLink(Link):
         self.offsets_after, self.waits_of = self._trainer.offsets_after, self._trainer.waits_of
         self.has_of_first, self.take_member_changes = self._trainer.has_of_first, self._trainer.take_member_changes
         super().__init__(settings, self._trainer, identity, log)
+        # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them
+        # in batches.
+        self._has_work = lambda: bool(self._trainer.to_acknowledge) and self.connected
 
     # --- samples ---
 
@@ -280,11 +283,6 @@ class TrainerLink(Link):
     def _call_on_time(self) -> None:
         if self.on_time is not None and self._loop is not None:
             self._loop.call_later(self.on_time(), self._call_on_time)
-
-    def _has_work(self) -> bool:
-        # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them
-        # in batches.
-        return bool(self._trainer.to_acknowledge) and self.connected
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Send pending acknowledgements, weights and directives, then close the link."""
