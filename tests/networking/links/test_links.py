@@ -189,11 +189,11 @@ def test_a_trainer_that_ends_between_receipt_and_commit_gets_the_samples_again(p
     worker.send(episode(10, 10), [])
     assert trainer.wait(DEADLINE_S)
     assert len(trainer.receive()) == 1
-    offsets, incarnation = trainer.offsets, trainer.incarnation
+    offsets, incarnation = trainer.trainer.offsets, trainer.trainer.incarnation
     trainer.close()
     again = place.trainer(offsets=offsets, incarnation=incarnation)
     assert collect(again, 10) == list(range(10, 20))
-    assert again.incarnation == incarnation + 1
+    assert again.trainer.incarnation == incarnation + 1
 
 
 def test_directives_and_progress_reach_the_worker(place: Place) -> None:
@@ -342,7 +342,7 @@ def left_by_a_worker(place: Place, folder: Path, **changes: Any) -> WorkerLink:
         worker.send(episode(i * 100, 100), [])
     worker.drain_timeout_s = 0.05
     assert worker.close() == (100, 0, 0), "900 wait on the disk"
-    place.marks = trainer.offsets
+    place.marks = trainer.trainer.offsets
     trainer.close()
     place.start_server()
     return worker
@@ -612,7 +612,7 @@ def test_a_server_that_refuses_with_new_reasons_fills_neither_log_nor_memory(
 
 def test_directives_for_streams_that_the_trainer_has_forgotten_are_removed() -> None:
     trainer = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
-    state = trainer._trainer
+    state = trainer.trainer
     streams = [number.to_bytes(16, "big") for number in range(20_000)]
     trainer.direct(Directive(revision=1))
     for number, stream in enumerate(streams):
@@ -624,7 +624,7 @@ def test_directives_for_streams_that_the_trainer_has_forgotten_are_removed() -> 
 
 def test_invented_reasons_of_refusals_take_little_memory_and_small_checkpoints() -> None:
     trainer = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
-    state = trainer._trainer
+    state = trainer.trainer
     streams = [number.to_bytes(16, "big") for number in range(100)]
     for stream in streams:
         state.receiver(stream).next_number = 120
@@ -635,11 +635,11 @@ def test_invented_reasons_of_refusals_take_little_memory_and_small_checkpoints()
     told = [reason for one in streams for _, reason in state.receivers[one]._refused]
     assert len(told) == 100 * 120
     assert len({id(reason) for reason in told}) <= 129
-    assert len(msgspec.msgpack.encode(trainer.refusals)) < 100 * 20 * 110
+    assert len(msgspec.msgpack.encode(trainer.trainer.refusals)) < 100 * 20 * 110
     honest = b"h" * 16
     state.receiver(honest).next_number = 1
     trainer.refuse(Received(honest, 0, 1, memoryview(b""), 1), "shape (3,) where (4,) is held")
-    assert trainer.refusals[honest] == ((0, "shape (3,) where (4,) is held"),)
+    assert trainer.trainer.refusals[honest] == ((0, "shape (3,) where (4,) is held"),)
 
 
 def test_a_directive_too_large_for_a_message_is_refused_immediately(place: Place) -> None:
