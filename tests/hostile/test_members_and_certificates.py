@@ -348,7 +348,7 @@ def test_ends_that_differ_say_so_and_keep_the_samples(fleet: Fleet, off: str, ca
         about = [record for record in list(caplog.records) if "end_to_end" in record.message]
         return {record.name.rpartition(".")[2] for record in about}
 
-    until(lambda: said() >= {"worker", "trainer"})
+    until(lambda: said() >= {"worker_link", "trainer_link"})
     assert not worker.wait_policy(0.5)
     fleet.take(trainer)
     assert not fleet.arrived

@@ -228,7 +228,7 @@ def test_samples_that_are_halted_again_and_again_do_not_fill_the_log(
         until(lambda: taken.worker._taken is False)
         taken.do(saying(Resume(0, 1, stream.epoch, 1 << 20)))
         until(lambda: taken.worker._taken)
-    assert 5 <= len([record for record in caplog.records if record.name.endswith("links.worker")]) <= 11
+    assert 5 <= len([record for record in caplog.records if record.name.endswith("links.worker_link")]) <= 11
     taken.fleet.goes_on(taken.worker, taken.trainer)
 
 
