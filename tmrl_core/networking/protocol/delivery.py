@@ -555,7 +555,8 @@ class StreamSender:
         while self._sent and self._sent[0].number < ack.next:
             self._release(self._sent[0])
             gone.append(self._sent.popleft())
-        # It may cover messages in `_queue`: an earlier epoch, or the earlier process of a restored stream, has sent them.
+        # It may cover messages in `_queue`: an earlier epoch, or the earlier process of a restored stream, has sent
+        # them.
         while self._queue and self._queue[0].number < ack.next:
             self._release(self._queue[0])
             gone.append(self._unqueue())

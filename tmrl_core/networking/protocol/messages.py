@@ -22,8 +22,8 @@ application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes 
 # number that a peer chooses can then be increased by one, or added to a count, without leaving the range of any field
 # that carries the sum: a record that cannot be encoded would fail at an honest peer, because of somebody else.
 #
-# Arrays and not maps: a control message about samples has 10 to 20 bytes then, and the names of its fields would be most
-# of a map. `Hello` must stay readable for ever in its first field, which lists versions (`versions_of`).
+# Arrays and not maps: a control message about samples has 10 to 20 bytes then, and the names of its fields would be
+# most of a map. `Hello` must stay readable for ever in its first field, which lists versions (`versions_of`).
 #
 # Which message travels where:
 #
