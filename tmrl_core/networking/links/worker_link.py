@@ -1,5 +1,36 @@
 """A worker's link: samples out, policies and directives in."""
 
+# Theory of operation
+#
+# `WorkerLink` is what a worker's program holds of the network. It joins five parts, of which each has its rules, and
+# adds the thread (`base.py`), the calls and the log:
+#
+#     application -> Outbox -> StreamSender -> WorkerConnection -> Server          samples, encoded in the I/O thread
+#                               Overflow -> files                                  samples that wait long
+#     application <- take_policy, directive, progress, waits <- WorkerState        last values
+#
+# Full queues. With `drop_oldest` the application never waits: an environment's control loop goes on whatever the
+# network does, and what finds no place in memory or on the disk is dropped, the oldest first, and counted. With
+# `block`, `send` waits until acknowledgements or a close end the wait. It waits for an eighth of the queue and not for
+# its own size, so that a queue that stays full costs eight wake-ups for its content and not one for each sample.
+#
+# Values for the application are copied from the state in `_notify`, in the I/O thread, and each is replaced by one
+# assignment: readers need no lock, and see one that was whole. Only the policy is taken under the lock, because it must
+# be taken once.
+#
+# Samples of earlier processes (`_continue_stream`) get a sender and an overflow of their own on this link, since they
+# have numbers of their own. They belong to the run, the CA and the certificate that they were collected with; others
+# stay where they are.
+#
+# The end. `close` marks the state as ending, asks the Server to store what no trainer takes, and waits until every
+# message is acknowledged or stored, up to `drain_timeout_s`. Then the stream is closed, so that the Server forgets it,
+# or what is left goes to the disk for the next process. The report says what became of each sample. `close_soon` does
+# the same without waiting and without a lock: a finalizer may run in any thread at any point, also in one that holds
+# the lock.
+#
+# The log. A robot may stand for a weekend without a Server: whatever can repeat is logged once for each reason, or once
+# an outage, and the sets of reasons are bounded, because a Server can invent them.
+
 from __future__ import annotations
 
 import contextlib
@@ -136,6 +167,7 @@ class WorkerLink(Link):
         authority = identity.authority if identity is not None else ""
         files: StreamFiles | None = None
         if spool_dir is not None and spool_bytes is None:
+            # Once, at the start: a limit that followed the free space would shrink with what this worker writes.
             spool_bytes = default_limit(spool_dir)
         if spool_dir is not None and spool_bytes and drop_oldest:
             info = SpooledStreamInfo(stream=stream.hex(), run=run, name=name, signature=announced)
@@ -171,6 +203,7 @@ class WorkerLink(Link):
         """True: `_check_overflow` will be called by a timer."""
         self._worker.add_stream(self._sender, announced)
         if files is not None:
+            # After this process has its own stream, which holds channel 0: `Lateness` and wait reasons are about that.
             for left, messages in itertools.islice(left_streams(files.folder.parent), _MOST_LEFT):
                 self._continue_stream(left, messages, authority)
         self._policy: tuple[Version, bytes | memoryview] | None = None
@@ -237,6 +270,7 @@ class WorkerLink(Link):
         )
         sender.restore(messages)
         worker.add_stored_stream(sender, info.signature, info.name)
+        # What an earlier process has left uses up the same limit of the disk.
         self._sender.store_bytes = max(0, self._sender.store_bytes - sender.held_bytes)
         self._left.append(Overflow(sender, files, self._call, self._check_overflow, restored=True))
         logger.info("%d samples of an earlier process wait in %s and are delivered", samples, files.folder)
@@ -452,6 +486,7 @@ class WorkerLink(Link):
     def close(self, drain: bool = True) -> CloseReport:
         """Drain and close: wait up to `drain_timeout_s` for acknowledgements, then close the link."""
         if drain and not self.closed and self._thread is not None:
+            # First, so that a `Halt` that arrives meanwhile is answered with `HandOver`.
             self._worker.ending = True
             if (connection := self._connection) is not None:
                 self._call(connection.hand_over)
@@ -459,6 +494,7 @@ class WorkerLink(Link):
                 self._wait(self._drained, self.drain_timeout_s)
             if self._drained() and (connection := self._connection) is not None:
                 self._call(connection.end_streams)
+        # The thread ends before the rest is written, so that nobody else touches the sender.
         self._stop_thread()
         kept = self._keep_rest()
         counts = self.counts
