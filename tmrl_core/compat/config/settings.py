@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import msgspec
+
 from tmrl_core.config import Config
 from tmrl_core.envs.real_time import RTGYM_ID
 
@@ -89,9 +91,9 @@ IMAGE_SIZE, HISTORY = (64, 64), 4
 """tmrl's defaults of image sizes and of the number of images in an observation."""
 
 
-def value_at(config: object, path: str) -> Any:
-    """Return the value of a dotted path in a configuration."""
-    return reduce(getattr, path.split("."), config)
+def value_at(config: Config, path: str) -> Any:
+    """Return the value of a dotted path in a configuration; None for a key of a room that is not here."""
+    return reduce(lambda at, name: msgspec.structs.asdict(at).get(name), path.split("."), config)
 
 
 def algorithm_name(config: Config) -> str:

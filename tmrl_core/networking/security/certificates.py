@@ -165,9 +165,9 @@ def make_server_certificate(authority: Signed, hosts: Iterable[str], not_after: 
     return _issue(_subject("tmrl_core server", "server"), not_after, _host_names(hosts), authority, server=True)
 
 
-def make_self_signed_certificate(hosts: Iterable[str], not_after: datetime) -> Signed:
-    """Make a self-signed server certificate, which each client needs as a file to trust it, as tlspyo's clients do."""
-    return _issue(_subject("tmrl_core tlspyo server", "server"), not_after, _host_names(hosts), server=True)
+def make_self_signed_certificate(common_name: str, hosts: Iterable[str], not_after: datetime) -> Signed:
+    """Make a self-signed server certificate, which each client needs as a file to trust it."""
+    return _issue(_subject(common_name, "server"), not_after, _host_names(hosts), server=True)
 
 
 def make_client_certificate(authority: Signed, role: str, name: str, not_after: datetime, *, weight: int = 1) -> Signed:
