@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import msgspec
@@ -93,7 +92,10 @@ IMAGE_SIZE, HISTORY = (64, 64), 4
 
 def value_at(config: Config, path: str) -> Any:
     """Return the value of a dotted path in a configuration; None for a key of a room that is not here."""
-    return reduce(lambda at, name: msgspec.structs.asdict(at).get(name), path.split("."), config)
+    found: Any = config
+    for name in path.split("."):
+        found = msgspec.structs.asdict(found).get(name)
+    return found
 
 
 def algorithm_name(config: Config) -> str:

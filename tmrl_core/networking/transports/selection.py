@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
 from msgspec import UNSET, field
 
 from tmrl_core import rooms
@@ -81,8 +82,9 @@ def link_settings(
         "token_is_argument": isinstance(password, str),
         "config": config,
     }
-    of_core = {name: getattr(network, name) for name in NetworkSection.__struct_fields__}
-    return LinkSettings(**(of_core | arguments))
+    # Keys that rooms have added stay behind, in `config`.
+    values = {key: one for key, one in msgspec.structs.asdict(network).items() if key in LinkSettings.__struct_fields__}
+    return LinkSettings(**(values | arguments))
 
 
 def check_host(host: str, key: str) -> None:
