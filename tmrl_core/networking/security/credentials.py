@@ -24,6 +24,41 @@ Files with secrets are readable by their user only, from their creation, and rep
 Windows the folder's access rights protect them; mode bits have no meaning there.
 """
 
+# Theory of operation
+#
+# This file makes, packs, unpacks and lists the files of a credentials folder. It knows nothing of running roles;
+# `tls_contexts.py` reads what is made here, and `authentication.py` follows changes. All writers hold the folder's
+# lock, and each file is replaced in one step, so readers need none.
+#
+# Three actions change a folder.
+#
+# - `create` makes a CA, a token for each role and the Server's certificate. Run again, it renews the Server's
+#   certificate only: the CA, the tokens and therefore all bundles stay valid. The CA's certificate is written last,
+#   because readers take its existence to mean that the rest is there.
+# - `bundle` makes one file with exactly what another machine needs, and notes the certificate in `issued.json` before
+#   the bundle is written, so that no certificate exists that cannot be revoked by name. A bundle file is accepted
+#   wherever a folder is expected.
+# - `install` unpacks a bundle. It never destroys the only copy of anything, see below.
+#
+# An example. On the Server's machine, `create --host relay.example.org` writes seven files, and those of rooms. `bundle
+# worker --name robot7` writes robot7.worker.bundle: the CA's certificate, a certificate and a key for robot7, and what
+# rooms add; no token, because a token cannot be revoked for one machine alone, and no list of revoked certificates,
+# because that names other machines. On robot7, `install` writes worker-robot7.pem, worker-robot7.key and ca.pem.
+#
+# Another CA's credentials in the target folder are moved into a folder beside it, and the move is logged. Always, if
+# that CA has issued nothing: each role makes such a CA at its first start on this machine, and it is worth nothing.
+# With `--overwrite`, if they came from a bundle, which can be made again. Never, if that CA has issued bundles: without
+# its key they could be neither revoked nor renewed. With the same CA, a bundle that would replace tokens or the texts
+# of rooms by other ones is refused, since other machines hold the present ones.
+#
+# What fails. A bundle is not signed as a whole, so `install` checks that its parts belong together: the CA has signed
+# the certificate, the key is the certificate's, and role and name are those in the certificate. Errors name the file
+# and the command to run, and never quote a secret. A crash between two files leaves a folder in which the next `create`
+# or `install` completes the set.
+#
+# Files with secrets are readable by their user only, from their creation. On Windows the folder's access rights protect
+# them; mode bits have no meaning there.
+
 from __future__ import annotations
 
 import logging
