@@ -28,7 +28,7 @@ from tmrl_core.errors import ConfigError, TmrlError
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["agents", "roles", "sections", "sinks", "transports"]
+Kind = Literal["agents", "credentials", "roles", "sections", "sinks", "transports"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROOT = Path(__file__).parent
 DEPTH = 3
