@@ -48,6 +48,7 @@ from tmrl_core.networking.trainer import Member
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
+from tmrl_core.samples.columns import by_lane
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
@@ -281,15 +282,15 @@ class RemoteInterface(TrainingInterface):
             message = decode_message(one.payload, max_bytes=self.link.settings.max_message_bytes)
             chunk = message.chunk
             if chunk is not None and chunk.rows:
-                chunk.stream = one.stream
-                delivery.chunks = [chunk]
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
             delivery.expert = message.signature == EXPERT
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
-            for chunk in delivery.chunks:
+            if chunk is not None and chunk.rows:
                 check_samples(chunk)
-                chunk.finite = True
+                delivery.chunks = by_lane(chunk, one.stream)
+                for part in delivery.chunks:
+                    part.finite = True
         except (CodecError, SampleRefusedError) as exc:
             delivery.refuse(str(exc))
         else:
