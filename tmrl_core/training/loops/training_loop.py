@@ -51,7 +51,8 @@ INSERT_S = 0.5
 take less; a hostile worker's tiny messages, which stand for GB, do not stop training for longer."""
 
 NOTED_S = 0.05
-"""Seconds of updates after which their metrics and duration are recorded, if no other work is due before."""
+"""Seconds of updates after which their metrics and duration are recorded, and a checkpoint or a stop is looked for, if
+no other work is due before."""
 
 TURN_WAIT_S = 0.1
 """Maximum wait in seconds for the trainer's turn between two looks at anything else."""
@@ -391,15 +392,19 @@ class TrainingOffline(TrainingLoop):
         due = change = 0  # updates until other work is due; changes of the limits when that was computed
         indices: Indices | None = None
         while self.step < self.steps:
-            limiter.seen = self.total_samples, self.total_updates
-            interface.rest()
+            if not self._made:  # other work was done, or `NOTED_S` have passed
+                limiter.seen = self.total_samples, self.total_updates
+                interface.rest()
+                if interface.stopping:
+                    break
             before = time.perf_counter()
             batch = next(batches, None)
             if batch is None:
                 # The memory yields at least as many batches as a resumed epoch still needs.
                 batches = iter(self.memory)
                 continue
-            statistics.sampling_s += time.perf_counter() - before
+            sampled = time.perf_counter()
+            statistics.sampling_s += sampled - before
             if due == 0:
                 if self.total_updates % self.update_buffer_interval == 0:
                     # Appended rows may overwrite sampled ones.
@@ -409,8 +414,6 @@ class TrainingOffline(TrainingLoop):
             due -= self._update(batch, batches, due, indices)
             indices = None
             if due and limiter.changes == change:
-                if interface.stopping:
-                    break
                 continue
             due = 0
             self._note_updates()
