@@ -1,4 +1,4 @@
-"""Parts that can be taken away or added: algorithms, roles, sections, sinks and transports, found by their names.
+"""Parts that can be taken away or added: algorithms, commands, roles, sections, sinks, ..., found by their names.
 
 A room is a folder of this package with a file `room.py`, which imports nothing heavy and names, by kind, the objects
 that the room adds, as references `package.module:Name`:
@@ -28,7 +28,7 @@ from tmrl_core.errors import ConfigError, TmrlError
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["agents", "roles", "sections", "sinks", "transports"]
+Kind = Literal["agents", "commands", "credentials", "roles", "sections", "sinks", "transports"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROOT = Path(__file__).parent
 DEPTH = 3

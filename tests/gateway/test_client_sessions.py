@@ -17,11 +17,11 @@ from gymnasium import spaces
 
 from tests.gateway.players import RecordingAgent, step_message
 from tmrl_core.errors import ConfigError, SessionClosedError, TmrlError
+from tmrl_core.gateway.api_keys import ApiKeys, make_key, revoke_key
 from tmrl_core.gateway.client_sessions import MAKE_ROOM_S, WRONG_LOGINS_AT_ONCE, Sessions
 from tmrl_core.gateway.contracts import FinishedEpisode
 from tmrl_core.gateway.messages import MAX_INFO_BYTES, EndMessage, RequestError
 from tmrl_core.gateway.settings import GatewaySection
-from tmrl_core.networking.security.api_keys import ApiKeys, make_key, revoke_key
 from tmrl_core.rate_limited_log import LINES_AT_ONCE
 
 CLIENT = "192.0.2.1:5000"

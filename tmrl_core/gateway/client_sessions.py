@@ -19,12 +19,12 @@ from typing import Any
 
 from tmrl_core.envs.json_spaces import DECODERS, action_writer, number_count, observation_reader
 from tmrl_core.errors import ObservationError, SessionClosedError, TmrlError
+from tmrl_core.gateway.api_keys import ApiKeys
 from tmrl_core.gateway.client_session import Session
 from tmrl_core.gateway.contracts import EpisodeSink, FinishedEpisode, GatewayAgent, SessionInfo
 from tmrl_core.gateway.messages import MAX_INFO_BYTES, MAX_INFO_VALUES, EndMessage, RequestError, StepMessage
 from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.networking.security.admission import MAX_ADDRESSES, network_of
-from tmrl_core.networking.security.api_keys import ApiKeys
 from tmrl_core.networking.security.refusal_log import Refusals
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.token_bucket import TokenBucket

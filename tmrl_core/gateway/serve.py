@@ -17,9 +17,9 @@ from types import TracebackType
 
 from tmrl_core.config import Config, find_credentials_folder, is_loopback
 from tmrl_core.errors import CredentialsError, MissingExtraError, NetworkError, PortInUseError, TmrlError
+from tmrl_core.gateway.api_keys import ApiKeys, make_owner_token
 from tmrl_core.gateway.from_config import make_agents
 from tmrl_core.gateway.settings import gateway_section, gateway_url
-from tmrl_core.networking.security.api_keys import ApiKeys, make_owner_token
 from tmrl_core.networking.security.tls_contexts import server_context
 from tmrl_core.networking.transports.base import new_event_loop
 from tmrl_core.networking.transports.port_holder import port_holder

@@ -6,8 +6,8 @@ The relay buffers complete messages of samples as the received frames, in one qu
 channel and epoch in place and never decodes a payload. Streams take turns by bytes (start-time fair queueing, Goyal et
 al. 1996), one message at a time, as the trainer's credit allows. A message counts some kB more than it has, since small
 ones cost more than their bytes. Principals take turns first, then the streams of each. Busy principals get shares in
-proportion to their weights, which are equal but for gateways, and a stream that sends little need not wait until all
-busy streams have had a turn.
+proportion to their weights, which are 1 except for members that serve many clients, and a stream that sends little need
+not wait until all busy streams have had a turn.
 
 All memory for samples comes from one pool of `budget_bytes`. A stream reserves from the pool the bytes that it may send
 and that are not forwarded yet: a small standing credit, and the amount that it requested with `Want`. Each `Want` is

@@ -4,8 +4,8 @@ All are ECDSA P-256: small, fast to create, and supported by every TLS library i
 the functions, because a running worker or Server does not need it: the standard library's `ssl` reads the files.
 
 A client certificate names its holder in three places: common name (the name), organizational unit (the role) and a URI
-among the alternative names, `urn:tmrl-core:<role>:<name>`, which the Server checks. A gateway's certificate is a
-worker's whose subject also has the weight, as its qualifier: `weight 4`.
+among the alternative names, `urn:tmrl-core:<role>:<name>`, which the Server checks. The certificate
+of a worker that serves many clients also has a weight, as its subject's qualifier: `weight 4`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ A credentials folder holds
     revoked.json                list of revoked certificates, for the Server and the trainer
     revoked.crl                 the same with the CA's signature, which the Server sends to the other machines
     run_keys/                   keys of a trainer's runs: see `run_keys.py`
-    gateway_keys.json           API keys of the gateway's clients, as hashes: see `api_keys.py`
-    gateway_owner.token         the token of the gateway's owner
 
 The folder where `create` ran thus has the files of every role on one machine. Other machines get bundles: one file with
 exactly what that machine needs. A bundle file is accepted wherever a folder is expected.
@@ -36,7 +34,6 @@ import msgspec
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security import tlspyo_files
-from tmrl_core.networking.security.api_keys import KEYS_FILE, read_keys
 from tmrl_core.networking.security.certificates import (
     LOOPBACK_HOSTS,
     MAX_WEIGHT,
@@ -276,7 +273,7 @@ def bundle(
         name: name in the certificate; required for a worker or trainer.
         out: the file, or the folder for `<name>.<role>.bundle`. None: that file in the current folder.
         days: validity of the client certificate, limited by the CA's.
-        weight: of a worker in the Server's fair division, signed in its certificate; a gateway serves many clients.
+        weight: of a worker in the Server's fair division, signed in its certificate; it may serve many clients.
 
     Raises:
         CredentialsError: a required file is missing, or the name or the weight does not fit a certificate.
@@ -287,7 +284,7 @@ def bundle(
     if role != "server" and not name:
         raise CredentialsError(f"a {role}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
     if not 1 <= weight <= MAX_WEIGHT or (weight != 1 and role != "worker"):
-        raise CredentialsError(f"the weight of a {role} is {weight}; allowed: 1, and for a gateway 1 to {MAX_WEIGHT}.")
+        raise CredentialsError(f"the weight of a {role} is {weight}; allowed: 1, and for a worker 1 to {MAX_WEIGHT}.")
     name = check_name(name or "server")
     ca = need(folder / "ca.pem")
     tlspyo = tlspyo_files.part_of(folder, server=role == "server")
@@ -454,12 +451,6 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
         records = [_certificate_info(content.ca, str(folder)), _certificate_info(content.certificate, str(folder))]
         records += [_token_info(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
         return records
-    keys = [
-        CredentialInfo("API key", str(folder / KEYS_FILE), key.id, (f"agent {key.agent}",), not_before=key.made)
-        for key in read_keys(folder)
-    ]
-    if keys and not (folder / "ca.pem").exists():
-        return keys
     authority = need(folder / "ca.pem")
     files = [file for file in folder.glob("*.pem") if file.name != tlspyo_files.KEY]
     files.sort(key=lambda file: (file.name != "ca.pem", file.name != "server.pem", file.name))
@@ -475,7 +466,7 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
         if one.serial not in gone:
             records.append(_listed_info("issued", one, folder / ISSUED_FILE))
     records += [_listed_info("revoked", one, folder / REVOKED_FILE) for one in taken_back]
-    return records + keys
+    return records
 
 
 def _listed_info(what: str, one: Listed, file: Path) -> CredentialInfo:
