@@ -209,6 +209,7 @@ def test_a_tree_without_any_room_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_tree_without_a_room_learns_between_processes(room: str, tmp_path: Path) -> None:
     tree = Tree(tmp_path, [room])
@@ -217,6 +218,7 @@ def test_a_tree_without_a_room_learns_between_processes(room: str, tmp_path: Pat
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1_300)
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_units_pass_without_a_room(room: str, tmp_path: Path) -> None:
     """The tests that stay are those of files that do not import the room, which mirror the package."""

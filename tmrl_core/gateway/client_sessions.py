@@ -1,10 +1,31 @@
-"""All client sessions: logins, quotas and expiry. Sans-I/O: the caller tells the time.
+"""All client sessions: logins, quotas and expiry. Sans-I/O: the caller tells the time."""
 
-A session key is a secret of 256 random bits, made at the login. Logins with a wrong key cost no memory beyond a bounded
-table of addresses. Valid keys are accepted immediately, even while other clients at that address are throttled. If a
-key or the gateway has its maximum number of sessions, a login ends the session that is idle for the longest time,
-unless that is shorter than `MAKE_ROOM_S`.
-"""
+# Theory of operation
+#
+# This file decides which client may open a session, and which session a message belongs to. It knows nothing of HTTP: a
+# caller passes decoded messages and the address, and turns a `RequestError` into a status. It knows nothing of policies
+# either: a session's `Player` acts.
+#
+# State. `_clients` has all open sessions by session key, the longest idle first; each `_Usage` has those of its API key
+# in the same order. Each message moves its session to the end of both. `expire` therefore looks at the beginning only,
+# and the session to end for a login is always the first one. One event loop uses the object; `answer` suspends only
+# while a player of mode `advice` waits for its learner.
+#
+# Keys. A session key is a secret of 256 random bits, made at the login. The id of a session is another random value,
+# for logs, records and the owner's pages, so that a log gives nobody a session.
+#
+# Strangers. A login with a wrong API key costs no memory beyond one bucket of its network, in a table of at most
+# `MAX_ADDRESSES`, from which the oldest falls out. A valid key is accepted at once, even from an address whose wrong
+# logins are refused with 429: otherwise one guesser behind a shared address would lock all users there out.
+#
+# Limits, with an example: `max_sessions_per_key` 500. The 501st login of a key looks at the session of this key that is
+# idle for the longest time. If it is idle for less than `MAKE_ROOM_S` (60 s), the login is refused, because that
+# session is probably in use. Otherwise the new session is opened first and the old one ended then: a login that fails
+# ends nothing. At the limit of the whole gateway, the key with the most sessions gives one up.
+#
+# Failures. The order of the `except` clauses in `answer` matters: a fault of the client (400) is not one of the policy
+# (503), a session that ended during its own request is 401 whatever the error was, and a learner that has failed closes
+# its own session only. A player that fails while it is closed is logged; the other sessions go on.
 
 from __future__ import annotations
 
