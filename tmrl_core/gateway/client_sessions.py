@@ -42,7 +42,7 @@ from tmrl_core.envs.json_spaces import DECODERS, action_writer, number_count, ob
 from tmrl_core.errors import ObservationError, SessionClosedError, TmrlError
 from tmrl_core.gateway.api_keys import ApiKeys
 from tmrl_core.gateway.client_session import Session
-from tmrl_core.gateway.contracts import EpisodeSink, FinishedEpisode, GatewayAgent, SessionInfo
+from tmrl_core.gateway.contracts import FinishedEpisode, GatewayAgent, SessionInfo
 from tmrl_core.gateway.messages import MAX_INFO_BYTES, MAX_INFO_VALUES, EndMessage, RequestError, StepMessage
 from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.networking.security.admission import MAX_ADDRESSES, network_of
@@ -121,7 +121,7 @@ class Sessions:
         agents: of the gateway.
         keys: valid API keys.
         settings: limits.
-        episodes: receives finished episodes.
+        note_episode: called with finished episodes. It neither waits for a file nor raises.
         wall_clock: seconds since 1970, for lists and records.
 
     Raises:
@@ -136,7 +136,7 @@ class Sessions:
         agents: Iterable[GatewayAgent],
         keys: ApiKeys,
         settings: GatewaySection,
-        episodes: EpisodeSink | None = None,
+        note_episode: Callable[[FinishedEpisode], object] = lambda episode: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._doors = {agent.name: _Door(agent, settings.max_number) for agent in agents}
@@ -145,7 +145,7 @@ class Sessions:
         )
         self._keys = keys
         self._settings = settings
-        self._episodes = episodes
+        self._note_episode = note_episode
         self._wall_clock = wall_clock
         self._clients: OrderedDict[str, _Client] = OrderedDict()  # the longest idle first, here and in each usage
         self._usage: dict[str, _Usage] = {}
@@ -225,17 +225,16 @@ class Sessions:
             raise RequestError(503, str(error)) from error
 
         def finished(steps: int, episode_return: float) -> None:
-            if self._episodes is not None:
-                self._episodes.add(
-                    FinishedEpisode(
-                        ended_at=self._wall_clock(),
-                        agent=name,
-                        session_id=id_,
-                        key_id=usage.key_id,
-                        steps=steps,
-                        episode_return=episode_return,
-                    )
+            self._note_episode(
+                FinishedEpisode(
+                    ended_at=self._wall_clock(),
+                    agent=name,
+                    session_id=id_,
+                    key_id=usage.key_id,
+                    steps=steps,
+                    episode_return=episode_return,
                 )
+            )
 
         session = Session(player, door.read, door.write, finished)
         client = _Client(secrets.token_urlsafe(32), id_, name, session, usage, self._wall_clock(), now)

@@ -8,7 +8,6 @@ import errno
 import logging
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -87,7 +86,7 @@ class Gateway:
             owner_token = make_owner_token(folder)
             self._episodes = EpisodeFiles(config.run_folder / "gateway")
             self.agents = make_agents(config)
-            self.sessions = Sessions(self.agents, self._keys, section, self._episodes)
+            self.sessions = Sessions(self.agents, self._keys, section, self._episodes.add)
             owner = OwnerPages(
                 is_owner=self._keys.is_owner,
                 agents={agent.name: agent for agent in self.agents},
@@ -250,13 +249,17 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
     Raises:
         NetworkError: the address or port cannot be had.
     """
-    hosts = ["127.0.0.1", "::1"] if is_loopback(host) else [host]
+    hosts = ["127.0.0.1", *(["::1"] if _has_ipv6() else [])] if is_loopback(host) else [host]
     made: list[socket.socket] = []
     try:
         for one in hosts:
-            if one == "::1" and not _has_ipv6():
-                continue
-            made.append(_listen(one, port if not made else made[0].getsockname()[1]))
+            at = made[0].getsockname()[1] if made else port
+            flags = socket.AI_PASSIVE
+            family, *_, address = socket.getaddrinfo(one, at, type=socket.SOCK_STREAM, flags=flags)[0]
+            # 127.0.0.1 has a socket of its own beside ::1; any other IPv6 address takes IPv4 clients too.
+            both = family == socket.AF_INET6 and one != "::1" and socket.has_dualstack_ipv6()
+            made.append(socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both))
+            made[-1].setblocking(False)
     except OSError as exc:
         for open_one in made:
             open_one.close()
@@ -264,25 +267,6 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
             holder = port_holder(port) or "the program that listens there"
             raise PortInUseError(f"port {port} of {host} is in use: end {holder}, or set gateway.port") from exc
         raise NetworkError(f"the gateway cannot listen on {host} port {port}: {exc.strerror or exc}") from exc
-    return made
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        if sys.platform != "win32":  # there it would let another program listen on the same port
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if host == "::1" else 0)
-        made.bind(address)
-        made.listen(_BACKLOG)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
     return made
 
 

@@ -216,18 +216,11 @@ class Child:
         status = None if self.process is None else self.process.poll()
         return 0 if status == DROPPED_SAMPLES else status
 
-    def ask_to_end(self) -> None:
-        """Send the line that requests its end."""
+    def tell(self, request: bytes) -> None:
+        """Send a line that requests the end or a checkpoint, if the process is running."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
-                self.process.stdin.write(STOP + b"\n")
-                self.process.stdin.close()
-
-    def request_checkpoint(self) -> None:
-        """Request a checkpoint from the process, if it is running."""
-        if self.process is not None and self.process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self.process.stdin.write(CHECKPOINT + b"\n")
+                self.process.stdin.write(request + b"\n")
                 self.process.stdin.flush()
 
     def end_now(self) -> None:
@@ -381,7 +374,7 @@ class Processes(Group):
 
     def _end(self, children: Sequence[Child], wait_s: float, view: Watcher) -> None:
         for child in children:
-            child.ask_to_end()
+            child.tell(STOP)
         began = time.monotonic()
         untold = list(children)
         while any(child.running for child in children) and (waited := time.monotonic() - began) < wait_s:
@@ -574,7 +567,7 @@ class Pipeline(Processes):
 
     def checkpoint(self) -> None:
         """Request a checkpoint from the trainer's process."""
-        self.trainer.request_checkpoint()
+        self.trainer.tell(CHECKPOINT)
 
     def kill(self) -> None:
         """Kill all processes."""
