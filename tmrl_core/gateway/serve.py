@@ -1,5 +1,26 @@
 """The gateway as a role: address and TLS, start and end."""
 
+# Theory of operation
+#
+# This file puts the parts of the gateway together and gives them a thread. It knows no message and no session.
+#
+# Order of the start. Everything that may be refused is checked in the constructor and in the caller's thread:
+# credentials, the port, the agents of the configuration. The sockets are bound first, so that a port in use is reported
+# before a policy is loaded. Then the thread starts the agents, and only then uvicorn: the first client must meet agents
+# that can act. The constructor returns when all of that is done, so a gateway that exists serves.
+#
+# Order of the end, by the exit stack in reverse: the sessions are closed first, each with its last samples or its save;
+# then the agents, which send what is left and wait for acknowledgements; at last the files of episodes. uvicorn stops
+# before them, since a request in progress may still use its session.
+#
+# Failures. Tasks that never end by themselves (uvicorn, the check for idle sessions, the TLS listener) are awaited
+# together: the first one that fails ends the gateway in the order above, and `wait` raises its error in the caller's
+# thread.
+#
+# A certificate that `--credentials renew` has made is loaded into the context in use, so that the gateway need not be
+# restarted and open connections stay. Key and certificate are two files; if only one is new, loading fails and is tried
+# again a second later.
+
 from __future__ import annotations
 
 import asyncio
