@@ -85,7 +85,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/test_fuzz.py",
         "tests/test_guides.py",
         "tests/test_imports.py",
-        "tests/test_rooms.py::test_a_tree_without_a_room_works",
+        "tests/test_removable_rooms.py",
         "tests/test_terminal_log.py::test_links_of_a_server_stay_up_although_nobody_reads_its_output",
         "tests/test_terminal_log.py::test_the_last_lines_of_a_process_are_written",
         "tests/training/memories/test_disk_kills.py",

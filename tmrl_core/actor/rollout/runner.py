@@ -55,8 +55,8 @@ def only_policy(policies: Mapping[str, Blob]) -> Blob:
     """
     if len(policies) != 1:
         raise WeightsError(
-            f"the version contains the policies {sorted(policies)}; this worker uses one policy. For many agents, "
-            "workers need the section multiagent of the trainer's configuration"
+            f"the version contains the policies {sorted(policies)}; this worker uses one policy. Give "
+            "the worker the trainer's configuration"
         )
     return next(iter(policies.values()))
 

@@ -1,8 +1,9 @@
 """Uplink: send samples; receive policies, directives and the end of the run.
 
 It depends on neither sockets nor episodes: the link is any `RolloutLink`, or None for a worker without a Server.
-Samples come from a recorder, policies go to a `PolicyTarget`. A worker has one of each, and so has a gateway with
-hundreds of sessions. One thread makes all calls, except `stop`, which any thread and any signal handler may call.
+Samples come from a recorder, policies go to a `PolicyTarget`. A worker has one of each, and so has a role with
+hundreds of client sessions. One thread makes all calls, except `stop`, which any thread and any signal handler may
+call.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ SLOW = 4
 LONGEST = 16.0
 """Maximum patience that a round begins with."""
 MAX_EPISODE_BYTES = 256 << 20
-"""Maximum size of the rows of a worker's open episode, as the default of `multiagent.max_episode_bytes`."""
+"""Maximum size of the rows of a worker's open episode, unless the training object has a limit of its own."""
 VIEWED = 2
 """A view may keep this many times the rows that are needed of it. Beyond that they are copied."""
 SMALL_BYTES = 4_096

@@ -741,8 +741,8 @@ class RemoteInterface(TrainingInterface):
         if found:
             self._refuse_worker(
                 member,
-                f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs, or for many agents "
-                "the same section multiagent",
+                f"another policy, {plain(found)}. Give both the same settings of the policy, such as actor.cls and "
+                "actor.kwargs",
             )
 
     def _refuse_worker(self, member: Member, reason: str) -> None:
@@ -866,6 +866,6 @@ def _signature_of(member: Member) -> State:
 def episode_label(name: str, chosen: str) -> str:
     """Return the label of an episode: the Server's label, because two workers may choose the same one.
 
-    A gateway adds a slash and the id of the session to its own label.
+    A role with several client sessions adds a slash and the id of the session to its own label.
     """
     return chosen[: len(name) + MAX_SESSION_CHARACTERS] if chosen.startswith(f"{name}/") else name
