@@ -27,7 +27,7 @@ from tmrl_core.metrics import JsonLinesSink
 from tmrl_core.metrics.reading import read_records
 from tmrl_core.networking import Trainer
 from tmrl_core.networking.security.secret_files import writing
-from tmrl_core.sessions.lerobot import read_lerobot
+from tmrl_core.sessions.lerobot.dataset import read_lerobot
 from tmrl_core.sessions.session_files import read_spaces
 from tmrl_core.storage import FolderLock, SegmentFile, SegmentReader, open_own, write_whole
 from tmrl_core.training.checkpoints.checked_files import FileEntry, read_file

@@ -228,7 +228,7 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
     role.add_argument(
         "--sessions",
         metavar="COMMAND",
-        help="show recorded sessions, and exchange them with Minari and LeRobot; see `--sessions --help`",
+        help="show recorded sessions, and exchange them with other tools; see `--sessions --help`",
     )
     role.add_argument(
         "--metrics",

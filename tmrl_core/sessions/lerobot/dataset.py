@@ -1,7 +1,7 @@
 """Datasets of LeRobot, version 3, read and written by the documented format (extra `lerobot`: pyarrow and pillow).
 
     meta/info.json                             features, rates, numbers
-    meta/stats.json                            statistics of each feature (lerobot_stats.py)
+    meta/stats.json                            statistics of each feature (stats.py)
     meta/tasks.parquet                         texts of the tasks
     meta/episodes/chunk-000/file-000.parquet   one row for each episode
     data/chunk-000/file-000.parquet            one row for each tick, one row group for each episode
@@ -10,7 +10,7 @@
 
 The feature of an observation is `observation.state`, or `observation.KEY` for each part of a Dict or Tuple space; that
 of an action is `action` or `action.KEY`. uint8 arrays [height, width, 3] are images (PNG). Videos are read, not written
-(lerobot_videos.py). LeRobot stores no observation after the last action: ours is in a file of our own, with the other
+(videos.py). LeRobot stores no observation after the last action: ours is in a file of our own, with the other
 fields of a session: further columns of `meta/episodes` would keep lerobot from loading what it has recorded on.
 """
 
@@ -30,11 +30,12 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from tmrl_core.errors import MissingExtraError, StorageError
+from tmrl_core.errors import ConfigError, MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
+from tmrl_core.sessions.formats import SessionFormat
 from tmrl_core.sessions.inner_ends import InnerEnds
-from tmrl_core.sessions.lerobot_stats import FeatureStats, as_lists
-from tmrl_core.sessions.lerobot_videos import Videos, require_pyav
+from tmrl_core.sessions.lerobot.stats import FeatureStats, as_lists
+from tmrl_core.sessions.lerobot.videos import Videos, require_pyav
 from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces, spaces_problem
@@ -117,9 +118,12 @@ def write_lerobot(
         task: text of the task.
 
     Raises:
+        ConfigError: `fps` is below 1 or above a million.
         StorageError: `path` exists, there is no session, or a session cannot be written.
         MissingExtraError: pyarrow or pillow is not installed.
     """
+    if not 1 <= fps <= 1_000_000:
+        raise ConfigError(f"fps: found {fps}, allowed: 1 to 1000000")
     _pyarrow()
     count = 0
     with whole_folder(Path(path)) as folder:
@@ -688,3 +692,24 @@ def _image(value: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Array
         return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as exc:
         raise ValueError(f"an image of {name} cannot be read: {exc}") from exc
+
+
+FORMAT = SessionFormat(
+    title="LeRobot",
+    sign=INFO_FILE,
+    needs="the extra `lerobot`, or `lerobot-video` if it has videos",
+    recognizes=is_lerobot,
+    read=read_lerobot,
+    write=write_lerobot,
+    read_options={
+        "--bounds-of-stats": {
+            "action": "store_true",
+            "help": "actions without bounds get those of the values in meta/stats.json",
+        }
+    },
+    write_options={
+        "--fps": {"type": int, "metavar": "N", "help": "ticks per second (default: 30)"},
+        "--task": {"metavar": "TEXT", "help": "text of the task (default: recorded)"},
+    },
+    bounds="--bounds-of-stats",
+)

@@ -21,6 +21,7 @@ from gymnasium import Space, spaces
 
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array, leaves
+from tmrl_core.sessions.formats import SessionFormat
 from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces, spaces_problem
@@ -60,8 +61,7 @@ def read_minari(
     folder = _data_folder(path)
     if folder is None:
         raise StorageError(
-            f"{path} is not a Minari dataset: there is no {METADATA_FILE} in it or in its `data`. Check the path. "
-            "A LeRobot dataset has the file meta/info.json"
+            f"{path} is not a Minari dataset: there is no {METADATA_FILE} in it or in its `data`. Check the path"
         )
     _minari()
     from minari.dataset.minari_storage import MinariStorage
@@ -370,3 +370,13 @@ def _info_columns(session: Session) -> dict[str, Any]:
         raise ValueError("not all observations have infos")
     columns: dict[str, Any] = joined([session.infos[row] for row in range(len(session) + 1)])
     return columns
+
+
+FORMAT = SessionFormat(
+    title="Minari",
+    sign=f"{METADATA_FILE}, in the folder or in its folder `data`",
+    needs="the extra `minari`",
+    recognizes=is_minari,
+    read=read_minari,
+    write=write_minari,
+)
