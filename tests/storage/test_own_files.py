@@ -127,7 +127,7 @@ def test_a_file_of_records_is_not_written_through_a_link(tmp_path: Path) -> None
     before = (tmp_path / "victim").read_bytes()
     (tmp_path / "1.seg").symlink_to(tmp_path / "victim")
     with pytest.raises(StorageError, match="symbolic link"):
-        SegmentFile.open(tmp_path / "1.seg")
+        SegmentFile.open(tmp_path / "1.seg", good_bytes=len(before))
     assert (tmp_path / "victim").read_bytes() == before
 
 
