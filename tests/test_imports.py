@@ -66,7 +66,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("testing",),
     ("roles",),
     ("local", "doctor", "gateway", "multiagent"),
-    ("cli", "compat"),
+    ("cli", "compat", "plots"),
     ("__main__",),
 ]
 PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))
