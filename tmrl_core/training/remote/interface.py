@@ -48,6 +48,7 @@ from tmrl_core.networking.trainer import Member
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
+from tmrl_core.samples.columns import by_lane
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
@@ -281,15 +282,15 @@ class RemoteInterface(TrainingInterface):
             message = decode_message(one.payload, max_bytes=self.link.settings.max_message_bytes)
             chunk = message.chunk
             if chunk is not None and chunk.rows:
-                chunk.stream = one.stream
-                delivery.chunks = [chunk]
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
             delivery.expert = message.signature == EXPERT
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
-            for chunk in delivery.chunks:
+            if chunk is not None and chunk.rows:
                 check_samples(chunk)
-                chunk.finite = True
+                delivery.chunks = by_lane(chunk, one.stream)
+                for part in delivery.chunks:
+                    part.finite = True
         except (CodecError, SampleRefusedError) as exc:
             delivery.refuse(str(exc))
         else:
@@ -740,8 +741,8 @@ class RemoteInterface(TrainingInterface):
         if found:
             self._refuse_worker(
                 member,
-                f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs, or for many agents "
-                "the same section multiagent",
+                f"another policy, {plain(found)}. Give both the same settings of the policy, such as actor.cls and "
+                "actor.kwargs",
             )
 
     def _refuse_worker(self, member: Member, reason: str) -> None:
@@ -865,6 +866,6 @@ def _signature_of(member: Member) -> State:
 def episode_label(name: str, chosen: str) -> str:
     """Return the label of an episode: the Server's label, because two workers may choose the same one.
 
-    A gateway adds a slash and the id of the session to its own label.
+    A role with several client sessions adds a slash and the id of the session to its own label.
     """
     return chosen[: len(name) + MAX_SESSION_CHARACTERS] if chosen.startswith(f"{name}/") else name
