@@ -156,6 +156,16 @@ class WorkerSection(Section, frozen=True, kw_only=True):
             "that the worker does not need torch; otherwise torch."
         ),
     ] = "auto"
+    envs: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Number of environments of one worker, which it steps together, with one call of the policy "
+            "for all of them. For simulators. `environment.cls` makes one environment, or a vector environment of "
+            "Gymnasium of this size.",
+        ),
+    ] = 1
     max_samples_per_episode: Annotated[
         Positive | None,
         doc("Maximum length of an episode; longer episodes are truncated. null: only the environment's own limit."),

@@ -274,7 +274,7 @@ class _Examiner:
         except TmrlError as exc:
             raise from_text(str(exc), "Make new credentials, or a new bundle.") from exc
         try:
-            secured = way.secure(self._sock, context, self.hostname, self.host, self.timeout_s)
+            secured, words = way.secure(self._sock, context, self.hostname, self.host, self.timeout_s)
         except ssl.SSLCertVerificationError as exc:
             yield Step("TLS", "ok", "the Server speaks TLS")
             text = from_text(
@@ -288,9 +288,9 @@ class _Examiner:
             other = _OTHER_TRANSPORT.format(theirs=room) if room else ""
             yield Step("Server's certificate", "failed", text.found.rstrip(".") + shown, text.todo + other)
             raise _Stop from exc
-        self._sock = secured.sock
-        yield Step("TLS", "ok", secured.words)
-        shown_der = secured.sock.getpeercert(binary_form=True)
+        self._sock = secured
+        yield Step("TLS", "ok", words)
+        shown_der = secured.getpeercert(binary_form=True)
         assert shown_der is not None  # the certificate was verified
         facts = read_facts(ssl.DER_cert_to_PEM_cert(shown_der))
         yield Step("Server's certificate", "ok", f"for {self.hostname}: {_about(facts)}, of the CA here")
@@ -394,10 +394,10 @@ class _Examiner:
     def _measure(self, name: str, allowance: int) -> Step:
         assert self._conversation is not None
         if name == "round trip":
-            trips = round_trips(self._conversation)
-            figures = {"median_s": trips.median_s, "worst_s": trips.worst_s}
-            words = f"median {1000 * trips.median_s:.1f} ms, worst of 10 {1000 * trips.worst_s:.1f} ms"
-            if trips.median_s < SLOW_S:
+            median_s, worst_s = round_trips(self._conversation)
+            figures = {"median_s": median_s, "worst_s": worst_s}
+            words = f"median {1000 * median_s:.1f} ms, worst of 10 {1000 * worst_s:.1f} ms"
+            if median_s < SLOW_S:
                 return Step(name, "ok", words, figures=figures)
             return Step(
                 name,

@@ -24,7 +24,8 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
-from tmrl_core.actor.rollout.worker import Worker, make_loop
+from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
+from tmrl_core.actor.rollout.worker import Worker, make_loop, one_environment_only
 from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import NetworkSection, WorkerSection
@@ -117,6 +118,7 @@ class RolloutWorker(Worker):
         transport: str | Cfg = CFG,
         record: str | Path | Cfg | None = CFG,
         record_bytes: int | Cfg | None = CFG,
+        envs: int | Cfg = CFG,
         config: Config | None = None,
     ) -> None:
         show_messages()
@@ -155,14 +157,25 @@ class RolloutWorker(Worker):
                 hostname=hostname,
                 password=password,
             )
-        recorder = StepRecorder(
+        rows = given(envs, settings.envs)
+        buffer, metrics = (
             self.buffer_cls(given(buffer_maxlen, settings.buffer_maxlen)),
-            name=label.text,
-            sample_compressor=sample_compressor,
-            crc_debug=crc_debug,
-            max_samples_per_episode=max_samples_per_episode,
-            info_metrics=given(info_metrics, settings.info_metrics),
+            given(info_metrics, settings.info_metrics),
         )
+        if rows > 1:
+            for setting, value in (("sample_compressor", sample_compressor), ("crc_debug", crc_debug)):
+                if value:
+                    raise one_environment_only(setting, rows)
+            recorder: StepRecorder = VectorRecorder(buffer, rows, name=label.text, info_metrics=metrics)
+        else:
+            recorder = StepRecorder(
+                buffer,
+                name=label.text,
+                sample_compressor=sample_compressor,
+                crc_debug=crc_debug,
+                max_samples_per_episode=max_samples_per_episode,
+                info_metrics=metrics,
+            )
         loop = make_loop(
             env_cls,
             choose_actor(actor_module_cls, device=device, backend=given(backend, settings.backend)),
@@ -174,6 +187,7 @@ class RolloutWorker(Worker):
             max_failures=given(max_failures, settings.max_failures),
             strict_spaces=given(strict_spaces, settings.strict_spaces),
             safe_action=given(safe_action, settings.safe_action),
+            max_samples_per_episode=max_samples_per_episode,
         )
         with contextlib.ExitStack() as undo:
             undo.callback(loop.environment.close)
@@ -187,7 +201,7 @@ class RolloutWorker(Worker):
                     name=label.text,
                     run=given(run_name, config.run.name),
                     model_path=copy,
-                    signature=join_signature(loop.environment.env, loop.runner.actor),
+                    signature=join_signature(loop.environment.one, loop.runner.actor),
                     queue_bytes=given(queue_bytes, settings.queue_bytes),
                     when_full=cast(Literal["block", "drop_oldest"], full),
                     spool_dir=spool,
@@ -199,7 +213,7 @@ class RolloutWorker(Worker):
             if record_into is not None:
                 limit = given(record_bytes, settings.record_bytes)
                 compressed = recorder.sample_compressor is not None
-                recording = open_recording(record_into, label.text, loop.environment.env, limit, compressed)
+                recording = open_recording(record_into, label.text, loop.environment.one, limit, compressed)
                 undo.callback(recording.close)
             loop.uplink = Uplink(
                 link,

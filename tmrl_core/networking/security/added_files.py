@@ -13,7 +13,7 @@ from tmrl_core import rooms
 
 
 class AddedFiles(ABC):
-    """Files of one room, registered as an entry of `credentials`, see `tmrl_core.rooms`.
+    """Files of one room, registered as an entry of `credential_files`, see `tmrl_core.rooms`.
 
     Bundles carry their texts by names of the room, which alone knows them.
     """
@@ -51,7 +51,7 @@ class AddedFiles(ABC):
 @functools.cache
 def added_files() -> dict[str, AddedFiles]:
     """Return the files of all rooms, by the room's name."""
-    return {name: entry.load()() for name, entry in rooms.entries("credentials").items()}
+    return {name: entry.load()() for name, entry in rooms.entries("credential_files").items()}
 
 
 def room_of_certificate(names: Iterable[str]) -> str | None:

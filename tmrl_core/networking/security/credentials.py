@@ -12,8 +12,6 @@ A credentials folder holds
     revoked.json                list of revoked certificates, for the Server and the trainer
     revoked.crl                 the same with the CA's signature, which the Server sends to the other machines
     run_keys/                   keys of a trainer's runs: see `run_keys.py`
-    gateway_keys.json           API keys of the gateway's clients, as hashes: see `api_keys.py`
-    gateway_owner.token         the token of the gateway's owner
 
 and files that rooms add, see `added_files.py`.
 
@@ -72,7 +70,6 @@ import msgspec
 
 from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security.added_files import added_files, room_of_certificate
-from tmrl_core.networking.security.api_keys import KEYS_FILE, read_keys
 from tmrl_core.networking.security.certificates import (
     LOOPBACK_HOSTS,
     MAX_WEIGHT,
@@ -313,7 +310,7 @@ def bundle(
         name: name in the certificate; required for a worker or trainer.
         out: the file, or the folder for `<name>.<role>.bundle`. None: that file in the current folder.
         days: validity of the client certificate, limited by the CA's.
-        weight: of a worker in the Server's fair division, signed in its certificate; a gateway serves many clients.
+        weight: of a worker in the Server's fair division, signed in its certificate; it may serve many clients.
 
     Raises:
         CredentialsError: a required file is missing, or the name or the weight does not fit a certificate.
@@ -324,7 +321,7 @@ def bundle(
     if role != "server" and not name:
         raise CredentialsError(f"a {role}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
     if not 1 <= weight <= MAX_WEIGHT or (weight != 1 and role != "worker"):
-        raise CredentialsError(f"the weight of a {role} is {weight}; allowed: 1, and for a gateway 1 to {MAX_WEIGHT}.")
+        raise CredentialsError(f"the weight of a {role} is {weight}; allowed: 1, and for a worker 1 to {MAX_WEIGHT}.")
     name = check_name(name or "server")
     ca = need(folder / "ca.pem")
     texts = {name: files.bundled(folder, server=role == "server") for name, files in added_files().items()}
@@ -497,12 +494,6 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
         records = [_certificate_info(content.ca, str(folder)), _certificate_info(content.certificate, str(folder))]
         records += [_token_info(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
         return records
-    keys = [
-        CredentialInfo("API key", str(folder / KEYS_FILE), key.id, (f"agent {key.agent}",), not_before=key.made)
-        for key in read_keys(folder)
-    ]
-    if keys and not (folder / "ca.pem").exists():
-        return keys
     authority = need(folder / "ca.pem")
     secret = {name for added in added_files().values() for name in added.secrets}
     files = [file for file in folder.glob("*.pem") if file.name not in secret]
@@ -519,7 +510,7 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
         if one.serial not in gone:
             records.append(_listed_info("issued", one, folder / ISSUED_FILE))
     records += [_listed_info("revoked", one, folder / REVOKED_FILE) for one in taken_back]
-    return records + keys
+    return records
 
 
 def _listed_info(what: str, one: Listed, file: Path) -> CredentialInfo:

@@ -36,7 +36,7 @@ _LATE_S = 0.25
 
 
 class Transport(ABC):
-    """Transport of bytes. Implementations must pass `tmrl_core.testing.transports.TransportSuite`."""
+    """Transport of bytes. Implementations must pass the conformance suite `TransportSuite`."""
 
     def renewed_token(self) -> str | None:
         """Check a client's credentials for changes before it dials. Return the new token; None: unchanged."""

@@ -2,4 +2,4 @@
 
 TRANSPORTS = {"tlspyo": "tmrl_core.networking.transports.tlspyo.selection:TlspyoKind"}
 SECTIONS = {"tlspyo": "tmrl_core.networking.transports.tlspyo.settings:TlspyoKeys"}
-CREDENTIALS = {"tlspyo": "tmrl_core.networking.transports.tlspyo.files:TlspyoFiles"}
+CREDENTIAL_FILES = {"tlspyo": "tmrl_core.networking.transports.tlspyo.files:TlspyoFiles"}
