@@ -70,25 +70,9 @@ ALLOWED: dict[str, dict[str, str]] = {}
 
 UNFINISHED: dict[str, set[str]] = {
     "gateway": {"envs/shepherd.py"},
-    "compat": {"cli/tmrl_files.py"},
     "replay": {"envs/__init__.py", "sessions/pool.py"},
     "lerobot": {"cli/main.py", "cli/sessions.py", "sessions/__init__.py"},
     "minari": {"cli/main.py", "cli/sessions.py", "sessions/__init__.py"},
-    "tlspyo": {
-        "config/checks.py",
-        "config/sections.py",
-        "doctor/checks.py",
-        "doctor/machine.py",
-        "local/fleet.py",
-        "networking/security/certificates.py",
-        "networking/security/credentials.py",
-        "networking/security/tls_contexts.py",
-        "networking/security/tlspyo_files.py",
-        "networking/transports/selection.py",
-        "roles/rollout_worker.py",
-        "roles/server.py",
-        "roles/trainer.py",
-    },
 }
 """For each room, the files of the core that still name it."""
 
