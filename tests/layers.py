@@ -32,7 +32,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/config/test_agent_settings.py::test_the_table_is_not_read_before_a_configuration_is_checked",
         "tests/doctor/test_doctor_tlspyo.py",
         "tests/envs/test_example.py::test_importing_registers_the_ids_and_nothing_else",
-        "tests/envs/test_replay.py::test_arrays_are_replayed_without_torch",
+        "tests/envs/replay/test_recorded.py::test_arrays_are_replayed_without_torch",
         "tests/envs/test_filmed.py::test_the_video_holds_the_frames_between_start_and_stop",
         "tests/examples/test_clients.py",
         "tests/examples/test_custom_environment.py",

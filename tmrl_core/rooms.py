@@ -32,6 +32,7 @@ import functools
 import importlib
 import logging
 import os
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -40,7 +41,17 @@ from tmrl_core.errors import ConfigError, TmrlError
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["agents", "commands", "credentials", "roles", "sections", "sinks", "transports"]
+Kind = Literal[
+    "agents",
+    "commands",
+    "credentials",
+    "exports",
+    "roles",
+    "sections",
+    "session_formats",
+    "sinks",
+    "transports",
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROOT = Path(__file__).parent
 DEPTH = 3
@@ -80,12 +91,14 @@ def _rooms() -> dict[Kind, dict[str, Entry]]:
     found: dict[Kind, dict[str, Entry]] = {kind: {} for kind in KINDS}
     for package in _packages_with_rooms():
         try:
-            room = importlib.import_module(f"{package}.room")
+            # By its file: importing the packages around a room may be slow, as that of Gymnasium.
+            file = ROOT.parent.joinpath(*package.split("."), "room.py")
+            room = runpy.run_path(str(file))
         except Exception as exc:
             logger.warning("%s is left out, because it cannot be imported: %s", package, exc)
             continue
         for kind, entries in found.items():
-            for name, reference in getattr(room, kind.upper(), {}).items():
+            for name, reference in room.get(kind.upper(), {}).items():
                 entries[name] = Entry(kind, name, reference, package)
     return found
 
@@ -105,13 +118,24 @@ def entries(kind: Kind) -> Mapping[str, Entry]:
     return _rooms()[kind]
 
 
-def added(kind: Kind, name: str) -> list[Entry]:
-    """Return the entries of this name of installed packages, from their metadata."""
+def exports(package: str) -> dict[str, str]:
+    """Return the public names that rooms add to a package, with their modules as `lazy_names` needs them."""
+    found = ((name.rpartition("."), entry.reference) for name, entry in entries("exports").items())
+    return {
+        name: reference.partition(":")[0].removeprefix(ROOT.name)
+        for (home, _, name), reference in found
+        if home == package
+    }
+
+
+def added(kind: Kind, name: str | None = None) -> list[Entry]:
+    """Return the entries of this name of installed packages, or of all names, from their metadata."""
     from importlib.metadata import entry_points
 
     found = {
-        Entry(kind, name, f"{point.module}:{point.attr}", point.dist.name if point.dist is not None else point.module)
-        for point in entry_points(group=f"tmrl_core.{kind}", name=name)
+        Entry(kind, each.name, f"{each.module}:{each.attr}", each.dist.name if each.dist is not None else each.module)
+        for each in entry_points(group=f"tmrl_core.{kind}")
+        if name in (None, each.name)
     }
     return sorted(found)
 

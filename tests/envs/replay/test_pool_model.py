@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tmrl_core.envs.replay import SessionBatch, SessionPool
 from tmrl_core.errors import SampleRefusedError
-from tmrl_core.sessions import SessionBatch, SessionPool
 
 OBSERVATION_SHAPES = [(3,), (2, 2)]
 """Of a vector without and a picture with a space."""

@@ -46,7 +46,7 @@ class Videos:
 
     def __init__(self, folder: Path, fps: float) -> None:
         self._folder = folder
-        self._tolerance_s = 0.5 / fps
+        self._tolerance_s = 0.5 / fps  # half a frame: more would take a neighbour for the frame
         self._open: dict[str, _Video] = {}
 
     def frames(self, key: str, row: Mapping[str, Any], times_s: Array, shape: tuple[int, ...]) -> Array:
@@ -62,6 +62,7 @@ class Videos:
             ValueError: the video cannot be decoded, has another size, or lacks a frame.
             OSError: there is no such file.
         """
+        # The name comes from the dataset: "../.." would read other files of this machine.
         if Path(key).name != key or key == ".." or "\\" in key:
             raise ValueError(f"{key!r} cannot be the name of a folder")
         chunk, number = int(row[f"videos/{key}/chunk_index"]), int(row[f"videos/{key}/file_index"])
@@ -69,6 +70,7 @@ class Videos:
         wanted = float(row[f"videos/{key}/from_timestamp"]) + np.asarray(times_s, np.float64)
         if not np.isfinite(wanted).all() or (np.diff(wanted) < 0).any():
             raise ValueError(f"the times of the frames of {key} do not ascend")
+        # Taken out while it is used, so that a failure leaves no half-read video behind for the next episode.
         video = self._open.pop(key, None)
         if video is not None and not (video.file == file and video.time_s <= wanted[0]):
             video.close()
@@ -129,6 +131,7 @@ class _Video:
                 self._next(shape)
         except self._av.FFmpegError as exc:
             raise ValueError(f"{self.file} cannot be decoded: {exc}") from exc
+        # The nearest may be the one before or the one after: times in containers are rounded.
         found = [frame for frame in (self._before, self._ahead) if frame is not None]
         if not found:
             raise ValueError(f"{self.file} has no frames")
@@ -148,7 +151,7 @@ class _Video:
         frame = next(self._frames, None)
         if frame is None:
             self._ended = True
-        elif frame.time is not None:
+        elif frame.time is not None:  # a frame without a time cannot be asked for
             self._check_size(frame, shape)
             self._before, self._ahead = self._ahead, frame
 

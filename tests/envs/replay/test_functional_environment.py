@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from tmrl_core.envs import BaseEnvironment, FunctionalEnv
+from tmrl_core.envs.replay import BaseEnvironment, FunctionalEnv
 
 BATCH = 5
 

@@ -1,18 +1,44 @@
-"""Datasets of LeRobot, version 3, read and written by the documented format (extra `lerobot`: pyarrow and pillow).
+"""Datasets of LeRobot, version 3, read and written by the documented format (extra `lerobot`: pyarrow and pillow)."""
 
-    meta/info.json                             features, rates, numbers
-    meta/stats.json                            statistics of each feature (lerobot_stats.py)
-    meta/tasks.parquet                         texts of the tasks
-    meta/episodes/chunk-000/file-000.parquet   one row for each episode
-    data/chunk-000/file-000.parquet            one row for each tick, one row group for each episode
-    meta/tmrl_core.json                        ours only: the spaces
-    meta/tmrl_core_episodes.parquet            ours only: the other fields of a session
-
-The feature of an observation is `observation.state`, or `observation.KEY` for each part of a Dict or Tuple space; that
-of an action is `action` or `action.KEY`. uint8 arrays [height, width, 3] are images (PNG). Videos are read, not written
-(lerobot_videos.py). LeRobot stores no observation after the last action: ours is in a file of our own, with the other
-fields of a session: further columns of `meta/episodes` would keep lerobot from loading what it has recorded on.
-"""
+# Theory of operation
+#
+# For: recorded sessions that lerobot trains on, and its datasets that this package trains on. lerobot itself is not
+# needed: it wants another Python and its own torch, and the format is documented. Tried with lerobot 0.6.1.
+#
+#     meta/info.json                             features, rates, numbers
+#     meta/stats.json                            statistics of each feature (stats.py)
+#     meta/tasks.parquet                         texts of the tasks
+#     meta/episodes/chunk-000/file-000.parquet   one row for each episode
+#     data/chunk-000/file-000.parquet            one row for each tick, one row group for each episode
+#     videos/KEY/chunk-000/file-000.mp4          frames, read only (videos.py)
+#     meta/tmrl_core.json                        ours only: the spaces
+#     meta/tmrl_core_episodes.parquet            ours only: the other fields of a session
+#
+# The feature of an observation is `observation.state`, or `observation.KEY` for each part of a Dict or Tuple space;
+# that of an action is `action` or `action.KEY`. uint8 arrays [height, width, 3] are images (PNG).
+#
+# What LeRobot does not store, and where it is instead: the observation after the last action, the seed, the worker and
+# the policy version are in a file of our own. As further columns of `meta/episodes` they would keep lerobot from
+# loading a dataset that it has recorded on, because its own rows lack them. That file has rows for the first episodes;
+# lerobot may have added more. If the lengths do not agree, the file belongs to another dataset and is not used.
+#
+# Without such a file, the observation after the last action is unknown: `inner_ends.py` repeats the last one after a
+# termination, whose value nobody takes, and leaves the last step out after a truncation.
+#
+# Writing: sessions come one by one, each becomes one row group, and statistics are collected on the way, since they
+# stand before the data for a reader that normalizes. The features of the first session are those of all. The folder
+# appears when it is complete (`whole_folder`).
+#
+# Reading makes two passes. The first decodes everything and tells all that is wrong, once; the second yields the
+# sessions. A training or an import that has begun does not fail at episode 800, and no session is in memory longer than
+# its own turn. The price is that videos are decoded twice.
+#
+# What fails: a damaged file, a missing column or file and an episode that contradicts itself are errors with the name
+# of the file or the number of the episode. With `skip_bad`, episodes that contradict themselves are left out and
+# counted.
+#
+# Of datasets of others, nothing may run: no path of a video is followed out of the folder, images are PNG or JPEG, and
+# a size is compared before anything is decoded.
 
 from __future__ import annotations
 
@@ -30,11 +56,12 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from tmrl_core.errors import MissingExtraError, StorageError
+from tmrl_core.errors import ConfigError, MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
+from tmrl_core.sessions.formats import SessionFormat
 from tmrl_core.sessions.inner_ends import InnerEnds
-from tmrl_core.sessions.lerobot_stats import FeatureStats, as_lists
-from tmrl_core.sessions.lerobot_videos import Videos, require_pyav
+from tmrl_core.sessions.lerobot.stats import FeatureStats, as_lists
+from tmrl_core.sessions.lerobot.videos import Videos, require_pyav
 from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces, spaces_problem
@@ -48,6 +75,7 @@ INFO_FILE = "meta/info.json"
 STATS_FILE = "meta/stats.json"
 OWN_FILE = "meta/tmrl_core.json"
 OWN_EPISODES = "meta/tmrl_core_episodes.parquet"
+# Both as lerobot's own writer has them; they are also stated in meta/info.json.
 FILES_IN_CHUNK = 1000
 FILE_BYTES = 100 << 20
 MAX_JSON_BYTES = 64 << 20
@@ -117,9 +145,12 @@ def write_lerobot(
         task: text of the task.
 
     Raises:
+        ConfigError: `fps` is below 1 or above a million.
         StorageError: `path` exists, there is no session, or a session cannot be written.
         MissingExtraError: pyarrow or pillow is not installed.
     """
+    if not 1 <= fps <= 1_000_000:
+        raise ConfigError(f"fps: found {fps}, allowed: 1 to 1000000")
     _pyarrow()
     count = 0
     with whole_folder(Path(path)) as folder:
@@ -177,6 +208,7 @@ def _rebuilt(space: Space[Any], name: str, single: str, columns: Mapping[str, Ar
 
 
 def _feature(shape: Sequence[int], dtype: np.dtype[Any]) -> dict[str, Any]:
+    # lerobot's pictures have three channels; others, such as grey ones, stay arrays.
     if dtype == np.uint8 and len(shape) == 3 and shape[2] == 3:
         return {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
     return {"dtype": dtype.name, "shape": list(shape) or [1], "names": None}
@@ -240,6 +272,7 @@ class _Writer:
         features = {name: _feature(column.shape[1:], column.dtype) for name, column in columns.items()}
         if not self._episodes:
             self._features = features
+            # LeRobot has no shape (): a number and an array of one number are both [1]. Ours is told apart by the list.
             self._scalars = [name for name, column in columns.items() if column.ndim == 1]
             images = {name for name, feature in features.items() if feature["dtype"] == "image"}
             self._stats = {name: FeatureStats(name in images) for name in (*features, *_STANDARD)}
@@ -253,6 +286,7 @@ class _Writer:
         final = {name: columns[name][ticks:] for name in observations}
         columns |= {name: columns[name][:ticks] for name in observations}
         columns |= self._standard(ticks)
+        # Of each episode too: lerobot needs them when it edits a dataset or records on.
         stats = {name: as_lists(self._stats[name].add(column)) for name, column in columns.items()}
         self._write(columns)
         self._episodes.append(
@@ -275,6 +309,7 @@ class _Writer:
                 "terminated": session.terminated,
                 "truncated": session.truncated,
                 "first_step": session.first_step,
+                # As text: seeds may be larger than 64 bits.
                 "seed": None if session.seed is None else str(session.seed),
                 "source": session.source,
                 "version": " ".join(map(str, session.version)),
@@ -320,6 +355,7 @@ class _Writer:
         rows = [{**row, "tasks": [task]} for row in self._episodes]
         pa.parquet.write_table(pa.Table.from_pylist(rows), episodes, write_page_checksum=True)
         table = pa.Table.from_pylist(self._own)
+        # If no session has a seed, the column would be of no type, and could not be read together with others.
         seed = table.schema.get_field_index("seed")
         table = table.set_column(seed, "seed", table.column(seed).cast(pa.string()))
         pa.parquet.write_table(table, self._folder / OWN_EPISODES, write_page_checksum=True)
@@ -401,6 +437,7 @@ def _arrow_column(column: Array, feature: Mapping[str, Any]) -> Any:
         return array
     if len(shape) == 1:
         return pa.FixedSizeListArray.from_arrays(array, shape[0])
+    # Nested lists, from the innermost axis on.
     for size in reversed(shape):
         array = pa.ListArray.from_arrays(pa.array(np.arange(0, len(array) + 1, size), pa.int32()), array)
     return array
@@ -501,6 +538,7 @@ class _Dataset:
                 f"{self._folder} has the feature {name} of the dtype {feature['dtype']} and the shape {list(shape)}, "
                 f"which cannot be of the space {leaf}"
             )
+        # Of our own datasets the dtype is exact. Others store float32 where a space may have float64.
         if feature["dtype"] not in _PICTURES and not self._own:
             self._features[name] = {**feature, "dtype": target.name}
         return name
@@ -548,6 +586,7 @@ class _Dataset:
         rows: list[dict[str, Any]] = []
         for file in sorted((self._folder / "meta" / "episodes").glob("*/*.parquet")):
             with _opened(file) as opened:
+                # A row has ten statistics of each feature, which nothing here needs.
                 names = [name for name in opened.schema_arrow.names if not name.startswith("stats/")]
                 rows += opened.read(columns=names).to_pylist()
         rows = sorted(rows, key=lambda row: int(row["episode_index"]))
@@ -585,6 +624,7 @@ class _Dataset:
     def _joined(self, tables: list[Any], row: Mapping[str, Any], videos: Videos) -> dict[str, Array]:
         table = _pyarrow().concat_tables(tables)
         frames = table.column("frame_index").to_numpy()
+        # Rows may lie in several row groups and files; what is missing between them shows here.
         if not np.array_equal(frames, np.arange(len(frames))):
             raise ValueError("frames are missing or out of order")
         columns = {name: _numpy_column(table.column(name), name, self._features[name]) for name in self._stored}
@@ -670,6 +710,7 @@ def _numpy_column(column: Any, name: str, feature: Mapping[str, Any]) -> Array:
     if feature["dtype"] == "image":
         return np.stack([_image(value, name, shape) for value in column.to_pylist()])
     array, types = column.combine_chunks(), _pyarrow().types
+    # Writers differ: fixed lists, lists and large lists, nested to any depth. The shape is that of the feature.
     while types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
         array = array.flatten()
     found: Array = array.to_numpy(zero_copy_only=False).astype(np.dtype(feature["dtype"]), copy=False)
@@ -688,3 +729,24 @@ def _image(value: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Array
         return np.asarray(image.convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as exc:
         raise ValueError(f"an image of {name} cannot be read: {exc}") from exc
+
+
+FORMAT = SessionFormat(
+    title="LeRobot",
+    sign=INFO_FILE,
+    needs="the extra `lerobot`, or `lerobot-video` if it has videos",
+    recognizes=is_lerobot,
+    read=read_lerobot,
+    write=write_lerobot,
+    read_options={
+        "--bounds-of-stats": {
+            "action": "store_true",
+            "help": "actions without bounds get those of the values in meta/stats.json",
+        }
+    },
+    write_options={
+        "--fps": {"type": int, "metavar": "N", "help": "ticks per second (default: 30)"},
+        "--task": {"metavar": "TEXT", "help": "text of the task (default: recorded)"},
+    },
+    bounds="--bounds-of-stats",
+)

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tmrl_core.envs.replay.runs import Runs
 from tmrl_core.errors import StorageFullError
 from tmrl_core.samples.columns import Array
-from tmrl_core.sessions.runs import Runs
 
 Run = tuple[Array, Array]
 

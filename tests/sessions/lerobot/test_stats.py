@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tmrl_core.sessions import lerobot_stats
-from tmrl_core.sessions.lerobot_stats import QUANTILES, FeatureStats, Stats
+from tmrl_core.sessions.lerobot.stats import QUANTILES, FeatureStats, Stats
 
 DRAW = np.random.default_rng(0)
 
@@ -47,7 +46,7 @@ def test_images_are_exact(high: int) -> None:
 
 
 def test_beyond_the_memory_quantiles_are_means_of_the_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lerobot_stats, "KEPT_BYTES", 100)
+    monkeypatch.setattr("tmrl_core.sessions.lerobot.stats.KEPT_BYTES", 100)
     stats = FeatureStats(image=False)
     episodes: list[np.ndarray] = [DRAW.standard_normal((ticks, 2)) for ticks in (3, 9, 20)]
     single = [stats.add(column) for column in episodes]

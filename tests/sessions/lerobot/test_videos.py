@@ -15,10 +15,10 @@ from gymnasium import spaces
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
-from tests.sessions.test_lerobot import foreign  # noqa: E402
+from tests.sessions.lerobot.test_dataset import foreign  # noqa: E402
 from tmrl_core.errors import MissingExtraError, StorageError  # noqa: E402
-from tmrl_core.sessions.lerobot import read_lerobot  # noqa: E402
-from tmrl_core.sessions.lerobot_videos import Videos  # noqa: E402
+from tmrl_core.sessions.lerobot.dataset import read_lerobot  # noqa: E402
+from tmrl_core.sessions.lerobot.videos import Videos  # noqa: E402
 
 FPS, SHAPE, KEY = 10, (16, 32, 3), "observation.images.top"
 
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_a_video_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fps", [0, -1, None, "30", float("inf")])
 def test_a_wrong_rate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fps: Any) -> None:
-    monkeypatch.setattr("tmrl_core.sessions.lerobot.require_pyav", lambda: None)
+    monkeypatch.setattr("tmrl_core.sessions.lerobot.dataset.require_pyav", lambda: None)
     folder = with_videos(tmp_path / "theirs")
     info = json.loads((folder / "meta/info.json").read_text())
     (folder / "meta/info.json").write_text(json.dumps({**info, "fps": fps}))

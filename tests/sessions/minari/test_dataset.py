@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from tests.sessions.made_sessions import assert_same, make_session
 from tmrl_core.errors import MissingExtraError, StorageError
-from tmrl_core.sessions.minari import is_minari, read_minari, write_minari
+from tmrl_core.sessions.minari.dataset import is_minari, read_minari, write_minari
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces
 

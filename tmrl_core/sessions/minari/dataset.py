@@ -21,6 +21,7 @@ from gymnasium import Space, spaces
 
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array, leaves
+from tmrl_core.sessions.formats import SessionFormat
 from tmrl_core.sessions.reading import Reading
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces, spaces_problem
@@ -60,20 +61,21 @@ def read_minari(
     folder = _data_folder(path)
     if folder is None:
         raise StorageError(
-            f"{path} is not a Minari dataset: there is no {METADATA_FILE} in it or in its `data`. Check the path. "
-            "A LeRobot dataset has the file meta/info.json"
+            f"{path} is not a Minari dataset: there is no {METADATA_FILE} in it or in its `data`. Check the path"
         )
     _minari()
     from minari.dataset.minari_storage import MinariStorage
 
     try:
         metadata = MinariStorage.read_raw_metadata(folder)
+        # Minari would make the environment from its specification to learn its spaces, which may run any code.
         if not {"observation_space", "action_space"} <= metadata.keys():
             raise StorageError(
                 f"{folder / METADATA_FILE} names no spaces. Making its environment could run any code, so save the "
                 "dataset anew with Minari, which adds them"
             )
         storage = MinariStorage.read(folder)
+        # Ours are exact: bounds, dtypes and the order of keys as they were recorded.
         own = metadata.get(OWN)
         if own is None:
             stored = storage.observation_space, storage.action_space
@@ -123,6 +125,7 @@ def write_minari(
     notes: list[dict[str, Any]] = []
     without_infos: list[str] = []
 
+    # One at a time: Minari writes each as it comes, so no session but one is in memory.
     def buffers() -> Iterator[Any]:
         for session in sessions:
             notes.append(_notes(session))
@@ -151,8 +154,6 @@ def write_minari(
         except ImportError as exc:
             raise _missing(exc) from exc
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as exc:
-            if isinstance(exc, StorageError):
-                raise
             raise StorageError(f"session {max(len(notes) - 1, 0)} cannot be written to {target}: {exc}") from exc
         if not notes:
             raise StorageError(f"there is no session to write to {target}")
@@ -219,6 +220,7 @@ def _episodes(storage: Any, of: Spaces, folder: Path, reading: Reading) -> Itera
         (episode,), (notes,) = storage.get_episodes([number]), storage.get_episode_metadata([number])
         return _sessions_of(episode, notes, of, reading)
 
+    # RuntimeError is h5py's for a damaged file.
     bad = OSError, RuntimeError, ValueError, KeyError, TypeError, AssertionError
     for number in range(int(storage.total_episodes)):
         try:
@@ -280,6 +282,7 @@ def _infos_of(columns: Mapping[str, Any], ticks: int, reading: Reading) -> dict[
     infos: dict[int, dict[Any, Any]] = {}
     for path, column in _columns_in(columns, ()):
         rows = len(column) if np.ndim(column) else 0
+        # Datasets of others may have no infos of the reset, so theirs begin with the first step.
         if rows not in (ticks, ticks + 1):
             reading.leave_out(f"the infos {'/'.join(path)}, whose rows are neither those of steps nor of observations")
             continue
@@ -370,3 +373,13 @@ def _info_columns(session: Session) -> dict[str, Any]:
         raise ValueError("not all observations have infos")
     columns: dict[str, Any] = joined([session.infos[row] for row in range(len(session) + 1)])
     return columns
+
+
+FORMAT = SessionFormat(
+    title="Minari",
+    sign=f"{METADATA_FILE}, in the folder or in its folder `data`",
+    needs="the extra `minari`",
+    recognizes=is_minari,
+    read=read_minari,
+    write=write_minari,
+)

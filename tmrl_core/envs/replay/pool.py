@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tmrl_core.envs.replay.recorded import SessionBatchEnvironment
+from tmrl_core.envs.replay.runs import Runs
+from tmrl_core.envs.replay.sequences import ItemFormat, array_of, checked, item_formats, listed
 from tmrl_core.errors import ConfigError, MissingExtraError, SampleRefusedError
 from tmrl_core.samples.columns import Array, leaves
-from tmrl_core.sessions.runs import Runs
-from tmrl_core.sessions.sequences import ItemFormat, array_of, checked, item_formats, listed
 from tmrl_core.sessions.session import Session
 
 if TYPE_CHECKING:
     import gymnasium
     from torch import Tensor
-
-    from tmrl_core.envs.replay import SessionBatchEnvironment
 
 _REWARD = ItemFormat((), np.dtype(np.float32))
 _ALIVE = ItemFormat((), np.dtype(np.uint8))
@@ -514,8 +513,6 @@ def _environment(batch: SessionBatch) -> SessionBatchEnvironment:
         raise MissingExtraError(
             "torch", "trainer", "An environment of sessions (select and sample give arrays)"
         ) from exc
-
-    from tmrl_core.envs.replay import SessionBatchEnvironment
 
     def tensors(arrays: list[Array] | None) -> list[Tensor] | None:
         return None if arrays is None else [from_numpy(array) for array in arrays]

@@ -14,9 +14,9 @@ import torch
 from gymnasium import spaces
 
 from tests.sessions.made_sessions import make_session
-from tmrl_core.envs.replay import SessionBatchEnvironment
+from tmrl_core.envs.replay import SessionBatch, SessionPool, padded_sequences
+from tmrl_core.envs.replay.recorded import SessionBatchEnvironment
 from tmrl_core.errors import ConfigError, MissingExtraError, SampleRefusedError, StorageFullError
-from tmrl_core.sessions import SessionBatch, SessionPool, padded_sequences
 
 
 @pytest.fixture(params=["ram", "mapped"])

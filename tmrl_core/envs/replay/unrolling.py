@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from tmrl_core.envs.functional_environment import BaseEnvironment
-from tmrl_core.envs.replay import ReplayEnvironment, as_numpy, as_tensor
+from tmrl_core.envs.replay.functional_environment import BaseEnvironment
+from tmrl_core.envs.replay.recorded import ReplayEnvironment, as_numpy, as_tensor
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.samples.columns import map_leaves
 

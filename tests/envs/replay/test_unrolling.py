@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 
 from tmrl_core import actor as policies
-from tmrl_core.envs import BaseEnvironment, SessionBatchEnvironment, Sessions, get_sessions
+from tmrl_core.envs.replay import BaseEnvironment, SessionBatchEnvironment, Sessions, get_sessions
 from tmrl_core.errors import MissingExtraError
 
 B, T, N = 3, 6, 4

@@ -14,9 +14,9 @@ from gymnasium import spaces
 
 from tests.sessions.made_sessions import assert_same, make_session
 from tmrl_core.errors import MissingExtraError, StorageError
-from tmrl_core.sessions import lerobot
-from tmrl_core.sessions.lerobot import is_lerobot, read_lerobot, write_lerobot
-from tmrl_core.sessions.lerobot_stats import QUANTILES
+from tmrl_core.sessions.lerobot import dataset
+from tmrl_core.sessions.lerobot.dataset import is_lerobot, read_lerobot, write_lerobot
+from tmrl_core.sessions.lerobot.stats import QUANTILES
 from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces
 
@@ -61,8 +61,8 @@ def test_sessions_come_back_without_a_difference(tmp_path: Path, of: Spaces) -> 
 
 
 def test_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lerobot, "FILE_BYTES", 1)
-    monkeypatch.setattr(lerobot, "FILES_IN_CHUNK", 2)
+    monkeypatch.setattr(dataset, "FILE_BYTES", 1)
+    monkeypatch.setattr(dataset, "FILES_IN_CHUNK", 2)
     given = [make_session((BOX, BOX), 3, number) for number in range(5)]
     write_lerobot(tmp_path / "made", given, (BOX, BOX))
     names = sorted(str(path.relative_to(tmp_path / "made")) for path in (tmp_path / "made").glob("data/*/*"))
@@ -153,7 +153,7 @@ def test_episodes_that_lerobot_adds_or_takes_away_keep_the_rest(
 ) -> None:
     given = [make_session((BOX, BOX), ticks, ticks, terminated=True, seed=ticks) for ticks in (2, 3, 4)]
     write_lerobot(tmp_path / "made", given, (BOX, BOX))
-    own = tmp_path / "made" / lerobot.OWN_EPISODES
+    own = tmp_path / "made" / dataset.OWN_EPISODES
     fields = pq.read_table(own)
     pq.write_table(fields.slice(0, 2), own)  # the third was added by another program
     first, second, third = read_lerobot(tmp_path / "made")[1]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from tmrl_core.envs.functional_environment import BaseEnvironment
-from tmrl_core.envs.replay import ReplayEnvironment, SessionBatchEnvironment
-from tmrl_core.sessions.pool import SessionPool
+from tmrl_core.envs.replay.functional_environment import BaseEnvironment
+from tmrl_core.envs.replay.pool import SessionPool
+from tmrl_core.envs.replay.recorded import ReplayEnvironment, SessionBatchEnvironment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tmrl_core.envs.functional_environment import Results
+    from tmrl_core.envs.replay.functional_environment import Results
 
 
 class SessionPoolEnvironment(SessionPool, BaseEnvironment, VectorEnv[Any, Any, np.ndarray]):

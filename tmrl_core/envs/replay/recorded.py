@@ -15,12 +15,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from tmrl_core.envs.functional_environment import BaseEnvironment, Shapes, as_shapes, as_space
+from tmrl_core.envs.replay.functional_environment import BaseEnvironment, Shapes, as_shapes, as_space
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tmrl_core.envs.functional_environment import Results, Shape
+    from tmrl_core.envs.replay.functional_environment import Results, Shape
 
     Array = np.ndarray | Tensor
     Arrays = Array | Sequence[Array]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from tmrl_core.envs.replay.sequences import ItemFormat, array_of, checked, item_formats, listed
 from tmrl_core.errors import ConfigError, SampleRefusedError
-from tmrl_core.sessions.sequences import ItemFormat, array_of, checked, item_formats, listed
 
 FLOAT, INT = np.dtype(np.float32), np.dtype(np.int32)
 

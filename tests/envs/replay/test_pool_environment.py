@@ -9,9 +9,15 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from tmrl_core.actor import GaussianRNNActor, QValueMLPActor
-from tmrl_core.envs import BaseEnvironment, SessionBatchEnvironment, SessionPoolEnvironment, Sessions, get_sessions
+from tmrl_core.envs.replay import (
+    BaseEnvironment,
+    SessionBatchEnvironment,
+    SessionPool,
+    SessionPoolEnvironment,
+    Sessions,
+    get_sessions,
+)
 from tmrl_core.errors import SampleRefusedError
-from tmrl_core.sessions import SessionPool
 
 B, T = 4, 6
 RNG = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-from tmrl_core.envs import BaseEnvironment, SessionBatchEnvironment
-from tmrl_core.envs.replay import as_numpy, as_tensor
+from tmrl_core.envs.replay import BaseEnvironment, SessionBatchEnvironment
+from tmrl_core.envs.replay.recorded import as_numpy, as_tensor
 
 B, T = 3, 5
 RNG = np.random.default_rng(0)
@@ -318,7 +318,7 @@ def test_arrays_are_replayed_without_torch() -> None:
 import sys
 sys.modules["torch"] = None
 import numpy as np
-from tmrl_core.envs import SessionBatchEnvironment
+from tmrl_core.envs.replay import SessionBatchEnvironment
 env = SessionBatchEnvironment(np.zeros((2, 3, 4), np.float32), (4,), np.zeros((2, 3), np.int32))
 env.reset()
 print(env.step(None)[2].tolist(), env.step(None)[2].tolist(), env.step(None)[2].tolist())
