@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 Kind = Literal[
     "agents",
     "commands",
+    "credential_files",
     "credentials",
     "exports",
     "roles",

@@ -91,6 +91,18 @@ class TransportKind(ABC):
 
         return credentials.ensure(folder)
 
+    advice = ""
+    """Next step, for `--doctor`, if what a Server answers is not of this transport. Empty: `--doctor` examines the TLS
+    of the transport `tls`; otherwise the transport itself connects, with the credentials that `examined` describes."""
+
+    def examined(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
+        """Return a client's transport for `--doctor`, and a description of its credentials. For kinds with `advice`.
+
+        Raises:
+            TmrlError: a required part is missing or has expired.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
         """Return the transport of a client, and the token that it sends.

@@ -25,9 +25,8 @@
 # Without such a file, the observation after the last action is unknown: `inner_ends.py` repeats the last one after a
 # termination, whose value nobody takes, and leaves the last step out after a truncation.
 #
-# Writing: sessions come one by one, each becomes one row group, and statistics are collected on the way, since they
-# stand before the data for a reader that normalizes. The features of the first session are those of all. The folder
-# appears when it is complete (`whole_folder`).
+# Writing: sessions come one by one, each becomes one row group, and statistics are collected on the way. The features
+# of the first session are those of all. The folder appears when it is complete (`whole_folder`).
 #
 # Reading makes two passes. The first decodes everything and tells all that is wrong, once; the second yields the
 # sessions. A training or an import that has begun does not fail at episode 800, and no session is in memory longer than
