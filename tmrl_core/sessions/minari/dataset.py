@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from tmrl_core.envs.space_tree import space_leaves, with_leaves
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array, leaves
 from tmrl_core.sessions.formats import SessionFormat
@@ -85,8 +86,8 @@ def read_minari(
         raise _missing(exc) from exc
     except (OSError, ValueError, KeyError, TypeError, AssertionError, AttributeError) as exc:
         raise StorageError(f"{folder} cannot be read: {exc}") from exc
-    observations, text = _without_text(stored[0]), list(_text_in(stored[0], "observation"))
-    if observations is None or any(_text_in(stored[1], "action")):
+    observations, text = _without_text(stored[0]), _text_in(stored[0], "observation")
+    if observations is None or _text_in(stored[1], "action"):
         raise StorageError(f"{folder} has {'actions' if observations else 'observations'} of text, which are not read")
     found = observations, stored[1]
     if of is not None:
@@ -195,24 +196,11 @@ def _id_of(name: str) -> str:
 
 def _without_text(space: Space[Any]) -> Space[Any] | None:
     """Return a space without its parts of text; None: nothing is left."""
-    if isinstance(space, spaces.Dict):
-        kept = {key: left for key, inner in space.spaces.items() if (left := _without_text(inner)) is not None}
-        return spaces.Dict(list(kept.items())) if kept else None
-    if isinstance(space, spaces.Tuple):
-        parts = [left for inner in space.spaces if (left := _without_text(inner)) is not None]
-        return spaces.Tuple(parts) if parts else None
-    return None if isinstance(space, spaces.Text) else space
+    return with_leaves(space, lambda _, leaf: None if isinstance(leaf, spaces.Text) else leaf)
 
 
-def _text_in(space: Space[Any], name: str) -> Iterator[str]:
-    if isinstance(space, spaces.Dict):
-        for key, child in space.spaces.items():
-            yield from _text_in(child, f"{name}/{key}")
-    elif isinstance(space, spaces.Tuple):
-        for index, child in enumerate(space.spaces):
-            yield from _text_in(child, f"{name}/{index}")
-    elif isinstance(space, spaces.Text):
-        yield name
+def _text_in(space: Space[Any], name: str) -> list[str]:
+    return ["/".join([name, *map(str, path)]) for path, leaf in space_leaves(space) if isinstance(leaf, spaces.Text)]
 
 
 def _episodes(storage: Any, of: Spaces, folder: Path, reading: Reading) -> Iterator[Session]:
