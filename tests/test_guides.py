@@ -99,14 +99,6 @@ def test_its_links_have_targets(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_the_architecture_names_files_that_exist() -> None:
-    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", text_of(ROOT / "docs" / "architecture.md")))
-    folders = [ROOT / name for name in ("tmrl_core", "tests", "benchmarks", "examples", "scripts")]
-    there = {f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in [folder, *folder.rglob("*")]}
-    assert len(named) > 50
-    assert [name for name in named if not any(path.endswith(f"/{name.rstrip('/')}") for path in there)] == []
-
-
 def test_the_policy_acts_in_another_loop(tmp_path: Path) -> None:
     (shown,) = blocks(ROOT / "docs" / "howto.md", "python")
     weights = tmp_path / "runs" / "pendulum_sac" / "policy.tmod"

@@ -24,7 +24,7 @@ class MetricSink(abc.ABC):
     """Destination of records.
 
     A sink is a plain, blocking object that one thread uses at a time. `Recorder` gives each sink a thread and a bounded
-    queue, so that a slow or failing one stops neither training nor the other sinks. `tmrl_core.testing` has the
+    queue, so that a slow or failing one stops neither training nor the other sinks. `SinkSuite` is the
     conformance suite for sinks.
     """
 

@@ -18,7 +18,7 @@ from tmrl_core.multiagent.algorithms.dqn import DQN
 from tmrl_core.multiagent.algorithms.rules import RandomPolicy, RulePolicy
 from tmrl_core.multiagent.algorithms.torch_algorithm import Algorithm
 from tmrl_core.multiagent.algorithms.training_agent import TrainingAgentAlgorithm
-from tmrl_core.testing.algorithms import AlgorithmSuite
+from tmrl_core.multiagent.testing import AlgorithmSuite
 from tmrl_core.testing.random_samples import ACTIONS, OBSERVATIONS
 
 ADAM = (torch.optim.Adam, {"lr": 1e-2})

@@ -1,4 +1,4 @@
-"""Promises of an algorithm of `tmrl_core.multiagent`, as tests for pytest to collect.
+"""Promises of an algorithm of many agents, as tests for pytest to collect.
 
 class TestMyAlgorithm(AlgorithmSuite):
     def make_algorithm(self):
@@ -8,17 +8,15 @@ class TestMyAlgorithm(AlgorithmSuite):
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from tmrl_core.errors import WeightsError
+from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
+from tmrl_core.multiagent.settings import AgentParameters
 from tmrl_core.networking.protocol.messages import Blob
-from tmrl_core.testing.random_samples import OBSERVATIONS
-
-if TYPE_CHECKING:
-    from tmrl_core.multiagent.agent_algorithm import AgentAlgorithm
 
 ROWS = 12
 
@@ -26,7 +24,7 @@ ROWS = 12
 class AlgorithmSuite:
     """Subclass it in a test file and implement `make_algorithm`."""
 
-    state_space: gym.Space[Any] = OBSERVATIONS
+    state_space: gym.Space[Any] = gym.spaces.Box(-10, 10, (3,), np.float32)
     action_space: gym.Space[Any] = gym.spaces.Discrete(3)
 
     sequence_length: int = 4
@@ -47,8 +45,6 @@ class AlgorithmSuite:
 
     def make_batch(self, algorithm: AgentAlgorithm, seed: int = 0) -> dict[str, Any]:
         """Make the rows that a pool stores of an episode, from single steps as the default experience shaper's."""
-        from tmrl_core.multiagent.settings import AgentParameters
-
         states = self.states(ROWS + 1, seed)
         algorithm.seed(seed)
         algorithm.carried = None
