@@ -50,11 +50,11 @@ ROOMS = {
     ),
     "compat": Room(("compat",), r"tmrl_core.compat|\bcompat/"),
     "replay": Room(
-        ("envs/replay*", "envs/functional_environment.py", "envs/unrolling.py", "sessions/environment.py"),
-        r"envs\.replay|ReplayEnv|functional_environment|SessionBatchEnv|unrolling|sessions\.environment",
+        ("envs/replay",),
+        r"envs\.replay|ReplayEnv|functional_environment|SessionBatchEnv|SessionPool|BaseEnvironment|unrolling",
     ),
-    "lerobot": Room(("sessions/lerobot*",), "lerobot"),
-    "minari": Room(("sessions/minari*",), "minari"),
+    "lerobot": Room(("sessions/lerobot",), "lerobot"),
+    "minari": Room(("sessions/minari",), "minari"),
     "tlspyo": Room(
         ("networking/transports/tlspyo",),
         "tlspyo",
@@ -70,9 +70,6 @@ ALLOWED: dict[str, dict[str, str]] = {}
 UNFINISHED: dict[str, set[str]] = {
     "gateway": {"envs/shepherd.py"},
     "compat": {"cli/tmrl_files.py"},
-    "replay": {"envs/__init__.py", "sessions/pool.py"},
-    "lerobot": {"cli/main.py", "cli/sessions.py", "sessions/__init__.py"},
-    "minari": {"cli/main.py", "cli/sessions.py", "sessions/__init__.py"},
     "tlspyo": {
         "config/checks.py",
         "config/sections.py",

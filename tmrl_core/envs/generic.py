@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.envs.space_tree import space_leaves
 from tmrl_core.errors import ConfigError
+from tmrl_core.space_tree import space_leaves
 
 Convert = Callable[[Any], Any]
 

@@ -19,8 +19,8 @@ import numpy as np
 from gymnasium import spaces
 from msgspec import Meta, Raw
 
-from tmrl_core.envs.space_tree import space_leaves
 from tmrl_core.errors import ConfigError, ObservationError, PolicyFailedError
+from tmrl_core.space_tree import space_leaves
 
 Encoding = Literal["json", "msgpack"]
 

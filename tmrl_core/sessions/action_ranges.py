@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from tmrl_core.envs.space_tree import Path, space_leaves
 from tmrl_core.errors import StorageError
 from tmrl_core.samples import Tree
 from tmrl_core.samples.columns import Array
 from tmrl_core.sessions.spaces import bound_of_json, bound_to_json
+from tmrl_core.space_tree import Path, space_leaves
 from tmrl_core.storage import write_whole
 
 FILE = "actions.json"

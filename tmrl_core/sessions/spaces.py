@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.envs.space_tree import space_leaves
 from tmrl_core.errors import ConfigError
+from tmrl_core.space_tree import space_leaves
 
 
 def space_to_json(space: gymnasium.Space[Any], name: str = "space") -> dict[str, Any]:

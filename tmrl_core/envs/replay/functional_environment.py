@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector.utils import batch_space
 
-from tmrl_core.envs.space_tree import widest
+from tmrl_core.space_tree import widest
 
 if TYPE_CHECKING:
     import torch

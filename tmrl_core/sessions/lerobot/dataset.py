@@ -55,7 +55,6 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from tmrl_core.envs.space_tree import parts_of, widest, with_leaves
 from tmrl_core.errors import ConfigError, MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array
 from tmrl_core.sessions.formats import SessionFormat
@@ -67,6 +66,7 @@ from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces, spaces_problem
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
+from tmrl_core.space_tree import parts_of, widest, with_leaves
 from tmrl_core.storage import read_whole
 
 logger = logging.getLogger(__name__)

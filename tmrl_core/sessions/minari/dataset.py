@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from tmrl_core.envs.space_tree import space_leaves, with_leaves
 from tmrl_core.errors import MissingExtraError, StorageError
 from tmrl_core.samples.columns import Array, leaves
 from tmrl_core.sessions.formats import SessionFormat
@@ -28,6 +27,7 @@ from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces, spaces_problem
 from tmrl_core.sessions.spaces import space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
+from tmrl_core.space_tree import space_leaves, with_leaves
 
 logger = logging.getLogger(__name__)
 
