@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -213,25 +213,6 @@ class Ticks(NamedTuple):
     is_alive: Tensor
 
 
-class Stepper(Protocol):
-    """An environment at one tick of all sessions."""
-
-    batch: int
-    states: list[Tensor]
-    observations: list[Tensor]
-    is_alive: Tensor
-
-    @property
-    def replay(self) -> ReplayEnvironment | None:
-        """The recorded sessions; None: a live environment."""
-
-    def step(self, actions: list[Tensor]) -> Tensor:
-        """Go one tick on, and return the [B] rewards."""
-
-    def pack(self, observations: list[Tensor]) -> Any:
-        """Return a list of observations as the actor is given them."""
-
-
 class FunctionalStepper:
     """A `BaseEnvironment`, live or a replay."""
 
@@ -284,7 +265,7 @@ class FunctionalStepper:
 class VectorStepper:
     """A vector environment of Gymnasium. Its states are unknown; the tick stands for them."""
 
-    replay = None
+    replay: ReplayEnvironment | None = None
 
     def __init__(self, environment: VectorEnv[Any, Any, Any], batch_size: int | None, seed: int | None) -> None:
         import torch
@@ -328,6 +309,10 @@ class VectorStepper:
         found = [as_numpy(each) for each in actions]
         space = self._environment.action_space
         return found[0].astype(space.dtype).reshape(space.shape) if len(found) == 1 else tuple(found)
+
+
+Stepper: TypeAlias = FunctionalStepper | VectorStepper
+"""An environment at one tick of all sessions."""
 
 
 def _batch(asked: int | None, found: int, free: bool) -> int:
