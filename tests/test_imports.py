@@ -35,6 +35,7 @@ LAYERS: list[tuple[str, ...]] = [
         "rate_limited_log",
         "rooms",
         "signal_handlers",
+        "space_tree",
         "terminal_log",
         "token_bucket",
     ),
