@@ -1,11 +1,18 @@
-"""Restore a captured state into a training object that was made with the same arguments.
+"""Restore a captured state into a training object that was made with the same arguments."""
 
-Modules, optimizers, tensors, arrays, lists and dicts are filled in place, so that objects that refer to them (an
-optimizer to a parameter) still do. `restore` looks for differences first and refuses them before it changes anything.
-
-A constructor sets some values that training may change later (`constructor_settings.py`). If the constructor's setting
-differs from the saved run's, the new setting counts; otherwise the checkpoint's value counts.
-"""
+# Theory of operation
+#
+# Modules, optimizers, tensors, arrays, lists and dicts are filled in place, so that objects that refer to them (an
+# optimizer to a parameter) still do. Two passes: `check` walks both trees, looks for differences (types, shapes,
+# numbers of parameters, layouts of observations) and refuses them before anything is changed; `put` fills. What `put`
+# still refuses is a part's own `load_state_dict`, so a training object that failed to load is thrown away, never used.
+#
+# A constructor sets some values that training may change later (constructor_settings.py). If the constructor's setting
+# differs from the saved run's, the new setting counts; otherwise the checkpoint's value counts.
+#
+# A checkpoint belongs to no device: tensors go to the device of the object that they fill, new ones to the agent's, and
+# those that were on a CPU beside an agent on another device (a generator's state) stay there. The state of a module or
+# an optimizer is made on the CPU, since a second copy on the device might not fit its memory.
 
 from __future__ import annotations
 

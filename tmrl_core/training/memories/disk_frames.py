@@ -1,11 +1,17 @@
-"""Frames in the files of a memory on disk, in the records of the rows that need them.
+"""Frames in the files of a memory on disk, in the records of the rows that need them."""
 
-    record:  rows, one after another | frames of the first leaf that is a stack | frames of the second | ...
-
-A frame is padded to a multiple of 8 bytes. A record's metadata describes its frames under "frames": `put` has the
-number of the first frame and the count for each leaf. `needs` has a number of rows, then for each leaf the number below
-which these rows need no frame. A file is kept as long as a memory in RAM would hold one of its frames or rows.
-"""
+# Theory of operation
+#
+#     record:  rows, one after another | frames of the first leaf that is a stack | frames of the second | ...
+#
+# A frame is padded to a multiple of 8 bytes, since addresses in files count units of 8 bytes (mapped_files.py). A
+# record's metadata describes its frames under "frames": `put` has the number of the first frame and the count for each
+# leaf. `needs` has a number of rows, then for each leaf the number below which these rows need no frame.
+#
+# Rows and the frames that they need are written by one call, so neither exists without the other after a crash. A file
+# is kept as long as a memory in RAM would hold one of its frames or rows: the same seed then samples the same
+# transitions from both. Frames that an earlier file has lost to damage count as overwritten, so that the transitions
+# with them leave.
 
 from __future__ import annotations
 

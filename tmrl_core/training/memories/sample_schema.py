@@ -1,10 +1,15 @@
-"""Sample schema that an environment declares, checked against received samples.
+"""Sample schema that an environment declares, checked against received samples."""
 
-The first samples in a memory fix the format of all later ones, and a network accepts only its own input format. If no
-preprocessor or compressor changes samples on the way to the memory, the environment's spaces define the format before
-the first sample. Workers check the dtypes of their observations too (`tmrl_core.actor.rollout.step_checks`). Actions
-come from the policy: built-in policies act in the space's dtype, others may act in any.
-"""
+# Theory of operation
+#
+# The first samples in a memory fix the format of all later ones, and a network accepts only its own input format: an
+# index beyond the outputs of a network stops an update. Without a check, the first worker to arrive with another
+# environment could stop or take over a run. If no preprocessor or compressor changes samples on the way to the memory,
+# the environment's spaces define the format before the first sample.
+#
+# Workers check the dtypes of their observations too (`tmrl_core.actor.rollout.step_checks`), with the same rule.
+# Actions come from the policy: built-in policies act in the space's dtype, others may act in any. What a preprocessor
+# or compressor changes is not checked (`what`), and neither are custom memories.
 
 from __future__ import annotations
 

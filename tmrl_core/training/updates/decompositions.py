@@ -1,7 +1,14 @@
-"""Decompositions of some of torch's operations into ones that the compiler can fuse with their neighbours.
+"""Decompositions of some of torch's operations into ones that the compiler can fuse with their neighbours."""
 
-Operations on many tensors become operations on each, and products with a short side become sums.
-"""
+# Theory of operation
+#
+# Operations on many tensors (`_foreach_*`, fused Adam) become operations on each, because the compiler fuses what it
+# sees and calls the rest as it is.
+#
+# Products with a side of eight or less (the last layer of a critic, the first layer of a small observation) become
+# sums: libraries are slow at them, and a sum is fused with its neighbours. Other products stay with the library that
+# torch chose. On AMD processors without AVX-512 (Zen 3), MKL reaches 88 to 92 GFLOP/s per core, the limit of the
+# processor, and oneDNN 73 to 83, so nothing is replaced.
 
 from __future__ import annotations
 

@@ -1,8 +1,24 @@
-"""One kind of update as a graph: traced on fake tensors, with the agent's tensors as inputs, and run by a backend.
+"""One kind of update as a graph: traced on fake tensors, with the agent's tensors as inputs, and run by a backend."""
 
-The graph ends with a choice between the new and the old values, so that an update with NaN or Inf changes nothing. The
-compiler fuses that choice with the computation of the new values and keeps no copies.
-"""
+# Theory of operation
+#
+# Tracing records the operations of the whole update, its backward passes and optimizer steps included, as one list
+# without Python. Afterwards the agent must be as it was: the optimizers' step counts (inputs of the trace, since a
+# tensor of one number is otherwise a constant), tensors that the trace has changed because the change did not depend on
+# the batch, integer counters, and gradients, which tracing leaves as fake tensors. All this is put back in one
+# `finally`.
+#
+# The graph ends with a choice between the new and the old values, so that an update with NaN or Inf changes nothing.
+# The compiler fuses that choice with the computation of the new values and keeps no copies; without it, each compiled
+# update would copy the agent as rollback.py does.
+#
+# The compiled function must receive each tensor once (`_lift`). Tensors that the traced graph keeps as attributes would
+# become additional inputs, share their memory with the inputs made here, and be copied and wrapped at each call. A
+# parameter and its detached alias are one input for the same reason, and so that a write to one is read through the
+# other.
+#
+# Adam is written out in the graph (decompositions.py), so that the compiler fuses it with neighbouring operations;
+# where updates run uncompiled, it is torch's fused Adam.
 
 from __future__ import annotations
 
