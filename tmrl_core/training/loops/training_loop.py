@@ -63,6 +63,7 @@ from tmrl_core.long_calls import watched
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress, plain
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples.columns import worker_stream
 from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
@@ -557,7 +558,7 @@ class TrainingOffline(TrainingLoop):
             return False
         for delivery in deliveries:
             for chunk in delivery.chunks:
-                chunk.origin = interface.origin(chunk.stream)
+                chunk.origin = interface.origin(worker_stream(chunk.stream))
         self._take(deliveries, interface.version[1])
         committed = self.commit(interface)
         if self._waits_for:
