@@ -68,6 +68,7 @@ from tmrl_core.training.checkpoints.replay_rows import MemoryRows
 from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.rows import RowMemory
+from tmrl_core.training.value_types import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +278,7 @@ class _Capture:
     def _items(self, value: Iterable[object], path: str) -> list[Node]:
         return [self.node(item, f"{path}[{i}]") for i, item in enumerate(value)]
 
-    def _packed(self, value: list[Any], path: str) -> Node:
+    def _packed(self, value: list[Tree], path: str) -> Node:
         """Return a long list of numbers, or of arrays of one dtype and shape, as one array; None for another list."""
         first = type(value[0])
         if first in (bool, int, float) and all(type(item) is first for item in value):

@@ -39,7 +39,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.training.checkpoints.capture import Captured, capture
@@ -90,7 +90,7 @@ class CheckpointStore:
         root: str | Path,
         keep_last: int = 2,
         keep_best: bool = True,
-        configuration: Mapping[str, Any] | None = None,
+        configuration: Mapping[str, object] | None = None,
     ) -> None:
         self.configuration = configuration
         self.root = Path(root)
@@ -117,7 +117,7 @@ class CheckpointStore:
 
     def save(
         self,
-        training: Any,
+        training: object,
         *,
         score: float | None = None,
         wait: bool = False,
@@ -257,7 +257,7 @@ class CheckpointStore:
         make: Callable[[], T],
         *,
         drop_damaged: bool = False,
-        agree: Callable[[Mapping[str, Any]], None] = lambda configuration: None,
+        agree: Callable[[Mapping[str, object]], None] = lambda configuration: None,
     ) -> T | None:
         """Return a training object with the state of the newest usable checkpoint, or None without any checkpoint.
 
@@ -294,7 +294,7 @@ class CheckpointStore:
     def _restore(
         self,
         make: Callable[[], T],
-        agree: Callable[[Mapping[str, Any]], None],
+        agree: Callable[[Mapping[str, object]], None],
         reasons: list[tuple[int, CheckpointError]],
         *,
         drop_damaged: bool = False,

@@ -21,7 +21,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +39,7 @@ from tmrl_core.training.checkpoints.random_state import Generator, set_generator
 from tmrl_core.training.constructor_settings import PLAIN, constructor_parameters
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.rows import RowMemory
+from tmrl_core.training.value_types import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def restore(
         arrays, rows, torch.device(device if isinstance(device, (str, torch.device)) else "cpu"), constructed
     )
     walk.check(training, tree["training"], "")
-    random_state: Any = walk.put(None, tree["random"], "random")
+    random_state: Tree = walk.put(None, tree["random"], "random")
     walk.put(training, tree["training"], "")
     set_global_random_state(random_state)
 
@@ -93,7 +93,7 @@ def restore_part(
     walk.put(part, node, path)
 
 
-def decoded(node: Node, arrays: Mapping[str, Array]) -> Any:
+def decoded(node: Node, arrays: Mapping[str, Array]) -> Tree:
     """Return a tree of values that `capture_part` captured."""
     return _Restore(arrays).decoded(node)
 
@@ -122,7 +122,7 @@ class _Restore:
         self._constructed = constructed
         self._done: dict[str, object] = {}
 
-    def decoded(self, node: Node) -> Any:
+    def decoded(self, node: Node) -> Tree:
         """Return the value of a node as a new object."""
         return _Restore(self._arrays).put(None, node, "")
 
@@ -284,7 +284,7 @@ class _Restore:
             # Modules and optimizers move the state to their device. A second copy on the device might not fit its
             # memory.
             self._device = torch.device("cpu")
-        state: Any = self.put(None, node["v"], f"{path} state")
+        state: Tree = self.put(None, node["v"], f"{path} state")
         self._device = device
         if isinstance(existing, RowMemory):
             existing.load_state_dict(state, self._rows.get(path, ()))

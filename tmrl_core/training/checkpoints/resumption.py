@@ -76,8 +76,8 @@ class RunCheckpoints:
         config: Config,
         make: Callable[[], LoopLike],
         dump: Callable[[LoopLike, Path], None] | None = None,
-        load: Callable[[Path], Any] | None = None,
-        updater: Callable[[Any], Any] | None = None,
+        load: Callable[[Path], LoopLike] | None = None,
+        updater: Callable[[LoopLike], LoopLike] | None = None,
         *,
         configured: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -267,7 +267,7 @@ class RunCheckpoints:
             loaded = self.updater(loaded)
         return loaded, False
 
-    def _restore(self) -> Any:
+    def _restore(self) -> LoopLike | None:
         """Return the training object of the newest usable checkpoint; None without any checkpoint.
 
         Raises:
@@ -308,7 +308,7 @@ class RunCheckpoints:
         except ConfigError as exc:
             raise CheckpointError(f"the configuration in its manifest is invalid: {exc}") from exc
 
-    def read(self, path: Path) -> Any:
+    def read(self, path: Path) -> LoopLike:
         """Return the training object of a self-contained checkpoint.
 
         Raises:

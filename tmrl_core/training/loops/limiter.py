@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import RateLimit, default_error, least_error
@@ -168,7 +167,7 @@ class RateLimiter:
         return {"made": self._made, "band": held, "seen": [self.seen[0], self.seen[1] * self.batch_size]}
 
     @property
-    def _made(self) -> list[Any]:
+    def _made(self) -> list[float | None]:
         return [*self._configured, self.min_size, self.batch_size]
 
     def load_state_dict(self, state: State) -> None:

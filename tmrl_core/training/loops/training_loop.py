@@ -218,7 +218,7 @@ class TrainingOffline(TrainingLoop):
             finally:
                 take_back()
 
-        def make_agent() -> Any:
+        def make_agent() -> AgentLike:
             return training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
 
         if device is None:

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from tmrl_core.training.memories.layout import Array, Leaf
 from tmrl_core.training.memories.mapped_files import UNIT, MappedFiles, address
 from tmrl_core.training.memories.row_files import MAX_FIRST_ROW
 from tmrl_core.training.memories.row_table import RowTable
+from tmrl_core.training.value_types import State, Tree
 
 
 class DiskFrames(Frames):
@@ -151,7 +151,7 @@ class FramesNote:
         self.put = put
         self.needs = needs
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> State:
         """Return the JSON-able form for a record's metadata."""
         return {"put": [list(one) for one in self.put], "needs": [list(one) for one in self.needs]}
 
@@ -164,7 +164,7 @@ class FramesNote:
         return found
 
     @classmethod
-    def parse(cls, value: Any, leaves: int, rows: int) -> FramesNote:
+    def parse(cls, value: Tree, leaves: int, rows: int) -> FramesNote:
         """Undo `plain`.
 
         Args:
@@ -190,7 +190,7 @@ class FramesNote:
         return cls(put, needs)
 
 
-def _are_numbers(values: Any, count: int) -> bool:
+def _are_numbers(values: Tree, count: int) -> bool:
     return (
         isinstance(values, list | tuple)
         and len(values) == count

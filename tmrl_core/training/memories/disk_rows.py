@@ -51,7 +51,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ from tmrl_core.training.memories.row_files import MAX_FIRST_ROW, RowFormat, pars
 from tmrl_core.training.memories.row_table import RowTable
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.stream_states import Changes, StreamStates, decoded, encoded
+from tmrl_core.training.value_types import State
 
 logger = logging.getLogger(__name__)
 
@@ -324,7 +325,7 @@ class DiskRows(Rows):
 
     def _describe(self) -> None:
         """Describe the layout of rows in the heads of the next files."""
-        description: dict[str, Any] = {}
+        description: State = {}
         if self.layout is not None and self._format is not None:
             description.update(layout=self.layout.describe(), **self._format.describe())
         if self.stacks is not None:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ class StackFormat:
         return {"stack": self.stack, "observation": describe_spec(self.observation)}
 
     @classmethod
-    def from_description(cls, description: Any) -> StackFormat:
+    def from_description(cls, description: State) -> StackFormat:
         """Undo `describe`.
 
         Raises:

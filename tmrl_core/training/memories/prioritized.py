@@ -251,7 +251,7 @@ class PrioritizedSampler(Sampler):
         """Set the priorities of the rows of a batch."""
         self.priorities.update(indices, td_errors)
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> State:
         """Return the priorities."""
         return self.priorities.state_dict()
 

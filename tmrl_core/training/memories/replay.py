@@ -286,7 +286,7 @@ class ReplayMemory(TrainingMemory):
         """Drop a stream's last row: its open episode will not be continued."""
         self._builder.forget(stream)
 
-    def commit(self, offsets: Mapping[bytes, Sequence[int]] | None = None, **values: Any) -> None:
+    def commit(self, offsets: Mapping[bytes, Sequence[int]] | None = None, **values: Tree) -> None:
         """Write the samples appended since the last call to the disk, as one record. In RAM, do nothing.
 
         Args:

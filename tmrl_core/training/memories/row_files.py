@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from tmrl_core.storage import SegmentFile, SegmentReader
 from tmrl_core.storage.format import Record as StoredRecord
 from tmrl_core.storage.format import scan
 from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.value_types import State, Tree
 
 FORMAT_NAME = "replay rows 1"
 RECORD_BYTES = 1 << 20
@@ -88,7 +89,7 @@ class RowFormat:
         return cls(tuple(d.newbyteorder("<").str for d in dtypes), tuple(widths))
 
     @classmethod
-    def from_description(cls, description: Any, where: str) -> RowFormat:
+    def from_description(cls, description: Tree, where: str) -> RowFormat:
         """Undo `describe`.
 
         Raises:
@@ -106,7 +107,7 @@ class RowFormat:
             )
         return cls(described.dtypes, described.widths)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> State:
         """Return the format as JSON-able values."""
         return {"dtypes": list(self.dtypes), "widths": list(self.widths)}
 

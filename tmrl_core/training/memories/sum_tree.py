@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ class SumTree:
             self._running = self._top.cumsum(0).numpy()
         return self._running
 
-    def set(self, places: Array, priorities: Any) -> None:
+    def set(self, places: Array, priorities: Array | float) -> None:
         """Set priorities, each 0 or more, of places ([n] int64); for repeated places, the last value counts."""
         self._running = None
         self.leaves[places] = priorities

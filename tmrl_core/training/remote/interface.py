@@ -54,7 +54,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
@@ -66,7 +65,7 @@ from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
-from tmrl_core.metrics.records import Value, episode_values
+from tmrl_core.metrics.records import Kind, Value, episode_values
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.links.remark_log import RemarkLog
@@ -635,12 +634,12 @@ class RemoteInterface(TrainingInterface):
             # The last report may be older by some updates.
             self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 
-    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
+    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Value) -> None:
         """Write an event to the records, at `step` updates; None: at the last reported number of updates."""
         if self.recorder is not None:
             self.recorder.event(event, message, step=self.progress.updates if step is None else step, **values)
 
-    def _record(self, kind: Any, values: Metrics) -> None:
+    def _record(self, kind: Kind, values: Metrics) -> None:
         if self.recorder is not None:
             self.recorder.record(kind, values, step=self.progress.updates)
 

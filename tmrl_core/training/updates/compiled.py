@@ -74,7 +74,7 @@ def inductor(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[
 
     _check_cache()
     # Caches are disabled, since torch stores them as pickles. Compiling in this process leaves no processes behind.
-    options: dict[str, Any] = {"fallback_random": True, "compile_threads": 1, "force_disable_caches": True}
+    options: dict[str, bool | int] = {"fallback_random": True, "compile_threads": 1, "force_disable_caches": True}
     if sys.platform == "linux" and all(tensor.device.type == "cpu" for tensor in inputs):
         # The code that calls the kernels is compiled too: in Python it took 5 % of an update.
         options["cpp_wrapper"] = True
@@ -146,7 +146,7 @@ class Compiler:
         self._graphs: dict[Hashable, tuple[Graph, list[str]]] = {}
         self._runs: dict[tuple[int, ...], CudaGraph | None] = {}
         """CUDA graphs of `AT_ONCE` updates, by the updates' graphs."""
-        self._states: list[Any] = []
+        self._states: Sequence[object] = []
         self._settings: list[Metrics] = []
         self._settings_key = ""
         self._primed: set[Hashable] = set()

@@ -79,8 +79,8 @@ def product(a: Tensor, b: Tensor) -> Any:
     return NotImplemented
 
 
-def _product_and_bias(multiply: Any) -> Callable[..., Any]:
-    def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+def _product_and_bias(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         # The next operation adds the bias. torch would copy the bias into the product's memory first.
         return multiply(a, b) + bias if alpha == beta == 1 else NotImplemented
 
@@ -97,7 +97,7 @@ def _lerp_each(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None
         tensor.lerp_(end, weight)
 
 
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[torch._ops.OpOverload[..., object], Callable[..., object]] = {
     torch.ops.aten._fused_adam_.default: _adam(decoupled=False),
     torch.ops.aten._fused_adamw_.default: _adam(decoupled=True),
     torch.ops.aten._foreach_add_.Scalar: _add_each,

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,8 +93,8 @@ class Graph:
             now = _integers(agent)
             counted = {name: value - counters.get(name, 0) for name, value in now.items()}
             self._counted = [(name, count) for name, count in counted.items() if count]
-            for name, value in counters.items():
-                setattr(agent, name, value)
+            for name, number in counters.items():
+                setattr(agent, name, number)
             for optimizer in optimizers_of(agent):
                 # Tracing has left fake tensors as gradients.
                 optimizer.zero_grad()
@@ -151,7 +150,7 @@ def _integers(agent: object) -> dict[str, int]:
     return {name: value for name, value in vars(agent).items() if type(value) is int}
 
 
-def _steps(agent: object) -> list[tuple[dict[str, Any], str]]:
+def _steps(agent: object) -> list[tuple[dict[str, Tensor], str]]:
     """Return the optimizers' scalar states, such as step counts, as pairs of a state and a name."""
     return [
         (state, name)
