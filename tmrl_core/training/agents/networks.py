@@ -53,7 +53,12 @@ class EnsembleLinear(nn.Module):
 
 
 def ensemble_mlp(
-    count: int, inputs: int, hidden_sizes: Sequence[int], outputs: int, activation: str | Callable[[], nn.Module]
+    count: int,
+    inputs: int,
+    hidden_sizes: Sequence[int],
+    outputs: int,
+    activation: str | Callable[[], nn.Module],
+    norm: Callable[[int], nn.Module] | None = None,
 ) -> nn.Sequential:
     """`count` independent multi-layer perceptrons, [K, B, inputs] to [K, B, outputs].
 
@@ -63,8 +68,9 @@ def ensemble_mlp(
         hidden_sizes: width of each hidden layer.
         outputs: features out.
         activation: class of the hidden layers' activation, or its name.
+        norm: makes a normalization of so many features, before each affine layer; None: none.
     """
-    layers, width = hidden_layers(inputs, hidden_sizes, activation, partial(EnsembleLinear, count))
+    layers, width = hidden_layers(inputs, hidden_sizes, activation, partial(EnsembleLinear, count), norm)
     return nn.Sequential(*layers, EnsembleLinear(count, width, outputs))
 
 
@@ -120,6 +126,7 @@ class EnsembleCritic(ActionCritic):
         count: K, number of critics.
         convolutions: layers for images, common to all critics; None: the default ones.
         outputs: numbers that each critic puts out for an action of a Box, such as the quantiles of its value.
+        norm: as for `ensemble_mlp`.
     """
 
     def __init__(
@@ -131,6 +138,7 @@ class EnsembleCritic(ActionCritic):
         count: int = 2,
         convolutions: Convolutions | None = None,
         outputs: int = 1,
+        norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__(action_space)
         self._layout = layout_of(observation_space, action_space, convolutions)
@@ -139,7 +147,8 @@ class EnsembleCritic(ActionCritic):
         self._is_scalar = outputs == 1 and self.action_size > 0
         if not self.action_size:
             outputs = discrete_actions("EnsembleCritic", action_space).count
-        self.net = ensemble_mlp(count, self.encoder.features + self.action_size, hidden_sizes, outputs, activation)
+        inputs = self.encoder.features + self.action_size
+        self.net = ensemble_mlp(count, inputs, hidden_sizes, outputs, activation, norm)
 
     def forward(self, obs: Tree, act: Tensor | None = None) -> Tensor:
         """[K, B] values; [K, B, outputs] for several outputs, [K, B, N] of all discrete actions.

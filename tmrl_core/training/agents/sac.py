@@ -49,7 +49,7 @@ class SacAgent(OffPolicyAgent):
         elements = math.prod(self.action_space.shape or ())
         self.target_entropy = float(-elements if s.target_entropy is None else s.target_entropy)
         self.critics = critics_of(self.model)
-        self.target_critics = make_target(self.critics)
+        self._make_targets()
         self.log_alpha = torch.tensor(float(s.alpha), device=self.device).log().requires_grad_(s.learn_entropy_coef)
         self.optimizer_actor = make_optimizer(
             s.optimizer_actor, self.model.actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor
@@ -59,16 +59,23 @@ class SacAgent(OffPolicyAgent):
         )
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], s.lr_entropy) if s.learn_entropy_coef else None
 
+    def _make_targets(self) -> None:
+        self.target_critics = make_target(self.critics)
+
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target critics with the critics."""
         return [(self.target_critics, self.critics)]
 
     def get_actor(self) -> Policy:
         """Return the policy that is trained; it explores with random actions until the first update."""
-        actor = self.model.actor
+        actor = self.acting_policy()
         if "random" in actor.exploration():
             actor.set_exploration({"random": 0.0 if self.updates_asked else 1.0})
         return actor
+
+    def acting_policy(self) -> Policy:
+        """Return the policy in the form in which it is published."""
+        return self.model.actor
 
     def update_kind(self) -> Hashable:
         """Return the same kind for every update."""

@@ -97,8 +97,8 @@ class NumpyPolicy(Policy):
             self.arrays |= encoder.initial_weights(self._rng.spawn(1)[0])
         features = values + sum(encoder.features for encoder in self._encoders)
         self._widths = widths = (features, *(int(width) for width in hidden_sizes))
-        self._normalizes = normalize_observations
-        if normalize_observations:
+        self._normalizes = normalize_observations or self.behind_batch_norm
+        if self._normalizes:
             self.arrays |= {"obs_mean": np.zeros(values, np.float32), "obs_std": np.ones(values, np.float32)}
         features = self._add_layer(widths[-1])
         stops = itertools.accumulate(self.heads.values())
@@ -177,7 +177,8 @@ class NumpyPolicy(Policy):
         vector = vector[..., : self._values]
         vector -= self.arrays["obs_mean"]
         vector /= self.arrays["obs_std"]
-        np.clip(vector, -OBSERVATION_LIMIT, OBSERVATION_LIMIT, out=vector)
+        if not self.behind_batch_norm:
+            np.clip(vector, -OBSERVATION_LIMIT, OBSERVATION_LIMIT, out=vector)
 
     def _make_buffers(self, batch: int) -> None:
         """Allocate the arrays of a batch, and the views that every call would otherwise make again."""

@@ -109,6 +109,7 @@ def hidden_layers(
     hidden_sizes: Sequence[int],
     activation: str | Callable[[], nn.Module],
     linear: Callable[[int, int], nn.Module] = nn.Linear,
+    norm: Callable[[int], nn.Module] | None = None,
 ) -> tuple[nn.Sequential, int]:
     """Return hidden layers and the width of their output.
 
@@ -117,12 +118,15 @@ def hidden_layers(
         hidden_sizes: width of each hidden layer.
         activation: class of the layers' activation, or its name.
         linear: makes an affine layer of so many inputs and outputs.
+        norm: makes a normalization of so many features, before each layer and after the last; None: none.
     """
     make = make_activation(activation)
     layers: list[nn.Module] = []
     for hidden in map(int, hidden_sizes):
-        layers += [linear(width, hidden), make()]
+        layers += [*([norm(width)] if norm else []), linear(width, hidden), make()]
         width = hidden
+    if norm:
+        layers.append(norm(width))
     return nn.Sequential(*layers), width
 
 
@@ -187,9 +191,9 @@ class TorchPolicy(Policy, TorchActorModule):
             counts = choice_counts(action_space)
             self.layout += tuple(_mask_leaves(observation_space[ACTION_MASK], counts, self.inputs))
         hidden_layer = orthogonal_linear if self.on_policy else nn.Linear
-        self.net, features = hidden_layers(self.encoder.features, hidden_sizes, activation, hidden_layer)
-        self.normalizes = normalize_observations
-        if normalize_observations:
+        self.net, features = self._make_hidden_layers(hidden_sizes, activation, hidden_layer)
+        self.normalizes = normalize_observations or self.behind_batch_norm
+        if self.normalizes:
             self.register_buffer("obs_mean", torch.zeros(self.encoder.values))
             self.register_buffer("obs_std", torch.ones(self.encoder.values))
         features = self._add_layer(features)
@@ -198,6 +202,11 @@ class TorchPolicy(Policy, TorchActorModule):
             self.add_module(name, orthogonal(head, 0.01) if self.on_policy else head)
         for name, array in self.arrays.items():
             self.register_parameter(name, nn.Parameter(torch.tensor(array)))
+
+    def _make_hidden_layers(
+        self, sizes: Sequence[int], activation: str | Callable[[], nn.Module], linear: Callable[[int, int], nn.Module]
+    ) -> tuple[nn.Sequential, int]:
+        return hidden_layers(self.encoder.features, sizes, activation, linear)
 
     def _add_layer(self, width: int) -> int:
         """Add a layer between hidden layers of this width and heads; return the heads' inputs."""
@@ -228,7 +237,9 @@ class TorchPolicy(Policy, TorchActorModule):
         if not self.normalizes:
             return flat_BD
         count = self.encoder.values
-        values = ((flat_BD[..., :count] - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        values = (flat_BD[..., :count] - self.obs_mean) / self.obs_std
+        if not self.behind_batch_norm:
+            values = values.clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
         return values if count == self.inputs else torch.cat([values, flat_BD[..., count:]], dim=-1)
 
     def encode(self, flat_BD: Tensor) -> Tensor:
