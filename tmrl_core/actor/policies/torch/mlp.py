@@ -3,6 +3,32 @@
 Shape suffixes: B batch, T ticks, D elements of a flattened observation, H features, N outputs.
 """
 
+# Theory of operation
+#
+# `TorchPolicy` is the torch half of every policy: encoder, hidden layers, one linear layer for each head. The
+# distribution it is combined with (`Gaussian`, `Categorical`, ...) says which heads there are. It knows neither, except
+# by the dict `heads`.
+#
+# One observation takes this way, with the sizes of a policy over a Box(3) with two hidden layers of 256 and one action
+# element:
+#
+#     obs -> flatten_batch [B, 3] -> normalized -> encoder -> net [B, 256] -> mu, log_std [B, 1] -> outputs_of -> choose
+#
+# `encode` and `outputs_of` have gradients; learners call them. Everything that acts goes through `outputs_at` and
+# `choose`, which is NumPy's: both backends explore with the same random numbers.
+#
+# An action mask is the end of the flat vector, behind the inputs of the network, so that rows and sequences carry it
+# along through every function that slices or stacks vectors. `normalized` cuts it off before the network.
+#
+# Names of parameters are those of the NumPy backend, which reads the same file: net.0, net.2, ... (activations have the
+# odd numbers), then the heads' names. Renaming an attribute changes the format of weights.
+#
+# Statistics of observations are buffers and not parameters. They are published with the weights they belong to, so a
+# worker never mixes new layers with old statistics.
+#
+# Nothing that an update calls may copy from the host to a device or read from it: both wait, and a CUDA graph cannot
+# hold them.
+
 from __future__ import annotations
 
 import itertools
@@ -61,6 +87,7 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
             parts.append(elements_BN if leaf.width is None else _scaled_by_bounds(leaf, elements_BN))
             continue
         integers = value.reshape(-1, len(leaf.counts)).to(torch.int64)
+        # From integers, which arrive in any integer dtype; one-hot vectors never travel or lie in the memory.
         parts += [
             functional.one_hot(integers[:, column] - first, count).to(torch.float32)
             for column, (count, first) in enumerate(zip(leaf.counts, leaf.first, strict=True))
@@ -187,6 +214,7 @@ class TorchPolicy(Policy, TorchActorModule):
         super().__init__(observation_space, action_space, activation, convolutions, **settings)
         self.encoder = ObservationEncoder(self.layout, convolutions)
         self.inputs = vector_size(self.layout)
+        # After the encoder and the number of inputs are known: to them, the mask is not there.
         if self.masked:
             counts = choice_counts(action_space)
             self.layout += tuple(_mask_leaves(observation_space[ACTION_MASK], counts, self.inputs))
