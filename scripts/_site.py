@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("docs", "config", "examples", "benchmarks")
-SUFFIXES = {".md", ".png", ".py", ".yaml", ".json", ".toml"}
+SUFFIXES = {".md", ".png", ".svg", ".py", ".yaml", ".json", ".toml"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -17,7 +17,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -100,33 +100,6 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     return made
 
 
-async def _connect(
-    loop: asyncio.AbstractEventLoop, make: Callable[[], asyncio.BaseProtocol], host: str, port: int
-) -> None:
-    """Connect to the first address of `host` that answers, looked up in a thread of Python (see `_bound`).
-
-    Raises:
-        OSError: the host is unknown, or no address answers.
-    """
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        infos = await loop.run_in_executor(None, look_up)
-    else:
-        await loop.create_connection(make, host, port)
-        return
-    failure: OSError | None = None
-    for family, *_, address in dict.fromkeys(infos):
-        scope = f"%{address[3]}" if len(address) > 3 and address[3] else ""
-        try:
-            await loop.create_connection(make, f"{address[0]}{scope}", port, family=family)
-            return
-        except OSError as exc:
-            failure = exc
-    raise failure or OSError(f"{host} has no address")
-
-
 class TlsTransport(Transport):
     """TCP with TLS, or without if `context` is None.
 
@@ -175,9 +148,8 @@ class TlsTransport(Transport):
             listener.timer = loop.call_later(_POLL_S, poll_credentials)
 
         try:
-            for sock in _bound(host, port):
-                gate = partial(_Gate, self, make, loop)
-                listener.servers.append(await loop.create_server(gate, sock=sock, backlog=256))
+            async for server, listener.port in self.listen(partial(_Gate, self, make, loop), host, port):
+                listener.servers.append(server)
         except OSError as exc:
             for server in listener.servers:
                 server.close()
@@ -187,6 +159,45 @@ class TlsTransport(Transport):
             ) from exc
         listener.timer = loop.call_later(_POLL_S, poll_credentials)
         return listener
+
+    # Another kind of socket overrides `listen` and `connect` and keeps the rest: TLS, limits of strangers, credentials.
+
+    async def listen(
+        self, protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> AsyncIterator[tuple[asyncio.AbstractServer, int]]:
+        """Yield servers that listen on `host` (empty: all interfaces), and the port, which is free if `port` is 0.
+
+        Raises:
+            OSError: an address cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        for sock in _bound(host, port):
+            yield await loop.create_server(protocol, sock=sock, backlog=256), sock.getsockname()[1]
+
+    async def connect(self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> None:
+        """Connect to the first address of `host` that answers, looked up in a thread of Python (see `_bound`).
+
+        Raises:
+            OSError: the host is unknown, or no address answers.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            infos = await loop.run_in_executor(None, look_up)
+        else:
+            await loop.create_connection(make, host, port)
+            return
+        failure: OSError | None = None
+        for family, *_, address in dict.fromkeys(infos):
+            scope = f"%{address[3]}" if len(address) > 3 and address[3] else ""
+            try:
+                await loop.create_connection(make, f"{address[0]}{scope}", port, family=family)
+                return
+            except OSError as exc:
+                failure = exc
+        raise failure or OSError(f"{host} has no address")
 
     def _poll_credentials(self, drivers: Iterable[_TlsDriver]) -> None:
         """Reload changed credentials, and close links that would no longer be admitted."""
@@ -221,7 +232,7 @@ class TlsTransport(Transport):
         loop = asyncio.get_running_loop()
         driver = _TlsDriver(self, connection, loop, None)
         try:
-            await asyncio.wait_for(_connect(loop, lambda: driver, host, port), timeout_s)
+            await asyncio.wait_for(self.connect(lambda: driver, host, port), timeout_s)
         except asyncio.TimeoutError as exc:
             raise NetworkError(f"{host} port {port} did not answer within {timeout_s:g} s") from exc
         except OSError as exc:
@@ -235,15 +246,13 @@ class TlsTransport(Transport):
 
 
 class _TlsListener(Listener):
+    port = 0
+
     def __init__(self) -> None:
         self.servers: list[asyncio.AbstractServer] = []
         """One for each address."""
         self.drivers: set[_TlsDriver] = set()
         self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def port(self) -> int:
-        return int(self.servers[0].sockets[0].getsockname()[1])  # type: ignore[attr-defined]
 
     async def close(self) -> None:
         for server in self.servers:
@@ -641,7 +650,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 def _address_of(transport: asyncio.BaseTransport) -> str:
     peer = transport.get_extra_info("peername")
     # A socket for both versions shows addresses of IPv4 as a part of IPv6, where all of them would be one network.
-    return f"{peer[0].removeprefix('::ffff:')}:{peer[1]}" if peer else "?"
+    # A Unix socket's is no tuple.
+    return f"{peer[0].removeprefix('::ffff:')}:{peer[1]}" if peer and isinstance(peer, tuple) else "?"
 
 
 def _is_about_credentials(exc: Exception) -> bool:
