@@ -280,3 +280,24 @@ def test_the_published_policy_takes_no_weights() -> None:
     with pytest.raises(WeightsError, match="cannot take over a policy"):
         learner.get_actor().from_blob(*before, device="cpu")
     assert learner.get_actor().to_blob() == before
+
+
+@pytest.mark.full
+def test_it_solves_a_toy_task() -> None:
+    """One step, reward -(a - target(obs))^2: the policy has to find the target, whose sign the observation says."""
+    torch.manual_seed(0)
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    learner = CrossQAgent(
+        space, gym.spaces.Box(-2, 2, (1,), np.float32), "cpu", lr_actor=3e-3, lr_critic=3e-3, alpha=0.01,
+        learn_entropy_coef=False, hidden_sizes=(32, 32), critic_sizes=(32, 32), compile=False,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(1500):
+        obs = torch.sign(torch.randn(64, 1, generator=generator))
+        act = torch.rand(64, 1, generator=generator) * 4 - 2
+        reward = -(act - obs).square().squeeze(1)
+        learner.train((obs, act, reward, obs, torch.ones(64), torch.zeros(64)))
+    actor = learner.get_actor()
+    for sign in (-1.0, 1.0):
+        action, _ = actor(torch.tensor([[sign]]), test=True)
+        assert float(action.detach()) == pytest.approx(sign, abs=0.15)

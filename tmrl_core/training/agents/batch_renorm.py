@@ -72,13 +72,13 @@ class BatchRenorm(nn.Module):
     def forward(self, x_BF: Tensor) -> Tensor:
         """Return the normalized features."""
         x_BF = x_BF.float()  # moments of bfloat16 would have two digits
-        mean, variance = self._batch_moments(x_BF) if self.training else (self.mean, self.variance)
-        return torch.addcmul(self.bias, x_BF - mean, self.scale * torch.rsqrt(variance + EPS))
-
-    def _batch_moments(self, x_BF: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the moments to normalize with, and move the running ones."""
+        if not self.training:
+            return torch.addcmul(self.bias, x_BF - self.mean, self.scale * torch.rsqrt(self.variance + EPS))
+        # `torch.var_mean` over the last axis but one takes ten times as long on a CPU, a fifth of an update.
+        mean = x_BF.mean(dim=-2, keepdim=True)
+        centred_BF = x_BF - mean
         # Unbiased, as in sb3-contrib; torch's own batch normalization divides by B in its forward pass.
-        variance, mean = torch.var_mean(x_BF, dim=-2, keepdim=True)
+        variance = centred_BF.square().sum(dim=-2, keepdim=True) / (x_BF.shape[-2] - 1)
         with torch.no_grad():
             proper = (self.passes > WARM_UP).float()
             max_ratio = 1.0 + (MAX_RATIO - 1.0) * proper
@@ -89,10 +89,12 @@ class BatchRenorm(nn.Module):
             self.mean.lerp_(mean, MOMENTUM)
             self.variance.lerp_(variance, MOMENTUM)
             self.passes += 1
-        # A feature that is constant in this batch (a unit that is off) has no gradient of its deviation, instead of
-        # NaN.
+        # A feature that is constant in this batch, as a unit that is off, has a deviation without gradient, not one of
+        # infinity times 0.
         deviation = variance.clamp(min=1e-20).sqrt()
-        return mean - shift * deviation / ratio, variance / ratio.square()
+        gain = self.scale * torch.rsqrt(variance / ratio.square() + EPS)
+        # The mean to subtract is mean - shift deviation / ratio; what was subtracted too much returns with the bias.
+        return torch.addcmul(self.bias + gain * (shift * deviation / ratio), centred_BF, gain)
 
 
 @contextmanager
