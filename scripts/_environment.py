@@ -57,11 +57,12 @@ class Environment:
     Args:
         root: the folder of pyproject.toml, constraints.txt and requirements/.
         pip: the command that runs pip; None: the environment's own.
+        folder: of the environment; None: `.venv` below the root.
     """
 
-    def __init__(self, root: Path, pip: Sequence[str] | None = None) -> None:
+    def __init__(self, root: Path, pip: Sequence[str] | None = None, folder: Path | None = None) -> None:
         self.root = root
-        self.folder = root / ".venv"
+        self.folder = folder or root / ".venv"
         windows = sys.platform == "win32"
         self.python = self.folder / ("Scripts/python.exe" if windows else "bin/python")
         self.pip = list(pip) if pip is not None else [str(self.python), "-m", "pip"]
@@ -100,19 +101,34 @@ class Environment:
             # The CPU build satisfies the same pin, so pip would keep it.
             self._run([*self.pip, "uninstall", "-y", "torch"], "removing the CPU build of torch")
         gpu = gpu or bool(stamp.get("gpu"))
-        torch = self._torch(gpu)
-        self._run([*self._locked(*wanted), "--only-binary", ":all:"], "installing")
-        # These run a build backend, which the line above has installed.
-        self._run([*self._locked("source"), *ALONE], "building packages without a wheel")
-        self._run([*self.pip, "install", *ALONE, "-e", str(self.root)], "building tmrl_core")
-        if torch:
-            self._run(torch, "installing torch", index=CPU_INDEX if CPU_INDEX in torch else None)
+        self.install(wanted, "-e", str(self.root), gpu=gpu)
         content = {"made_of": self._made_of(), "extras": wanted, "gpu": gpu}
         (self.folder / STAMP).write_text(json.dumps(content), encoding="utf-8")
         print(f"Setting up took {time.monotonic() - started:.0f} s.", flush=True)
         if not gpu and shutil.which("nvidia-smi"):
             print("This machine seems to have an NVIDIA GPU: `--gpu` installs torch for it.", flush=True)
         return self.python
+
+    def install(self, extras: Sequence[str], *package: str, gpu: bool = False) -> None:
+        """Install the pinned files of some extras, the project itself, and torch.
+
+        Args:
+            extras: names of files in requirements/.
+            package: the project, as arguments of `pip install`.
+            gpu: as for `ensure`.
+
+        Raises:
+            SetupError: pip failed or refused a file.
+        """
+        # Asked first: the answer costs seconds, and a machine that reaches no build of torch should say so before the
+        # minutes of the other downloads.
+        torch = self._torch(gpu)
+        self._run([*self._locked(*extras), "--only-binary", ":all:"], "installing")
+        # These run a build backend, which the line above has installed.
+        self._run([*self._locked("source"), *ALONE], "building packages without a wheel")
+        self._run([*self.pip, "install", *ALONE, *package], "building tmrl_core")
+        if torch:
+            self._run(torch, "installing torch", index=CPU_INDEX if CPU_INDEX in torch else None)
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
