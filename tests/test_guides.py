@@ -28,6 +28,7 @@ from tmrl_core.cli.tmrl_files import parser as tmrl_parser
 from tmrl_core.config import load
 from tmrl_core.config.error_messages import keys_of
 from tmrl_core.config.room_sections import config_type
+from tmrl_core.sessions.formats import session_formats
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "docs" / "recipes.md"
@@ -59,7 +60,7 @@ def test_its_commands_are_accepted(page: Path) -> None:
         elif "--doctor" in words:
             doctor_parser().parse_args([word for word in words if word != "--doctor"])
         elif "--sessions" in words:
-            sessions_parser().parse_args([word for word in words if word != "--sessions"])
+            sessions_parser(session_formats()).parse_args([word for word in words if word != "--sessions"])
         elif "--metrics" in words:
             metrics_parser().parse_args([word for word in words if word != "--metrics"])
         elif words[0].startswith("--import-"):

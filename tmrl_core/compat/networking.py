@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
+import msgspec
+
 from tmrl_core.actor.rollout.recorder import SampleCompressor
 from tmrl_core.compat.policy_files import has_torch_format
-from tmrl_core.config import CFG, Cfg, current, given
-from tmrl_core.networking import Server as Server
+from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.config.loading import expanded
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.networking.transports.selection import link_settings
-from tmrl_core.roles import buffer, rollout_worker, trainer
+from tmrl_core.roles import buffer, rollout_worker, server, trainer
 from tmrl_core.samples.buffer import Samples
 from tmrl_core.samples.codec import decoded_bytes
 from tmrl_core.samples.columns import Chunk, Sample
@@ -28,6 +31,52 @@ __all__ = ["Buffer", "RolloutWorker", "Server", "Trainer", "TrainerInterface"]
 
 COMPAT_ACTOR = "tmrl_core.compat.custom.custom_models:SquashedGaussianMLPActor"
 Updater: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
+
+
+def _configured(config: Config | None, keys_dir: str | Path | Cfg | None, **keys: int | Cfg) -> Config:
+    """Return the configuration with arguments of tmrl's that are keys of the section `network` here.
+
+    Args:
+        config: the configuration; None: the one in use.
+        keys_dir: `credentials_dir`; None or left out: as it is.
+        keys: values of keys that the transport tlspyo adds; without that transport, they have no effect.
+    """
+    config = current() if config is None else config
+    network = config.network
+    changes: dict[str, Any] = {
+        key: value for key, value in keys.items() if value is not CFG and key in network.__struct_fields__
+    }
+    if isinstance(keys_dir, (str, Path)):
+        changes["credentials_dir"] = str(expanded(keys_dir).absolute())
+    if not changes:
+        return config
+    changed = msgspec.structs.replace(config, network=msgspec.structs.replace(network, **changes))
+    return changed.started_in(config.start_folder)
+
+
+class Server(server.Server):
+    """The project's Server, with the arguments of tmrl's.
+
+    Args:
+        port, password, security, max_workers, config: as in `tmrl_core.networking.Server`.
+        local_port, header_size: for the transport `tlspyo` only.
+        keys_dir: folder of the credentials.
+    """
+
+    def __init__(
+        self,
+        port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
+        keys_dir: str | Path | Cfg | None = CFG,
+        max_workers: int | Cfg | None = CFG,
+        *,
+        config: Config | None = None,
+    ) -> None:
+        config = _configured(config, keys_dir, local_port_server=local_port, header_size=header_size)
+        super().__init__(port, password, security, max_workers, config=config)
 
 
 class _Memory(Samples):
@@ -102,8 +151,13 @@ class Buffer(buffer.Buffer):
 class RolloutWorker(rollout_worker.RolloutWorker):
     """The project's RolloutWorker, with the attributes of tmrl's.
 
-    The arguments are those of `tmrl_core.networking.RolloutWorker`. tmrl's MLP policy acts without torch, unless the
-    file of its weights is tmrl's.
+    tmrl's MLP policy acts without torch, unless the file of its weights is tmrl's.
+
+    Args:
+        local_port, header_size, max_buf_len: for the transport `tlspyo` only.
+        keys_dir: folder of the credentials.
+        config: source of omitted arguments; None: `tmrl_core.config.current()`.
+        others, more: as in `tmrl_core.networking.RolloutWorker`.
 
     Attributes:
         server_ip: address of the Server.
@@ -116,16 +170,59 @@ class RolloutWorker(rollout_worker.RolloutWorker):
 
     buffer_cls: ClassVar[type[buffer.Buffer]] = Buffer
 
-    def __init__(self, env_cls: Callable[[], Any], actor_module_cls: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = inspect.signature(rollout_worker.RolloutWorker.__init__).bind(
-            self, env_cls, actor_module_cls, *args, **kwargs
+    def __init__(
+        self,
+        env_cls: Callable[[], Any],
+        actor_module_cls: Any,
+        sample_compressor: SampleCompressor | None = None,
+        device: Any = "cpu",
+        max_samples_per_episode: float = math.inf,
+        model_path: str | Path | Cfg | None = CFG,
+        obs_preprocessor: Callable[[Any], Any] | None = None,
+        crc_debug: bool = False,
+        model_path_history: str | Path | Cfg | None = CFG,
+        model_history: int | Cfg = CFG,
+        standalone: bool = False,
+        server_ip: str | None = None,
+        server_port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        max_buf_len: int | Cfg = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
+        keys_dir: str | Path | Cfg | None = CFG,
+        hostname: str | Cfg | None = CFG,
+        *,
+        config: Config | None = None,
+        **more: Any,
+    ) -> None:
+        config = _configured(
+            config, keys_dir, local_port_worker=local_port, header_size=header_size, max_buf_len=max_buf_len
         )
-        config = kwargs.get("config") or current()
-        path = given(arguments.arguments.get("model_path", CFG), config.worker_model_path)
+        path = given(model_path, config.worker_model_path)
         if path is None or not has_torch_format(Path(path)):
             actor_module_cls = _native(actor_module_cls)
-        super().__init__(env_cls, actor_module_cls, *args, **kwargs)
-        self.server_ip: str = arguments.arguments.get("server_ip") or "127.0.0.1"
+        super().__init__(
+            env_cls,
+            actor_module_cls,
+            sample_compressor,
+            device,
+            max_samples_per_episode,
+            model_path,
+            obs_preprocessor,
+            crc_debug,
+            model_path_history,
+            model_history,
+            standalone,
+            server_ip,
+            server_port,
+            password,
+            security,
+            hostname,
+            config=config,
+            **more,
+        )
+        self.server_ip: str = server_ip or "127.0.0.1"
 
     @property
     def get_local_buffer_sample(self) -> SampleCompressor | None:
@@ -190,9 +287,6 @@ class RolloutWorker(rollout_worker.RolloutWorker):
         return 0 if self.recorder.episode is None else self.recorder.episode.steps
 
 
-RolloutWorker.__init__.__signature__ = inspect.signature(rollout_worker.RolloutWorker.__init__)  # type: ignore[attr-defined]
-
-
 def _native(actor: Any) -> Any:
     """Return the project's policy for tmrl's, which has the same weights, because it also acts without torch."""
     if isinstance(actor, functools.partial):
@@ -207,18 +301,57 @@ def _native(actor: Any) -> Any:
 class Trainer(trainer.Trainer):
     """The project's Trainer, with the attributes of tmrl's, which may be changed before `run`.
 
-    The arguments are those of `tmrl_core.networking.Trainer`.
+    Args:
+        local_com_port, header_size, max_buf_len: for the transport `tlspyo` only.
+        keys_dir: folder of the credentials.
+        config: the configuration; None: the one in use.
+        others, more: as in `tmrl_core.networking.Trainer`.
 
     Attributes:
         server_ip: address of the Server.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        arguments = inspect.signature(trainer.Trainer.__init__).bind(self, *args, **kwargs).arguments
-        super().__init__(*args, **kwargs)
-        config = kwargs.get("config") or current()
-        self.server_ip: str = given(arguments.get("server_ip", CFG), config.server.host) or "127.0.0.1"
-        self._updater_fn: Updater | None = arguments.get("updater_fn")
+    def __init__(
+        self,
+        training_cls: Callable[[], Any] | Cfg = CFG,
+        server_ip: str | Cfg | None = CFG,
+        server_port: int | Cfg = CFG,
+        password: str | Cfg | None = CFG,
+        local_com_port: int | Cfg = CFG,
+        header_size: int | Cfg = CFG,
+        max_buf_len: int | Cfg = CFG,
+        security: Literal["TLS"] | Cfg | None = CFG,
+        keys_dir: str | Path | Cfg | None = CFG,
+        hostname: str | Cfg | None = CFG,
+        model_path: str | Path | Cfg | None = CFG,
+        checkpoint_path: str | Path | Cfg | None = CFG,
+        dump_run_instance_fn: Callable[[Any, Path], None] | None = None,
+        load_run_instance_fn: Callable[[Path], Any] | None = None,
+        updater_fn: Updater | None = None,
+        *,
+        config: Config | None = None,
+        **more: Any,
+    ) -> None:
+        config = _configured(
+            config, keys_dir, local_port_trainer=local_com_port, header_size=header_size, max_buf_len=max_buf_len
+        )
+        super().__init__(
+            training_cls,
+            server_ip,
+            server_port,
+            password,
+            security,
+            hostname,
+            model_path,
+            checkpoint_path,
+            dump_run_instance_fn,
+            load_run_instance_fn,
+            updater_fn,
+            config=config,
+            **more,
+        )
+        self.server_ip: str = given(server_ip, config.server.host) or "127.0.0.1"
+        self._updater_fn = updater_fn
 
     @property
     def dump_run_instance_fn(self) -> Callable[[Any, Path], None] | None:
@@ -247,9 +380,6 @@ class Trainer(trainer.Trainer):
     def updater_fn(self, updater: Updater | None) -> None:
         self._updater_fn = updater
         self._checkpoints.updater = None if updater is None else lambda training: updater(training, self.training_cls)
-
-
-Trainer.__init__.__signature__ = inspect.signature(trainer.Trainer.__init__)  # type: ignore[attr-defined]
 
 
 class TrainerInterface(RemoteInterface):
@@ -283,19 +413,17 @@ class TrainerInterface(RemoteInterface):
         *,
         transport: str | Cfg = CFG,
     ) -> None:
-        config = current()
+        config = _configured(
+            None, keys_dir, local_port_trainer=local_com_port, header_size=header_size, max_buf_len=max_buf_len
+        )
         settings = link_settings(
             config,
             host=server_ip,
             port=server_port,
             transport=transport,
             security=security,
-            keys_dir=keys_dir,
             hostname=hostname,
             password=password,
-            local_port=given(local_com_port, config.network.local_port_trainer),
-            header_size=header_size,
-            max_buf_len=max_buf_len,
         )
         link = TrainerLink(
             settings,

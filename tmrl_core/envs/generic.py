@@ -48,6 +48,7 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"obs_scale is {obs_scale}, but the observations of {id} have no Box of floats to scale: "
                 f"{env.observation_space}"
             )
+        # Decided once: a step of an environment that needs no conversion costs one comparison.
         space, self._convert = _conversion(env.observation_space, float(obs_scale), to_float32)
         if self._convert is not None:
             self.observation_space = space
@@ -105,6 +106,7 @@ def _conversion(space: Any, scale: float, to_float32: bool) -> tuple[Any, Conver
         converts = {key: convert for key, (_, convert) in parts.items()}
 
         def convert_dict(obs: Any) -> Any:
+            # In the order of the observation, which is the one that memories and policies keep.
             known = [(key, value, converts[key]) for key, value in obs.items() if key in converts]
             return {key: value if convert is None else convert(value) for key, value, convert in known}
 
@@ -130,6 +132,6 @@ def _conversion(space: Any, scale: float, to_float32: bool) -> tuple[Any, Conver
 
     with np.errstate(over="ignore"):  # float64's largest number, a common bound, is infinite in float32
         bounds = [convert_box(space.low), convert_box(space.high)]
-    if scale < 0:
+    if scale < 0:  # a negative factor exchanges the bounds
         bounds.reverse()
     return spaces.Box(bounds[0], bounds[1], dtype=dtype.type), convert_box

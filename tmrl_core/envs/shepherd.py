@@ -73,6 +73,7 @@ class Channel:
             LocalProtocolError: the action for the message before has not been answered yet.
         """
         action: Future[Any] = Future()
+        # From here on it cannot be cancelled: a client that gives up must not end the learner's answer in an error.
         action.set_running_or_notify_cancel()
         with self._changed:
             if self._reason is not None:
@@ -83,6 +84,7 @@ class Channel:
             if not message.ends:
                 self._action = action
             self._changed.notify_all()
+        # Outside of the lock, here and below: callbacks of a future run in the thread that sets it, and may post.
         if message.ends:
             action.set_result(None)
         return action
@@ -167,6 +169,7 @@ class ShepherdEnv(gymnasium.Env[Any, Any]):
         """
         super().reset(seed=seed, options=options)
         channel = self._connected()
+        # Else the learner has truncated the episode; the client still waits for an action on this observation.
         if self._latest is None or self._latest.ends:
             self._latest = channel.receive()
         # Copies: a learner that truncates has got this observation from `step` already, and may change either one.
@@ -211,7 +214,7 @@ def client_spaces(
             env = gymnasium.make(env_id, disable_env_checker=True)
         except gymnasium.error.Error as exc:
             raise ConfigError(f"env_id: {exc}") from exc
-        env.close()
+        env.close()  # only its spaces are needed, and it may hold a window or a machine
         return env.observation_space, env.action_space
     if observation_space is None or action_space is None:
         raise ConfigError("the spaces are missing: give observation_space and action_space, or env_id")

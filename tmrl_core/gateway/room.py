@@ -2,3 +2,4 @@
 
 ROLES = {"gateway": "tmrl_core.gateway.role:ROLE"}
 SECTIONS = {"gateway": "tmrl_core.gateway.settings:GatewaySection"}
+CREDENTIALS = {"key": "tmrl_core.gateway.api_key_command:KEY"}

@@ -55,8 +55,14 @@ def probe_environment(config: Config) -> None:
         return parts_of(kind).probe_environment(config)
     from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 
-    environment = CheckedEnvironment(environment_of(config), strict_spaces=config.worker.strict_spaces)
-    env = environment.env
+    make, strict = environment_of(config), config.worker.strict_spaces
+    if config.worker.envs > 1:
+        from tmrl_core.actor.rollout.vector_environment import VectorEnvironment
+
+        environment: CheckedEnvironment = VectorEnvironment(make, config.worker.envs, strict_spaces=strict)
+    else:
+        environment = CheckedEnvironment(make, strict_spaces=strict)
+    env = environment.one
     problem = _space_problem(config, env.observation_space, env.action_space)
     if problem is not None:
         raise ConfigError(problem)

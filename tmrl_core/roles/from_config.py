@@ -144,6 +144,7 @@ def make_worker(
         ConfigError, CredentialsError: the settings or the credentials are invalid.
     """
     from tmrl_core.actor import choose_actor
+    from tmrl_core.actor.rollout.worker import one_environment_only
     from tmrl_core.envs.filmed import check_encoder
     from tmrl_core.networking import RolloutWorker
 
@@ -152,6 +153,8 @@ def make_worker(
     limit = worker.max_samples_per_episode
     films = worker.evaluation_videos and not standalone
     if films:
+        if worker.envs > 1:
+            raise one_environment_only("evaluation_videos", worker.envs)
         check_encoder("worker.evaluation_videos")
         render_mode = "rgb_array"
     made = RolloutWorker(
@@ -170,6 +173,7 @@ def make_worker(
         server_ip=config.server.host,
         name=name if name is not None else worker.name,
         backend="torch" if worker.backend == "torch" else "auto",
+        envs=1 if standalone else worker.envs,
     )
     if films:
         made.loop.evaluation_videos = config.run_folder / "worker" / "videos"
@@ -286,6 +290,11 @@ def worker_of_run(
         ConfigError, CredentialsError: the settings or the credentials are invalid.
     """
     if (kind := kind_of_run(config)) is not None:
+        if config.worker.envs > 1:
+            raise ConfigError(
+                f"worker.envs: found {config.worker.envs}, allowed with a section {kind.key}: 1. Start more workers "
+                "(--workers)"
+            )
         made = parts_of(kind).make_worker(config, name=name)
         in_use()
         return made, made.run

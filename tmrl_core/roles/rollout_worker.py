@@ -24,7 +24,8 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
-from tmrl_core.actor.rollout.worker import Worker, make_loop
+from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
+from tmrl_core.actor.rollout.worker import Worker, make_loop, one_environment_only
 from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import NetworkSection, WorkerSection
@@ -34,7 +35,6 @@ from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
-from tmrl_core.networking.security.credentials import find as find_credentials
 from tmrl_core.networking.security.tls_contexts import client_name
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.buffer import Buffer
@@ -62,9 +62,7 @@ class RolloutWorker(Worker):
         server_ip: address of the Server; None: this machine.
         server_port: port of the Server.
         password: the token of workers.
-        local_port: for the transport `tlspyo` only.
         security: "TLS" or None.
-        keys_dir: folder of the credentials.
         seed: seed of the environment's first reset and of exploration; None: from the operating system.
         run_name: name of the run; samples and weights of other runs are separate.
         config: source of omitted arguments; None: `tmrl_core.config.current()`.
@@ -96,11 +94,7 @@ class RolloutWorker(Worker):
         server_ip: str | None = None,
         server_port: int | Cfg = CFG,
         password: str | Cfg | None = CFG,
-        local_port: int | Cfg = CFG,
-        header_size: int | Cfg = CFG,
-        max_buf_len: int | Cfg = CFG,
         security: Literal["TLS"] | Cfg | None = CFG,
-        keys_dir: str | Path | Cfg | None = CFG,
         hostname: str | Cfg | None = CFG,
         *,
         name: str | Cfg | None = CFG,
@@ -124,6 +118,7 @@ class RolloutWorker(Worker):
         transport: str | Cfg = CFG,
         record: str | Path | Cfg | None = CFG,
         record_bytes: int | Cfg | None = CFG,
+        envs: int | Cfg = CFG,
         config: Config | None = None,
     ) -> None:
         show_messages()
@@ -134,8 +129,7 @@ class RolloutWorker(Worker):
         label = worker_label(
             given(name, settings.name),
             standalone=standalone,
-            keys_dir=given(keys_dir, find_credentials_folder(config)),
-            certified=kind != "local",
+            credentials=None if kind == "local" else find_credentials_folder(config),
         )
         # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
@@ -160,21 +154,28 @@ class RolloutWorker(Worker):
                 port=server_port,
                 transport=kind,
                 security=security,
-                keys_dir=keys_dir,
                 hostname=hostname,
                 password=password,
-                local_port=given(local_port, config.network.local_port_worker),
-                header_size=header_size,
-                max_buf_len=max_buf_len,
             )
-        recorder = StepRecorder(
+        rows = given(envs, settings.envs)
+        buffer, metrics = (
             self.buffer_cls(given(buffer_maxlen, settings.buffer_maxlen)),
-            name=label.text,
-            sample_compressor=sample_compressor,
-            crc_debug=crc_debug,
-            max_samples_per_episode=max_samples_per_episode,
-            info_metrics=given(info_metrics, settings.info_metrics),
+            given(info_metrics, settings.info_metrics),
         )
+        if rows > 1:
+            for setting, value in (("sample_compressor", sample_compressor), ("crc_debug", crc_debug)):
+                if value:
+                    raise one_environment_only(setting, rows)
+            recorder: StepRecorder = VectorRecorder(buffer, rows, name=label.text, info_metrics=metrics)
+        else:
+            recorder = StepRecorder(
+                buffer,
+                name=label.text,
+                sample_compressor=sample_compressor,
+                crc_debug=crc_debug,
+                max_samples_per_episode=max_samples_per_episode,
+                info_metrics=metrics,
+            )
         loop = make_loop(
             env_cls,
             choose_actor(actor_module_cls, device=device, backend=given(backend, settings.backend)),
@@ -186,6 +187,7 @@ class RolloutWorker(Worker):
             max_failures=given(max_failures, settings.max_failures),
             strict_spaces=given(strict_spaces, settings.strict_spaces),
             safe_action=given(safe_action, settings.safe_action),
+            max_samples_per_episode=max_samples_per_episode,
         )
         with contextlib.ExitStack() as undo:
             undo.callback(loop.environment.close)
@@ -199,7 +201,7 @@ class RolloutWorker(Worker):
                     name=label.text,
                     run=given(run_name, config.run.name),
                     model_path=copy,
-                    signature=join_signature(loop.environment.env, loop.runner.actor),
+                    signature=join_signature(loop.environment.one, loop.runner.actor),
                     queue_bytes=given(queue_bytes, settings.queue_bytes),
                     when_full=cast(Literal["block", "drop_oldest"], full),
                     spool_dir=spool,
@@ -211,7 +213,7 @@ class RolloutWorker(Worker):
             if record_into is not None:
                 limit = given(record_bytes, settings.record_bytes)
                 compressed = recorder.sample_compressor is not None
-                recording = open_recording(record_into, label.text, loop.environment.env, limit, compressed)
+                recording = open_recording(record_into, label.text, loop.environment.one, limit, compressed)
                 undo.callback(recording.close)
             loop.uplink = Uplink(
                 link,
@@ -245,20 +247,19 @@ class RolloutWorker(Worker):
         return report
 
 
-def worker_label(name: str | None, *, standalone: bool, keys_dir: str | Path | None, certified: bool = True) -> Label:
+def worker_label(name: str | None, *, standalone: bool, credentials: Path | None) -> Label:
     """Return a worker's label.
 
     Args:
         name: chosen name; None or empty: from the certificate or the machine.
         standalone: True: without a Server, so that no other worker needs a different label.
-        keys_dir: folder of the credentials; None: the default folder.
-        certified: False: there is no certificate.
+        credentials: folder of the credentials; None: there is no certificate.
     """
     if name:
         return Label(name, name)
     if standalone:
         return Label(socket.gethostname(), socket.gethostname())
-    return own_label(client_name(find_credentials(keys_dir), "worker") if certified else None)
+    return own_label(None if credentials is None else client_name(credentials, "worker"))
 
 
 def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None, compressed: bool) -> Recording:

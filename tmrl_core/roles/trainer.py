@@ -62,9 +62,7 @@ class Trainer:
         server_ip: name or address of the Server; None: this machine.
         server_port: port of the Server.
         password: the token.
-        local_com_port: for the transport `tlspyo` only.
         security: "TLS", or None for plain TCP.
-        keys_dir: folder of credentials.
         model_path: file of the current weights; None: they are not written.
         checkpoint_path: folder of checkpoints; None: no checkpoints.
         dump_run_instance_fn: `(run_instance, path)` writes a checkpoint; None: the project's own format, or the
@@ -84,11 +82,7 @@ class Trainer:
         server_ip: str | Cfg | None = CFG,
         server_port: int | Cfg = CFG,
         password: str | Cfg | None = CFG,
-        local_com_port: int | Cfg = CFG,
-        header_size: int | Cfg = CFG,
-        max_buf_len: int | Cfg = CFG,
         security: Literal["TLS"] | Cfg | None = CFG,
-        keys_dir: str | Path | Cfg | None = CFG,
         hostname: str | Cfg | None = CFG,
         model_path: str | Path | Cfg | None = CFG,
         checkpoint_path: str | Path | Cfg | None = CFG,
@@ -112,12 +106,8 @@ class Trainer:
             port=server_port,
             transport=transport,
             security=security,
-            keys_dir=keys_dir,
             hostname=hostname,
             password=password,
-            local_port=given(local_com_port, config.network.local_port_trainer),
-            header_size=header_size,
-            max_buf_len=max_buf_len,
         )
         self._run_name = given(run_name, config.run.name)
         model = given(model_path, config.trainer_model_path)

@@ -9,6 +9,7 @@ list with one value per row.
 from __future__ import annotations
 
 import copy
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tmrl_core.samples.segments import Segment
+from tmrl_core.errors import CodecError
+from tmrl_core.samples.segments import MAX_LANES, Segment
 
 Array = NDArray[Any]
 Tree = Array | list[Any] | tuple["Tree", ...] | dict[Any, "Tree"]
@@ -33,6 +35,8 @@ Kind = Literal["", "0-d", "float", "int", "bool"]
 
 Columns with more axes always have the kind ""."""
 
+STREAM_ID_BYTES = 16
+"""Size of the id of a worker's stream; that of one of its further lanes is longer."""
 MANY_SEGMENTS = 16
 """Number of segments above which a chunk remembers where each one ends. Otherwise each slice would read all of them."""
 
@@ -79,7 +83,7 @@ class Chunk:
         extras: further columns by name (`logp`, recurrent state, ...).
         segments: runs of rows of one episode and version; their rows add up to `rows`.
         kinds: kind of the rows of each leaf, in the order of `fields`; `()` if all are "".
-        stream: id of the chunk's stream, set on the trainer's side.
+        stream: id of the chunk's stream, or of a lane of it (see `by_lane`), set on the trainer's side.
         origin: what stands for the credentials of the stream's worker, likewise; None: unknown.
 
     Attributes:
@@ -249,6 +253,44 @@ def cut_segments(segments: Sequence[Segment], start: int, stop: int) -> tuple[Se
             )
         first += segment.rows
     return tuple(kept)
+
+
+def by_lane(chunk: Chunk, stream: bytes) -> list[Chunk]:
+    """Return the parts of a worker's chunk, each of one lane (`Segment.lane`) and with an id of its own as its stream.
+
+    Lane 0 has the id of the worker's stream, so that nothing changes for workers with one environment.
+
+    Args:
+        chunk: rows of any lanes in any order.
+        stream: id of the worker's stream.
+
+    Raises:
+        CodecError: there are more than `MAX_LANES` lanes.
+    """
+    lanes = [segment.lane for segment in chunk.segments]
+    found = dict.fromkeys(lanes)
+    if len(found) > MAX_LANES:
+        raise CodecError(f"rows of {len(found)} environments in a message; allowed: {MAX_LANES}")
+    runs = [lane for lane, _ in itertools.groupby(lanes)]
+    if len(runs) == len(found):
+        ends = [0, *accumulate(sum(s.rows for s in group) for _, group in itertools.groupby(chunk.segments, _lane_of))]
+        parts = [chunk.slice(start, stop) for start, stop in itertools.pairwise(ends)]
+    else:
+        # Messages of several hand-overs, each of all lanes. One part a lane, because each part costs an insertion.
+        of_row = np.repeat(lanes, [segment.rows for segment in chunk.segments])
+        parts = [chunk.where(of_row == lane) for lane in found]
+    for lane, part in zip(found, parts, strict=True):
+        part.stream = stream + lane.to_bytes(3, "big") if lane else stream
+    return parts
+
+
+def _lane_of(segment: Segment) -> int:
+    return segment.lane
+
+
+def worker_stream(stream: bytes) -> bytes:
+    """Return the id of the worker's stream, given a `Chunk.stream`."""
+    return stream[:STREAM_ID_BYTES]
 
 
 def _segments_at(segments: Sequence[Segment], places: NDArray[np.intp]) -> tuple[Segment, ...]:

@@ -15,6 +15,13 @@ NO_VERSION: Version = (0, 0)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
+LANE_BITS = 40
+"""The bits of an episode's id from this one on are its lane: the environment that it is of, among those of one worker.
+
+Rows of one lane follow each other in a stream; rows of others may stand between them."""
+MAX_LANES = 256
+"""Maximum number of environments of a worker."""
+
 IS_SUCCESS = "is_success"
 """Key of the info with which environments report that an episode reached its goal."""
 MOST_METRICS, MOST_METRIC_CHARACTERS = 32, 100
@@ -47,6 +54,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     def version(self) -> Version:
         """Return the policy's version, `(incarnation, counter)`."""
         return self.incarnation, self.counter
+
+    @property
+    def lane(self) -> int:
+        """Return the lane of the episode, see `LANE_BITS`."""
+        return self.episode >> LANE_BITS
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -135,7 +135,7 @@ class ChunkWriter:
             and not truncated
         ):
             if info:
-                owned = _own_info(info, self._left_out)
+                owned = own_info(info, self._left_out)
                 if owned:
                     self._info[row] = owned
             self._observation_column[row] = observation
@@ -166,7 +166,7 @@ class ChunkWriter:
         if not self._append_values(action, observation, reward, extras):
             return False
         # Operations that can raise come before any change of a column.
-        owned = _own_info(info, self._left_out) if info else None
+        owned = own_info(info, self._left_out) if info else None
         if terminated or truncated:
             terminated, truncated = bool(terminated), bool(truncated)
             if terminated:
@@ -283,7 +283,7 @@ def _plan_reward(reward: Any) -> ArrayLeaf:
     return node
 
 
-def _own_info(info: Any, left_out: set[str]) -> dict[Any, Any]:
+def own_info(info: Any, left_out: set[str]) -> dict[Any, Any]:
     """Return a copy of an info without unsupported entries. Warn once about each of them."""
     if not isinstance(info, dict):
         raise CodecError(f"info is a {type(info).__name__}, and has to be a dict.")

@@ -57,6 +57,7 @@ class ActionRanges:
             wider |= self._include(path, np.fmin.reduce(rows, axis=0), np.fmax.reduce(rows, axis=0))
         return wider
 
+    # float64 holds all values of the dtypes that spaces have, but for int64 beyond 2**53.
     def _include(self, path: tuple[Any, ...], low: Array, high: Array) -> bool:
         old = self._found.get(path)
         low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
@@ -117,6 +118,7 @@ class ActionRanges:
         Raises:
             OSError: the file cannot be written.
         """
+        # Lists, because JSON has no tuples and its keys are text: a Tuple space has the keys 0, 1, ...
         found = [[list(path), bound_to_json(low), bound_to_json(high)] for path, (low, high) in self._found.items()]
         write_whole(folder / FILE, json.dumps({"version": VERSION, "ranges": found}, allow_nan=False).encode())
 
@@ -127,7 +129,7 @@ class ActionRanges:
             StorageError: the file is damaged.
         """
         file = Path(folder) / FILE
-        if not file.exists():
+        if not file.exists():  # a recording whose actions have no Box
             return
         try:
             value = json.loads(file.read_bytes())

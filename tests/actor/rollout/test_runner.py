@@ -318,37 +318,35 @@ def test_rows_of_a_batch_act_as_they_would_alone(cell: str) -> None:
         if tick == 5:
             for policy in (together, *alone):
                 policy.load(*weights)
-        found = together.decide_rows(list(observations), True, True)
-        for (action, extras), one, obs in zip(found, alone, observations, strict=True):
+        action_B, extras_B = together.decide_rows(observations, True, True)
+        for row, (one, obs) in enumerate(zip(alone, observations, strict=True)):
             expected, more = one.decide(obs, True, True)
             assert more is not None
-            assert extras.keys() == more.keys()
-            np.testing.assert_allclose(action, expected, rtol=0, atol=1e-6)
+            assert extras_B.keys() == more.keys()
+            np.testing.assert_allclose(action_B[row], expected, rtol=0, atol=1e-6)
             for name, value in more.items():
-                np.testing.assert_allclose(extras[name], value, rtol=0, atol=1e-6)
+                np.testing.assert_allclose(extras_B[name][row], value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("cls", [NumpyGaussianMLPActor, NumpySquashedGaussianMLPActor])
 def test_policies_without_a_state_get_several_rows_as_one_batch(cls: Any) -> None:
-    class Whole(cls):  # type: ignore[misc]
-        def act_with_extras(self, obs: Any, test: bool = False) -> Any:
-            raise AssertionError("one row at a time")
-
-    seen = list(np.random.default_rng(0).standard_normal((3, 2)).astype(np.float32))
+    seen = np.random.default_rng(0).standard_normal((3, 2)).astype(np.float32)
     together, alone = (
-        runner(lambda **given: Whole(**given, seed=1), rows=3),
+        runner(lambda **given: cls(**given, seed=1), rows=3),
         runner(lambda **given: cls(**given, seed=1)),
     )
-    for obs, (action, extras) in zip(seen, together.decide_rows(seen, True, True), strict=True):
+    together.actor.act_with_extras = together.actor.act_ = None  # type: ignore[assignment]  # one row at a time
+    action_B, extras_B = together.decide_rows(seen, True, True)
+    for row, obs in enumerate(seen):
         expected, more = alone.decide(obs, True, True)
-        np.testing.assert_allclose(action, expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(action_B[row], expected, rtol=0, atol=1e-6)
         for name, value in (more or {}).items():
-            np.testing.assert_allclose(extras[name], value, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(extras_B[name][row], value, rtol=0, atol=1e-6)
 
 
 def test_a_policy_without_batches_acts_for_several_rows_too() -> None:
-    found = runner(Plain, rows=2).decide_rows([SEEN, 2 * SEEN], False, True)
-    assert [(action.tolist(), extras) for action, extras in found] == [([1], None), ([2], None)]
+    action_B, extras_B = runner(Plain, rows=2).decide_rows(np.stack([SEEN, 2 * SEEN]), False, True)
+    assert (action_B.tolist(), extras_B) == ([[1], [2]], {})
 
 
 def test_one_policy_acts_in_three_environments(counting_env: Any) -> None:
@@ -375,7 +373,9 @@ def test_one_policy_acts_in_three_environments(counting_env: Any) -> None:
 
     observations = [begin(row) for row in range(3)]
     for _ in range(10):
-        for row, (action, extras) in enumerate(policy.decide_rows(observations, False, True)):
+        action_B, extras_B = policy.decide_rows(np.stack(observations), False, True)
+        for row, action in enumerate(action_B):
+            extras = {name: value_B[row] for name, value_B in extras_B.items()}
             obs, reward, terminated, truncated, info = envs[row].step(action)
             over = recorders[row].step(action, obs, reward, terminated, truncated, info, extras)
             observations[row] = begin(row) if over else obs

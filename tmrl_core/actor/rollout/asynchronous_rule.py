@@ -114,7 +114,7 @@ class AsynchronousRule(EpisodeRule):
             return math.inf
         progress = link.progress
         # The trainer has not counted this worker's latest samples yet.
-        unacknowledged = link.counts.queued_samples + len(self._loop.buffer)
+        unacknowledged = link.counts.queued_samples + self._loop.recorder.unsent
         collected = progress.samples + unacknowledged - progress.start_training
         return math.inf if limit.allows(collected, progress.updates + 1) else 0
 

@@ -54,7 +54,7 @@ class CheckedEnvironment:
         check_maker("env_cls", make)
         self._make = make
         try:
-            self.env = as_environment(make(), f"env_cls: {make!r:.100}")
+            self.env = self._made()
         finally:
             take_back()
         self.fault: Exception | None = None
@@ -73,6 +73,14 @@ class CheckedEnvironment:
         except ConfigError:
             self.env.close()
             raise
+
+    def _made(self) -> Any:
+        return as_environment(self._make(), f"env_cls: {self._make!r:.100}")
+
+    @property
+    def one(self) -> Any:
+        """Return an object with the spaces of one environment."""
+        return self.env
 
     @property
     def time_step(self) -> tuple[float, float] | None:
@@ -227,7 +235,7 @@ class CheckedEnvironment:
         except Exception:
             logger.warning("the environment that failed could not be closed either", exc_info=True)
         try:
-            self.env = self._make()
+            self.env = self._made()
             self._look_inside()
         except Exception as exc:
             self.fault = exc

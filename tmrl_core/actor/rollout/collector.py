@@ -1,7 +1,7 @@
 """Collector of episodes for a schedule: the parts that environments of one agent and of many share.
 
 It keeps the seed of the next episode, follows the trainer's evaluations, and counts failures. `EnvironmentLoop` plays
-episodes of one agent, `MultiAgentCollector` those of many.
+episodes of one agent; a room may play those of many.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class Collector(ABC):
 
     Attributes:
         uplink: uplink to the trainer, assigned once after the constructor.
-        buffer: samples that were not passed to the link.
         steps_until_poll: number of steps to take before the link is polled again.
         failures: number of failures of the environment.
         policy_failures: number of actions that were not finite; none of them was executed.
@@ -54,7 +53,6 @@ class Collector(ABC):
         seed_of: Callable[[int], int | None] | None = None,
     ) -> None:
         self.recorder = recorder
-        self.buffer = recorder.buffer
         self.max_failures = max_failures
         self.failures = 0
         self.policy_failures = 0
@@ -99,7 +97,7 @@ class Collector(ABC):
 
     @abstractmethod
     def evaluate(self, evaluation: Evaluation, index: int) -> bool:
-        """Play an episode of an evaluation; True: it ended in order."""
+        """Play an episode of an evaluation, or as many as there are environments; True: they ended in order."""
 
     def seed_next_episode(self, seed: int) -> None:
         """Begin the next episode with this seed, and seed the exploration with it."""
@@ -135,7 +133,7 @@ class Collector(ABC):
         logger.info("worker %s runs %d episodes of evaluation %d", self.name, len(evaluation.seeds), evaluation.id)
         self._evaluating = True
         try:
-            for index in range(len(evaluation.seeds)):
+            for index in range(0, len(evaluation.seeds), self.recorder.rows):
                 ended = self.evaluate(evaluation, index)
                 self.uplink.send()
                 if not ended:

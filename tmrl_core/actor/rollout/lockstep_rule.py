@@ -12,8 +12,7 @@ import math
 
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.schedule import Rule
-from tmrl_core.actor.rollout.uplink import steps_in
-from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.errors import ConfigError, RemoteProtocolError
 from tmrl_core.networking.protocol.messages import NEXT_ROUND, Collect, decode_body
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class LockstepRule(Rule):
         """Collected part of the latest assignment: a number of steps or of episodes, as requested."""
         if self.whole:
             return self._episodes
-        return self._uplink.steps_sent + steps_in(self._collector.buffer.chunks) - self._origin
+        return self._uplink.steps_sent + self._collector.recorder.unsent_steps - self._origin
 
     def room(self) -> float:
         """Return the rest of the assignment; 0 too once it is cancelled, which ends an episode that was to be whole."""
@@ -86,10 +85,19 @@ class LockstepRule(Rule):
         return self._requested
 
     def take(self) -> bool:
-        """Begin another assignment, if its policy has arrived."""
+        """Begin another assignment, if its policy has arrived.
+
+        Raises:
+            ConfigError: it is of whole episodes, and there are several environments.
+        """
         collector, request, before, link = self._collector, self._requested, self._current, self._uplink.link
         if request is None or request == before or link is None or link.directive.pause:
             return False
+        if request.episodes is not None and collector.recorder.rows > 1:
+            raise ConfigError(
+                f"worker.envs: found {collector.recorder.rows}, and the trainer collects whole episodes: of several "
+                "environments, the short episodes would end first. Set worker.envs: 1, or trainer.lockstep.steps"
+            )
         if collector.version != request.version:
             self._uplink.take_policy(verbose=False)
             if collector.version != request.version:

@@ -1,6 +1,6 @@
 """The step recorder: makes samples and episode records of steps, whichever code makes the steps.
 
-An environment loop, or a gateway whose environments run elsewhere, pushes each step. The recorder knows neither the
+An environment loop, or a server of environments that run elsewhere, pushes each step. The recorder knows neither the
 environment nor the policy. It records one episode at a time, for one thread at a time.
 """
 
@@ -82,6 +82,9 @@ class StepRecorder:
         compared: number of samples that were stored with their original transition.
     """
 
+    rows = 1
+    """Number of environments that are stepped together."""
+
     def __init__(
         self,
         buffer: Buffer,
@@ -110,6 +113,16 @@ class StepRecorder:
         self._adds_steps = self._info_metrics.each_step
         self.compared = 0
         self._last_obs: Any = None
+
+    @property
+    def unsent(self) -> int:
+        """Number of samples that were not taken."""
+        return len(self.buffer)
+
+    @property
+    def unsent_steps(self) -> int:
+        """Number of environment steps among them; a reset is none."""
+        return steps_in(self.buffer.chunks)
 
     @property
     def recording(self) -> bool:
@@ -264,6 +277,10 @@ class StepRecorder:
                 self.buffer.extend([chunks[-1].last_row()])
         return chunks, records
 
+    def discard(self) -> None:
+        """Remove the samples. The records stay."""
+        self.buffer.clear()
+
     @property
     def samples_lost(self) -> int:
         """Number of samples that left the Buffer without being taken: dropped, or beyond its capacity."""
@@ -330,3 +347,8 @@ class StepRecorder:
                 metrics=dict(metrics),
             )
         )
+
+
+def steps_in(chunks: Sequence[Chunk]) -> int:
+    """Return the number of environment steps in these chunks; a reset, step 0 of its episode, does not count."""
+    return sum(segment.rows - (segment.first_step == 0) for chunk in chunks for segment in chunk.segments)

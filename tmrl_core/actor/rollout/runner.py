@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ Carried = tuple[State, tuple[int, ...], tuple[int, ...]]
 of actions of each row's episode, and the number of the weights that chose each row's latest action (0: it has none)."""
 
 Acted = tuple[Any, dict[str, Any], dict[str, Any]]
-"""Action of a policy, its extras, and the recurrent state before the action by the names of its columns."""
+"""Action of a policy, its extras, and the recurrent state before the action by the names of its columns; or those of
+all rows."""
 
 
 def exploration_seed(seed: int) -> int:
@@ -53,8 +55,8 @@ def only_policy(policies: Mapping[str, Blob]) -> Blob:
     """
     if len(policies) != 1:
         raise WeightsError(
-            f"the version contains the policies {sorted(policies)}; this worker uses one policy. For many agents, "
-            "workers need the section multiagent of the trainer's configuration"
+            f"the version contains the policies {sorted(policies)}; this worker uses one policy. Give "
+            "the worker the trainer's configuration"
         )
     return next(iter(policies.values()))
 
@@ -78,7 +80,7 @@ class PolicyRunner:
         rows: number of rows. `decide` and `act` are for one, `decide_rows` for any number.
 
     Raises:
-        ConfigError: `make_actor` does not return an actor.
+        ConfigError: `make_actor` does not return an actor, or one with a state of its own for several rows.
 
     Attributes:
         device: device of the actor.
@@ -108,6 +110,8 @@ class PolicyRunner:
                 f"actor_module_cls made a {type(actor).__name__}; wanted: an actor derived from "
                 "tmrl_core.actor.ActorModule, or from TorchActorModule"
             )
+        if rows > 1:
+            refuse_own_state(actor, "several environments")
         self.device = device
         self.override: Override | None = None
         self.few = few_values(action_space)
@@ -115,8 +119,7 @@ class PolicyRunner:
         self._rng = np.random.default_rng()
         self._rows = rows
         self._action_space = action_space
-        # The action of a Box is an array, even with the shape ().
-        self._indices: list[Any] = [(row, ...) if isinstance(action_space, spaces.Box) else row for row in range(rows)]
+        self._in_box = isinstance(action_space, spaces.Box)
         self._has_acted = False
         self._weights = 0
         self.carried: Carried = {}, (0,) * rows, (0,) * rows
@@ -136,14 +139,11 @@ class PolicyRunner:
         self._acted_by = (self._weights,) * self._rows
         # Several rows are one batch for policies without a state too; for one row, their `act` takes half the time.
         self._batch: BatchActor | Policy | None = None
-        if isinstance(actor, BatchActor) or (self._rows > 1 and isinstance(actor, Policy)):
+        if isinstance(actor, BatchActor) or (self._rows > 1 and isinstance(actor, Policy) and _acts_as_made(actor)):
             self._batch = actor
         self._interval = actor.state_interval if isinstance(actor, RecurrentActor) else 0
-        if self._batch is not None:
-            first = self._batch.initial_state(1)
-            self._no_state = {STATE_COLUMN + name: np.zeros_like(value_B[0]) for name, value_B in first.items()}
-            if not self.carried[0]:
-                self._reset_state(0)
+        if self._batch is not None and not self.carried[0]:
+            self._reset_state(0)
         self.keeps_extras = (
             isinstance(actor, BatchActor) or type(actor).act_with_extras is not ActorModule.act_with_extras
         )
@@ -184,7 +184,7 @@ class PolicyRunner:
             obs: after the worker's `obs_preprocessor`.
             test: True: no exploration.
         """
-        return self._act_batch([obs], test)[0][0] if self._batch is not None else self._actor.act_(obs, test=test)
+        return self._act_one(obs, test)[0] if self._batch is not None else self._actor.act_(obs, test=test)
 
     def decide(
         self,
@@ -192,7 +192,6 @@ class PolicyRunner:
         test: bool,
         extras: bool,
         act: Callable[..., Any] | None = None,
-        acted: Acted | None = None,
     ) -> tuple[Any, dict[str, Any] | None]:
         """Return the action of one row to execute, and the extras to store with it.
 
@@ -201,7 +200,6 @@ class PolicyRunner:
             test: True: no exploration.
             extras: True: return extras too, if the actor has any.
             act: `(obs, test)` acts in place of an actor without extras.
-            acted: action of the policy that was chosen already; None: it is chosen here.
 
         Raises:
             PolicyFailedError: the action is not finite.
@@ -211,17 +209,14 @@ class PolicyRunner:
         states: dict[str, Any] = {}
         try:
             if self._batch is not None:
-                action, more, states = acted or self._act_batch([obs], test)[0]
+                action, more, states = self._act_one(obs, test)
             elif extras and self.keeps_extras:
                 action, more = self._actor.act_with_extras(obs, test=test)
             else:
                 action = (act or self._actor.act_)(obs, test)
-        except (TmrlError, OSError, MemoryError):  # the last two are the machine's, and may pass
-            raise
         except Exception as exc:
-            if self._has_acted:
-                raise
-            raise cannot_act(self._actor, self._action_space, exc) from exc
+            self._note_failure(exc)
+            raise
         self._has_acted = True
         if self.override is not None:
             action, more = self.override(obs, action, more or {})
@@ -230,12 +225,42 @@ class PolicyRunner:
         self.check(action)
         return action, more
 
-    def decide_rows(self, observations: Sequence[Any], test: bool, extras: bool) -> list[tuple[Any, Any]]:
-        """Return the results of `decide` for the observations of all rows: of one batch, if the actor takes batches."""
-        batch: Sequence[Acted | None] = (
-            [None] * len(observations) if self._batch is None else self._act_batch(observations, test)
-        )
-        return [self.decide(obs, test, extras, acted=acted) for obs, acted in zip(observations, batch, strict=True)]
+    def decide_rows(self, obs_B: Any, test: bool, extras: bool) -> tuple[Any, dict[str, Any]]:
+        """Return the actions of all rows to execute, and the extras to store with them, as `decide` does for one row.
+
+        `override` does not apply. An actor without batches acts for one row after the other.
+
+        Args:
+            obs_B: observations of all rows.
+            test, extras: see `decide`.
+
+        Raises:
+            PolicyFailedError, ConfigError: as `decide`.
+        """
+        more_B: dict[str, Any] = {}
+        try:
+            if self._batch is not None:
+                action_B, more_B, states_B = self._act_batch(obs_B, test)
+                more_B = {**more_B, **states_B}
+            else:
+                of_rows = [map_leaves(itemgetter(row), obs_B) for row in range(self._rows)]
+                if extras and self.keeps_extras:
+                    acted = [self._actor.act_with_extras(obs, test=test) for obs in of_rows]
+                    more_B = stacked([more for _, more in acted])
+                    action_B = stacked([action for action, _ in acted])
+                else:
+                    action_B = stacked([self._actor.act_(obs, test=test) for obs in of_rows])
+        except Exception as exc:
+            self._note_failure(exc)
+            raise
+        self._has_acted = True
+        self.check(action_B)
+        return action_B, more_B
+
+    def _note_failure(self, failure: Exception) -> None:
+        """Raise a ConfigError if the first action has failed, unless the machine has, which may recover."""
+        if not self._has_acted and not isinstance(failure, (TmrlError, OSError, MemoryError)):
+            raise cannot_act(self._actor, self._action_space, failure) from failure
 
     def plain_act(self, extras: bool) -> Callable[[Any, bool], Any] | None:
         """Return the function `(obs, test)` that is all of `decide` but its checks; None: `decide` does more.
@@ -301,37 +326,69 @@ class PolicyRunner:
         if exploration:
             self._actor.set_exploration(exploration)
 
-    def _act_batch(self, observations: Sequence[Any], test: bool) -> list[Acted]:
-        """Return of each row the action, the policy's extras, and the state before it, zeros between intervals."""
+    def _act_one(self, obs: Any, test: bool) -> Acted:
+        obs_B = obs[None] if type(obs) is ndarray else stacked([obs])
+        action_B, extras_B, states_B = self._act_batch(obs_B, test)
+        # The action of a Box is an array, even with the shape ().
+        index: Any = (0, ...) if self._in_box else 0
+        action = action_B[index] if type(action_B) is ndarray else _at(index, action_B)
+        extras = {name: np.asarray(value_B)[0] for name, value_B in extras_B.items()}
+        return action, extras, {name: value_B[0] for name, value_B in states_B.items()}
+
+    def _act_batch(self, obs_B: Any, test: bool) -> Acted:
+        """Return the rows' actions, the policy's extras, and the states before them, zeros between intervals."""
         assert self._batch is not None
         state_B, ticks, weights = self.carried
-        action_B, after_B, extras_B = self._batch.act_batch(_stacked(observations), state_B, self._rng, test)
+        action_B, after_B, extras_B = self._batch.act_batch(obs_B, state_B, self._rng, test)
         self.carried = after_B, tuple(map((1).__add__, ticks)), self._acted_by
-        acted = []
-        for row, index in enumerate(self._indices):
-            states: dict[str, Any] = {}
-            if self._interval:
-                stored = weights[row] != self._weights or ticks[row] % self._interval == 0
-                states = (
-                    {STATE_COLUMN + name: value_B[row] for name, value_B in state_B.items()}
-                    if stored
-                    else self._no_state
-                )
-            action = action_B[index] if type(action_B) is ndarray else _at(index, action_B)
-            acted.append((action, {name: np.asarray(value)[row] for name, value in extras_B.items()}, states))
-        return acted
+        if not self._interval:
+            return action_B, extras_B, {}
+        stored = [by != self._weights or tick % self._interval == 0 for tick, by in zip(ticks, weights, strict=True)]
+        states_B = {STATE_COLUMN + name: value_B for name, value_B in state_B.items()}
+        if not all(stored):
+            states_B = {name: _where(stored, value_B) for name, value_B in states_B.items()}
+        return action_B, extras_B, states_B
 
 
-def _stacked(observations: Sequence[Any]) -> Any:
-    """Return observations as one batch, whose arrays have a leading dimension."""
-    first = observations[0]
-    if type(first) is ndarray and len(observations) == 1:
-        return first[None]
+def _acts_as_made(policy: Policy) -> bool:
+    """Return True if no class of another package has overridden the methods that act on one observation."""
+    methods = (type(policy).act, type(policy).act_, type(policy).act_with_extras)
+    return all(method.__module__.startswith("tmrl_core.") for method in methods)
+
+
+def refuse_own_state(actor: ActorModule, users: str) -> None:
+    """Refuse an actor that keeps a state of its own between the steps of an episode.
+
+    Args:
+        actor: the actor.
+        users: those that would share its state.
+
+    Raises:
+        ConfigError: it keeps one.
+    """
+    if type(actor).begin_episode is not ActorModule.begin_episode and not isinstance(actor, BatchActor):
+        raise ConfigError(
+            f"{type(actor).__name__} overrides begin_episode, so it keeps a state between steps that {users} cannot "
+            "share. Derive it from tmrl_core.actor.BatchActor, which is handed its state at each step."
+        )
+
+
+def _where(stored: Sequence[bool], value_B: ndarray) -> ndarray:
+    """Return the rows that are stored, and zeros in place of the others."""
+    kept: ndarray = np.zeros_like(value_B)
+    if any(stored):  # never with one row, which is the ordinary case
+        kept[stored] = value_B[stored]
+    return kept
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """Return values of rows as one batch, whose arrays have a leading dimension."""
+    first = rows[0]
     if isinstance(first, dict):
-        return {key: _stacked([obs[key] for obs in observations]) for key in first}
+        return {key: stacked([row[key] for row in rows]) for key in first}
     if isinstance(first, tuple):
-        return tuple(_stacked(entries) for entries in zip(*observations, strict=True))
-    return np.stack(observations)
+        return tuple(stacked(entries) for entries in zip(*rows, strict=True))
+    return np.stack(rows)
 
 
 def _at(index: Any, action_B: Any) -> Any:

@@ -116,14 +116,15 @@ class Schedule:
         self._uplink.send()
 
     def _allow(self) -> int:
-        """Return the maximum number of steps of the next slice; 0: the episode ends here."""
+        """Return the maximum number of steps of the next slice, each of all environments; 0: the episode ends here."""
         collector, rule = self._collector, self._rule
         if self._uplink.ending():
             return 0
-        longest: float = collector.steps_until_poll
+        rows = collector.recorder.rows
+        longest: float = collector.steps_until_poll * rows
         if self._update_each_step:
             self._uplink.take_policy(verbose=False)
-            longest = 1
+            longest = rows
         if rule.within:
             room = rule.room()
             if room <= 0:
@@ -131,14 +132,14 @@ class Schedule:
                     return 0
                 room = rule.room()
             longest = min(longest, room)
-        unsent, send_every = len(collector.buffer), 0 if rule.whole else self._send_every
+        unsent, send_every = collector.recorder.unsent, 0 if rule.whole else self._send_every
         held_s = 0.0 if rule.whole else time.perf_counter() - self._uplink.sent_at
         if unsent and (0 < send_every <= unsent or held_s > rule.hold_s):
             self._uplink.send()
             unsent = 0
         if send_every:
             longest = min(longest, max(1, send_every - unsent))
-        return math.ceil(longest)
+        return math.ceil(longest / rows)
 
     def _wait(self) -> bool:
         """Wait until the rule allows a step. Return False when the run ends or the rule is done."""

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tmrl_core.actor.module import ActorModule, BatchActor
-from tmrl_core.actor.rollout.runner import PolicyRunner
-from tmrl_core.errors import ConfigError
+from tmrl_core.actor.rollout.runner import PolicyRunner, refuse_own_state
 from tmrl_core.networking.protocol.messages import Blob, Version
 
 
@@ -40,12 +38,7 @@ class SharedPolicy(PolicyRunner):
         seed: int | None = None,
     ) -> None:
         super().__init__(make_actor, observation_space, action_space, device=device, seed=seed)
-        if type(self.actor).begin_episode is not ActorModule.begin_episode and not isinstance(self.actor, BatchActor):
-            raise ConfigError(
-                f"{type(self.actor).__name__} overrides begin_episode, so it keeps a state between steps that several "
-                "sessions cannot share. Derive it from tmrl_core.actor.BatchActor, which is handed its state at each "
-                "step."
-            )
+        refuse_own_state(self.actor, "several sessions")
         seed = None if seed is None else seed + 1  # otherwise both actors would explore equally
         self._spare = PolicyRunner(make_actor, observation_space, action_space, device=device, seed=seed)
         self.version: Version = (0, 0)

@@ -1,8 +1,9 @@
 """Uplink: send samples; receive policies, directives and the end of the run.
 
 It depends on neither sockets nor episodes: the link is any `RolloutLink`, or None for a worker without a Server.
-Samples come from a recorder, policies go to a `PolicyTarget`. A worker has one of each, and so has a gateway with
-hundreds of sessions. One thread makes all calls, except `stop`, which any thread and any signal handler may call.
+Samples come from a recorder, policies go to a `PolicyTarget`. A worker has one of each, and so has a role with
+hundreds of client sessions. One thread makes all calls, except `stop`, which any thread and any signal handler may
+call.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from tmrl_core.actor.rollout.link import RolloutLink
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
-from tmrl_core.actor.rollout.recorder import StepRecorder
+from tmrl_core.actor.rollout.recorder import StepRecorder, steps_in
 from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.errors import LinkClosedError, RemoteProtocolError, TmrlError, WeightsError
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Blob, Evaluation, PolicyUpdate, Version
-from tmrl_core.samples import Chunk
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class Uplink:
         if self.link is None:
             if self._recording is not None:
                 self._recording.put(*self._recorder.take())
-            self._recorder.buffer.clear()
+            self._recorder.discard()
             return
         chunks, records = self._recorder.take()
         while chunks or records:
@@ -398,12 +398,3 @@ def _close_parts(close_environment: Callable[[], object], uplink: Uplink) -> Non
     except Exception:
         logger.exception("the environment of worker %s could not be closed", uplink.name)
     link.close_soon()
-
-
-def steps_in(chunks: Sequence[Chunk]) -> int:
-    """Return the number of environment steps in these chunks; a reset, step 0 of its episode, does not count."""
-    steps = 0
-    for chunk in chunks:
-        for segment in chunk.segments:
-            steps += segment.rows - (segment.first_step == 0)
-    return steps

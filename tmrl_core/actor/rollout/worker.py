@@ -30,6 +30,10 @@ from tmrl_core.actor.rollout.recorder import SampleCompressor, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.schedule import Rule, Schedule
 from tmrl_core.actor.rollout.synchronous_rule import SynchronousRule
+from tmrl_core.actor.rollout.vector_environment import VectorEnvironment
+from tmrl_core.actor.rollout.vector_loop import VectorLoop
+from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
+from tmrl_core.errors import ConfigError
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.samples import Buffer
@@ -281,7 +285,7 @@ class Worker:
         self._collect(
             AsynchronousRule(
                 self.loop,
-                0 if expert else test_episode_interval,
+                0 if expert else self._check_tests(test_episode_interval),
                 verbose,
                 max_env_steps_per_update=self._max_env_steps_per_update,
                 within=self._send_every > 0,
@@ -324,7 +328,7 @@ class Worker:
         """
         rule = SynchronousRule(
             self.loop,
-            test_episode_interval,
+            self._check_tests(test_episode_interval),
             verbose,
             max_steps_per_update=max_steps_per_update,
             initial_steps=initial_steps,
@@ -348,6 +352,11 @@ class Worker:
             TmrlError: the link has failed permanently.
         """
         self._collect(LockstepRule(self.loop, verbose))
+
+    def _check_tests(self, interval: int) -> int:
+        if interval and self.recorder.rows > 1:
+            raise one_environment_only("test_episode_interval", self.recorder.rows)
+        return interval
 
     def _collect(self, rule: Rule, nb_episodes: float = math.inf, *, update_each_step: bool = False) -> None:
         with self._running():
@@ -506,24 +515,38 @@ def make_loop(
     max_failures: int = 3,
     strict_spaces: bool = False,
     safe_action: Any = None,
+    max_samples_per_episode: float = math.inf,
 ) -> EnvironmentLoop:
-    """Make a loop of an environment, a policy and a recorder of the steps.
+    """Make a loop of an environment, or of several, a policy and a recorder of the steps.
 
     Args:
         env_cls: creates the environment; called again after a failed reset.
         make_actor: `(observation_space=, action_space=)` creates the actor.
-        recorder: records the steps.
+        recorder: records the steps; a `VectorRecorder`: of several environments.
         device: device of the actor.
         seed, seed_of, obs_preprocessor, max_failures: parameters of the loop; the seed is also the policy's.
         strict_spaces, safe_action: parameters of the environment's checks.
+        max_samples_per_episode: of several environments; a `StepRecorder` has its own.
 
     Raises:
-        ConfigError: the result of `env_cls` is not an environment, or that of `make_actor` is not an actor.
+        ConfigError: the result of `env_cls` is not an environment, or that of `make_actor` is not an actor; or several
+            environments, and a setting that is for one.
     """
     check_maker("actor_module_cls", make_actor)
+
+    def runner_for(one: Any) -> PolicyRunner:
+        spaces = one.observation_space, one.action_space
+        return PolicyRunner(make_actor, *spaces, device=device, seed=seed, rows=recorder.rows)
+
+    if isinstance(recorder, VectorRecorder):
+        for name, value in (("obs_preprocessor", obs_preprocessor), ("safe_action", safe_action)):
+            if value is not None:
+                raise one_environment_only(name, recorder.rows)
+        together = VectorEnvironment(env_cls, recorder.rows, limit=max_samples_per_episode, strict_spaces=strict_spaces)
+        runner = runner_for(together.one)
+        return VectorLoop(together, runner, recorder, max_failures=max_failures, seed=seed, seed_of=seed_of)
     environment = CheckedEnvironment(env_cls, strict_spaces=strict_spaces, safe_action=safe_action)
-    env = environment.env
-    runner = PolicyRunner(make_actor, env.observation_space, env.action_space, device=device, seed=seed)
+    runner = runner_for(environment.env)
     return EnvironmentLoop(
         environment,
         runner,
@@ -532,4 +555,12 @@ def make_loop(
         max_failures=max_failures,
         seed=seed,
         seed_of=seed_of,
+    )
+
+
+def one_environment_only(setting: str, rows: int) -> ConfigError:
+    """Return the error of a setting of the section `worker` that needs a worker with one environment."""
+    return ConfigError(
+        f"worker.envs: found {rows}, and worker.{setting} is for one environment. Set worker.envs: 1, and start more "
+        f"workers (--workers), or leave worker.{setting} out"
     )

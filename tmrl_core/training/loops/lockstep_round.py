@@ -31,7 +31,7 @@ import numpy as np
 
 from tmrl_core.networking.protocol.messages import Collect, Version
 from tmrl_core.samples import Chunk
-from tmrl_core.samples.columns import leaves
+from tmrl_core.samples.columns import leaves, worker_stream
 from tmrl_core.training.memories.held_rows import HeldRows
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.memory import LastRow, rows_that_follow
@@ -46,7 +46,7 @@ SLOW = 4
 LONGEST = 16.0
 """Maximum patience that a round begins with."""
 MAX_EPISODE_BYTES = 256 << 20
-"""Maximum size of the rows of a worker's open episode, as the default of `multiagent.max_episode_bytes`."""
+"""Maximum size of the rows of a worker's open episode, unless the training object has a limit of its own."""
 VIEWED = 2
 """A view may keep this many times the rows that are needed of it. Beyond that they are copied."""
 SMALL_BYTES = 4_096
@@ -304,8 +304,15 @@ class Round:
 
     @property
     def segments(self) -> list[RoundSegment]:
-        """Return the round's segments, stream by stream in the order of the workers' names, not of their arrival."""
-        return [segment for _, assignment in self.ordered for segment in assignment.segments]
+        """Return the round's segments, stream by stream in the order of the workers' names, not of their arrival.
+
+        Those of one environment follow each other, however a worker has divided its rows into messages.
+        """
+        return [
+            segment
+            for _, assignment in self.ordered
+            for segment in sorted(assignment.segments, key=lambda segment: segment.chunk.stream)
+        ]
 
     @property
     def episodes(self) -> list[tuple[float, int]]:
@@ -317,8 +324,9 @@ class Round:
     def take(self, segment: RoundSegment, now: float) -> None:
         """Count the next rows of a stream; `now` is in seconds."""
         chunk = segment.chunk
-        self._suspended.discard(chunk.stream)
-        assignment = self.assignments.get(chunk.stream)
+        worker = worker_stream(chunk.stream)
+        self._suspended.discard(worker)
+        assignment = self.assignments.get(worker)
         counts_from: int | None = None
         counted: list[bool] = []
         start = 0
@@ -349,7 +357,7 @@ class Round:
                     assignment.last_arrival_s = assignment.heard_s = now
                 if counts:
                     if self.in_episodes:
-                        self._note_patience(chunk.stream, assignment, now)
+                        self._note_patience(worker, assignment, now)
                     assignment.last_counted_s = now
                     assignment.finished = not assignment.missing
                     if not assignment.missing and self._first_done_s is None:
@@ -383,7 +391,7 @@ class Round:
                 if assignment.open_bytes > self.max_episode_bytes:
                     self.surplus += assignment.drop_open_episode()
                     assignment.too_long = segment.chunk.segments[-1].episode
-                    self.too_long.setdefault(segment.chunk.stream, assignment.name)
+                    self.too_long.setdefault(worker_stream(segment.chunk.stream), assignment.name)
 
     def _note_patience(self, stream: bytes, assignment: Assignment, now: float) -> None:
         """Note the patience that an episode needed, now that it counts."""

@@ -23,6 +23,7 @@ from tmrl_core.long_calls import watched
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress, plain
 from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples.columns import worker_stream
 from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
@@ -50,7 +51,8 @@ INSERT_S = 0.5
 take less; a hostile worker's tiny messages, which stand for GB, do not stop training for longer."""
 
 NOTED_S = 0.05
-"""Seconds of updates after which their metrics and duration are recorded, if no other work is due before."""
+"""Seconds of updates after which their metrics and duration are recorded, and a checkpoint or a stop is looked for, if
+no other work is due before."""
 
 TURN_WAIT_S = 0.1
 """Maximum wait in seconds for the trainer's turn between two looks at anything else."""
@@ -390,15 +392,19 @@ class TrainingOffline(TrainingLoop):
         due = change = 0  # updates until other work is due; changes of the limits when that was computed
         indices: Indices | None = None
         while self.step < self.steps:
-            limiter.seen = self.total_samples, self.total_updates
-            interface.rest()
+            if not self._made:  # other work was done, or `NOTED_S` have passed
+                limiter.seen = self.total_samples, self.total_updates
+                interface.rest()
+                if interface.stopping:
+                    break
             before = time.perf_counter()
             batch = next(batches, None)
             if batch is None:
                 # The memory yields at least as many batches as a resumed epoch still needs.
                 batches = iter(self.memory)
                 continue
-            statistics.sampling_s += time.perf_counter() - before
+            sampled = time.perf_counter()
+            statistics.sampling_s += sampled - before
             if due == 0:
                 if self.total_updates % self.update_buffer_interval == 0:
                     # Appended rows may overwrite sampled ones.
@@ -408,8 +414,6 @@ class TrainingOffline(TrainingLoop):
             due -= self._update(batch, batches, due, indices)
             indices = None
             if due and limiter.changes == change:
-                if interface.stopping:
-                    break
                 continue
             due = 0
             self._note_updates()
@@ -514,7 +518,7 @@ class TrainingOffline(TrainingLoop):
             return False
         for delivery in deliveries:
             for chunk in delivery.chunks:
-                chunk.origin = interface.origin(chunk.stream)
+                chunk.origin = interface.origin(worker_stream(chunk.stream))
         self._take(deliveries, interface.version[1])
         committed = self.commit(interface)
         if self._waits_for:

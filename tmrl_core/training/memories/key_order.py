@@ -63,7 +63,9 @@ class KeyOrders:
     def arranged(self, name: str, shape: Tree, leaves: list[Tree]) -> Tree:
         """Return the tree of `leaves` and the template `shape`, in the recorded order, or sorted without one."""
         order = self._orders.get(name)
-        return rebuild(shape, leaves) if order is None else arranged(order, leaves)
+        if order is None:
+            return rebuild(shape, leaves)
+        return leaves[0] if order == 0 else arranged(order, leaves)  # most spaces are one array
 
     def describe(self) -> dict[str, list[int]]:
         """Return JSON-able values; `restore` undoes it."""

@@ -38,7 +38,7 @@ class DeliveryLog:
                 same messages.
         """
         link, training = self._link, self._training
-        after, before = link.offsets_after(received), link.offsets
+        after, before = link.trainer.offsets_after(received), link.trainer.offsets
         # Messages dropped by the worker lie between the committed ones, the arrived ones and the new offset.
         messages = sum(offset.next_number - before[stream].next_number for stream, offset in after.items())
         samples = sum(offset.position - before[stream].position for stream, offset in after.items())
@@ -48,8 +48,8 @@ class DeliveryLog:
             after,
             samples=training.total_samples,
             stale=training.samples_stale,
-            incarnation=link.incarnation,
-            counter=link.version[1],
+            incarnation=link.trainer.incarnation,
+            counter=link.trainer.version[1],
             gap_messages=gap_messages,
             gap_samples=gap_samples,
         )

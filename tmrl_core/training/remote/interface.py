@@ -48,6 +48,7 @@ from tmrl_core.networking.trainer import Member
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
+from tmrl_core.samples.columns import by_lane
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
@@ -219,7 +220,7 @@ class RemoteInterface(TrainingInterface):
         self._starved_since: float | None = None
         # Time at which each stream was disconnected, the earliest first. Those of a checkpoint may be older than this
         # process.
-        self._missing_since = OrderedDict.fromkeys(link.offsets, self._started)
+        self._missing_since = OrderedDict.fromkeys(link.trainer.offsets, self._started)
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         self._equal_ends = EqualEnds()
@@ -257,7 +258,7 @@ class RemoteInterface(TrainingInterface):
     def _portion(self) -> Iterator[Received]:
         """Take messages, a few at a time until `DECODE_S` have passed: some take a thousand times as long as others."""
         link = self.link
-        until, until_bytes = self._clock() + DECODE_S, link.received_bytes + TAKEN_BYTES
+        until, until_bytes = self._clock() + DECODE_S, link.trainer.inbox.taken_cost + TAKEN_BYTES
         taken = 0
         while True:
             received = link.receive(DECODED_BYTES)
@@ -266,7 +267,7 @@ class RemoteInterface(TrainingInterface):
             taken += len(received)
             if not link.has_more or taken >= TAKEN_MESSAGES:
                 return
-            if link.received_bytes >= until_bytes or self._clock() >= until:
+            if link.trainer.inbox.taken_cost >= until_bytes or self._clock() >= until:
                 return
 
     @property
@@ -281,31 +282,31 @@ class RemoteInterface(TrainingInterface):
             message = decode_message(one.payload, max_bytes=self.link.settings.max_message_bytes)
             chunk = message.chunk
             if chunk is not None and chunk.rows:
-                chunk.stream = one.stream
-                delivery.chunks = [chunk]
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
             delivery.expert = message.signature == EXPERT
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
-            for chunk in delivery.chunks:
+            if chunk is not None and chunk.rows:
                 check_samples(chunk)
-                chunk.finite = True
+                delivery.chunks = by_lane(chunk, one.stream)
+                for part in delivery.chunks:
+                    part.finite = True
         except (CodecError, SampleRefusedError) as exc:
             delivery.refuse(str(exc))
         else:
-            name = self.link.worker_name(one.stream)
+            name = self.link.trainer.worker_name(one.stream)
             most = min(MAX_RECORDS, most_records(len(one.payload)))
             if len(message.records) > most:
                 self._remarks.remark(
                     f"worker {name} sends more episode records in a message than are allowed; others are not used",
-                    self.link.origin(one.stream),
+                    self.link.trainer.origin(one.stream),
                 )
             delivery.records = [
                 msgspec.structs.replace(
                     record,
                     agent=plain(record.agent),  # kept for a while, and of any length
                     worker=plain(episode_label(name, record.worker)),
-                    metrics=self._metric_names.recorded(record.metrics, self.link.origin(one.stream)),
+                    metrics=self._metric_names.recorded(record.metrics, self.link.trainer.origin(one.stream)),
                 )
                 for record in message.records[:most]
             ]
@@ -315,7 +316,7 @@ class RemoteInterface(TrainingInterface):
         reason = plain(reason[:MAX_REASON_CHARACTERS])
         self._remarks.remark(
             f"samples of worker {worker} are refused: {reason} (the record `refused` counts all)",
-            self.link.origin(stream),
+            self.link.trainer.origin(stream),
         )
 
     def commit(self) -> None:
@@ -330,7 +331,7 @@ class RemoteInterface(TrainingInterface):
             self.keep([received for received, _ in done])
         for received, delivery in done:
             if delivery.refusal:
-                self._log_refused(received.stream, self.link.worker_name(received.stream), delivery.refusal)
+                self._log_refused(received.stream, self.link.trainer.worker_name(received.stream), delivery.refusal)
                 self.link.refuse(received, delivery.refusal)
                 if received.stream in self._members:  # a stream that has left is not removed again
                     self._strange.add(received.stream)
@@ -351,7 +352,7 @@ class RemoteInterface(TrainingInterface):
     def wait_for_turn(self, timeout_s: float) -> None:
         """Wait until the worker reports that it waits with the latest version, or as `wait`."""
         stream, text = self._turner, turn_text(self._turn)
-        self._wait(timeout_s, lambda: stream is not None and self.link.waits_of(stream).startswith(text))
+        self._wait(timeout_s, lambda: stream is not None and self.link.trainer.waits_of(stream).startswith(text))
 
     def _wait(self, timeout_s: float, condition: Callable[[], bool]) -> bool:
         deadline = self._clock() + timeout_s
@@ -412,7 +413,7 @@ class RemoteInterface(TrainingInterface):
     @property
     def version(self) -> Version:
         """Version of the latest published policy."""
-        return self.link.version
+        return self.link.trainer.version
 
     def give_turn(self) -> None:
         """Request a due evaluation, which runs before further collection; then give the turn."""
@@ -433,7 +434,7 @@ class RemoteInterface(TrainingInterface):
         if not self._takes_turns or len(self._live) != 1:
             return True
         (stream,) = self._live
-        text = self.link.waits_of(stream)
+        text = self.link.trainer.waits_of(stream)
         if text.startswith(TURN):
             self._turner = stream
         if self._turner != stream:
@@ -492,32 +493,32 @@ class RemoteInterface(TrainingInterface):
 
     def origin(self, stream: bytes) -> str:
         """Return the name in the worker's certificate; without end-to-end authentication, its label."""
-        return self.link.origin(stream)
+        return self.link.trainer.origin(stream)
 
     def plays(self, stream: bytes) -> bool:
         """Return True if the worker has sent something lately, or reports that it waits. One that is only made does
         neither.
         """
         heard = self._heard.get(stream)
-        return (heard is not None and self._clock() - heard < PLAYS_S) or bool(self.link.waits_of(stream))
+        return (heard is not None and self._clock() - heard < PLAYS_S) or bool(self.link.trainer.waits_of(stream))
 
     def note_silence(self, evaluation: Evaluation, stream: bytes, silent_s: float) -> None:
         """Name a worker that was asked for an evaluation and runs no episode."""
-        plays = self.plays(stream)
+        plays, name = self.plays(stream), self.link.trainer.worker_name(stream)
         message = (
-            f"evaluation {evaluation.id} waits for worker {self.link.worker_name(stream)}, which has ended none of its "
-            f"episodes for {silent_s:.0f} s{'' if plays else ' and sends nothing: is it running?'}"
+            f"evaluation {evaluation.id} waits for worker {name}, which has ended none of its episodes for "
+            f"{silent_s:.0f} s{'' if plays else ' and sends nothing: is it running?'}"
         )
         logger.log(logging.INFO if plays else logging.WARNING, "%s", message)
         self.event(names.EVENT_EVALUATION_WAITS, message)
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
         """Return True if the worker reports that it has finished; it does so once all its samples are acknowledged."""
-        return self.link.waits_of(stream) == what.done
+        return self.link.trainer.waits_of(stream) == what.done
 
     def says_idle(self, stream: bytes) -> bool:
         """Return True if the worker reports that it waits for the next round, not for a policy."""
-        return waits_for_round(self.link.waits_of(stream))
+        return waits_for_round(self.link.trainer.waits_of(stream))
 
     @contextlib.contextmanager
     def whole_round(self) -> Iterator[None]:
@@ -678,7 +679,7 @@ class RemoteInterface(TrainingInterface):
             self._record_network()
 
     def _note_members(self) -> None:
-        joined, left = self.link.take_member_changes()
+        joined, left = self.link.trainer.take_member_changes()
         for stream in left:
             self._live.pop(stream, None)
             if stream not in joined:
@@ -725,7 +726,7 @@ class RemoteInterface(TrainingInterface):
             self._remarks.remark(
                 f"worker {member.name} has another environment, {found}: its samples will be refused unless a "
                 "preprocessor or compressor makes up for it",
-                self.link.origin(member.stream),
+                self.link.trainer.origin(member.stream),
             )
         self._hold_policy(member)
 
@@ -740,8 +741,8 @@ class RemoteInterface(TrainingInterface):
         if found:
             self._refuse_worker(
                 member,
-                f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs, or for many agents "
-                "the same section multiagent",
+                f"another policy, {plain(found)}. Give both the same settings of the policy, such as actor.cls and "
+                "actor.kwargs",
             )
 
     def _refuse_worker(self, member: Member, reason: str) -> None:
@@ -803,7 +804,7 @@ class RemoteInterface(TrainingInterface):
         charted: dict[bytes, str] = {}
         for stream, member in self._members.items():
             name = member.name
-            if self._charted_names.keep(name, self.link.origin(stream)) is not None:
+            if self._charted_names.keep(name, self.link.trainer.origin(stream)) is not None:
                 charted[stream] = name
                 if len(charted) == WORKERS_CHARTED:
                     break
@@ -865,6 +866,6 @@ def _signature_of(member: Member) -> State:
 def episode_label(name: str, chosen: str) -> str:
     """Return the label of an episode: the Server's label, because two workers may choose the same one.
 
-    A gateway adds a slash and the id of the session to its own label.
+    A role with several client sessions adds a slash and the id of the session to its own label.
     """
     return chosen[: len(name) + MAX_SESSION_CHARACTERS] if chosen.startswith(f"{name}/") else name

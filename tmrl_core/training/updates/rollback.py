@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,10 @@ class UpdateRollback:
 
     def __init__(self, agent: object) -> None:
         self._agent = agent
-        self._states: list[object] = []
-        self._stamp: list[int] | None = None
+        self._states: list[Sized] = []
+        """States of the agent's optimizers."""
+        self._sizes: list[int] | None = None
+        """Number of parameters with an entry in each of them when the tensors were listed; None: not listed yet."""
         self._kept: list[Tensor] = []
         self._floats: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -52,13 +54,12 @@ class UpdateRollback:
         torch._foreach_copy_(self._copies, self._kept)
         with torch.enable_grad():
             metrics: Metrics = dict(update())
-        if self._has_changed():
+        if list(map(len, self._states)) != self._sizes:  # an optimizer's first step creates its state
             self._refresh()
         floats = floating([*batch, *metrics.values()])
         if self._wholes:
             return {**metrics, SKIPPED: self._roll_back_on_device(floats)}
-        finite = all_sums_finite([*floats, *self._floats])
-        if finite:
+        if all_sums_finite([*floats, *self._floats]):
             return metrics
         torch._foreach_copy_(self._kept, self._copies)
         return {SKIPPED: True}
@@ -76,19 +77,18 @@ class UpdateRollback:
 
     def _has_changed(self) -> bool:
         """Return True if an optimizer's state was created or loaded since the last call."""
-        states: list[object] = []
-        stamp: list[int] = []
+        states: list[Sized] = []
         for value in vars(self._agent).values():
             if isinstance(value, torch.optim.Optimizer):
                 states.append(value.state)
-                stamp += id(value.state), len(value.state)
-        has_changed = stamp != self._stamp
-        # Earlier states are kept until here, so that no later one has the address of one of them.
-        self._states, self._stamp = states, stamp
-        return has_changed
+        same = list(map(id, states)) == list(map(id, self._states))
+        # The earlier states are alive until here, so no later one has the address of one of them.
+        self._states = states
+        return not same or list(map(len, states)) != self._sizes
 
     def _refresh(self) -> None:
         """Refresh the list of the agent's tensors."""
+        self._sizes = list(map(len, self._states))
         known = {id(tensor): copy for tensor, copy in zip(self._kept, self._copies, strict=True)}
         self._kept = agent_tensors(self._agent)
         # New tensors belong to an optimizer and begin as zeros.
@@ -124,9 +124,8 @@ def floating(values: Iterable[Tree]) -> list[Tensor]:
 def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
     """Return a flag on the device of the first tensor: True if all numbers are finite."""
     # A sum is finite only if all its terms are: one number per tensor, in one pass.
-    sums = [tensor.sum(dtype=torch.float32) for tensor in floats]
-    device = sums[0].device
-    return torch.stack([total.to(device) for total in sums]).isfinite().all()
+    device = floats[0].device
+    return torch.stack([tensor.sum(dtype=torch.float32).to(device) for tensor in floats]).isfinite().all()
 
 
 def all_finite(leaves: Iterable[Tree]) -> bool:

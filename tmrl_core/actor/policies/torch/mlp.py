@@ -248,7 +248,7 @@ class TorchPolicy(Policy, TorchActorModule):
         each = [part.any(dim=-1) for part in torch.split(allowed_BN, list(choice_counts(self.action_space)), dim=-1)]
         return torch.stack(each).all(dim=0)
 
-    # --- whole sequences, as `tmrl_core.envs.get_sessions` needs them ---
+    # --- whole sequences ---
 
     def unroll(self, obs_BT: Any, state_B: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the outputs [B, T, ...] of the policy by name, with gradients, and the empty state.

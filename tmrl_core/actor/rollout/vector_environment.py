@@ -1,0 +1,270 @@
+"""Several environments of one worker, which are stepped together through Gymnasium's vector interface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
+from tmrl_core.actor.rollout.lateness import Timed
+from tmrl_core.actor.rollout.step_checks import BadValue, failure
+from tmrl_core.config.environment_contract import as_environment
+from tmrl_core.envs.identity import unwrapped
+from tmrl_core.errors import ConfigError
+from tmrl_core.long_calls import watched
+from tmrl_core.samples.columns import map_leaves
+from tmrl_core.signal_handlers import take_back
+
+# Theory of operation
+#
+# The worker makes `worker.envs` environments, and Gymnasium's SyncVectorEnv steps one after the other: what is saved is
+# everything around the environments, since the policy acts, and the recorder writes, once for all of them. A user's
+# callable may also make a vector environment of its own, which may well step faster.
+#
+# Vector environments begin the next episode of a row by themselves, in one of three modes. With n rows, let row 1 end
+# at step 7:
+#
+#     mode       step 7 returns for row 1            step 8 returns for row 1
+#     next step  the last observation                the first observation of the next episode; its action is ignored
+#     same step  the first observation of the next   an ordinary step
+#                episode; the last is in the infos
+#     disabled   the last observation                an error, unless `reset` was called with a mask
+#
+# `step` returns the last observation in all of them, and the flags say that row 1 has ended. In the first mode, `step`
+# returns the first observation with the next call. In the others, `restart` returns it, before the next call. So a loop
+# has two cases, and no step of any mode is lost or counted twice.
+#
+# A failure of one row is a failure of all: Gymnasium's exception does not say of which row it is, and the other rows of
+# a SyncVectorEnv have been stepped in part. All rows are then reset.
+
+
+class Restart(NamedTuple):
+    """Rows whose next episodes have begun.
+
+    Attributes:
+        rows: [rows] bool.
+        obs_B: of all rows; the first observation of these rows.
+        infos: of the resets.
+    """
+
+    rows: np.ndarray
+    obs_B: Any
+    infos: dict[str, Any]
+
+
+class _Row:
+    """One environment as SyncVectorEnv needs it: with its step limit, and no arguments of `reset` that are not given.
+
+    Not every environment takes `seed` and `options`, and those that are no gymnasium.Env cannot have its wrappers.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    render_mode = None
+
+    def __init__(self, env: Any, limit: float) -> None:
+        self.env, self.observation_space, self.action_space = env, env.observation_space, env.action_space
+        self._limit = limit
+        self._steps = 0
+        self.close: Callable[[], object] = env.close
+
+    def reset(self, seed: int | None = None, options: object = None) -> Any:
+        self._steps = 0
+        return self.env.reset() if seed is None else self.env.reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        return obs, reward, terminated, truncated or (self._steps >= self._limit and not terminated), info
+
+
+_FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
+"""Keys of infos that are about the last step of an episode, where the others are about the reset after it."""
+
+
+def row_of(tree_B: Any, row: int) -> Any:
+    """Return one row of a batch."""
+    return map_leaves(itemgetter(row), tree_B)
+
+
+def put_row(tree_B: Any, row: int, value: Any) -> None:
+    """Write one row of a batch."""
+    if isinstance(tree_B, dict):
+        for key, entry_B in tree_B.items():
+            put_row(entry_B, row, value[key])
+    elif isinstance(tree_B, tuple):
+        for entry_B, entry in zip(tree_B, value, strict=True):
+            put_row(entry_B, row, entry)
+    else:
+        tree_B[row] = value
+
+
+def info_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Return the info of one row, of its last step if its episode has ended."""
+    if "final_info" in infos and _has(infos, "final_info", row):
+        infos = infos["final_info"]
+    found: dict[str, Any] = {}
+    for name, value_B in infos.items():
+        # A key comes with the mask `_key` of the rows that have it.
+        if name in _FINAL or not _has(infos, name, row) or (name[:1] == "_" and name[1:] in infos):
+            continue
+        found[name] = info_of(value_B, row) if isinstance(value_B, Mapping) else value_B[row]
+    return found
+
+
+def _has(infos: Mapping[str, Any], name: str, row: int) -> bool:
+    mask = infos.get(f"_{name}")
+    return mask is None or bool(mask[row])
+
+
+class OneOf:
+    """The spaces of one row of a user's vector environment, where an environment is asked for its identity."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+
+
+class VectorEnvironment(CheckedEnvironment):
+    """Make and check several environments, as `CheckedEnvironment` does with one; observations have a leading axis.
+
+    Args:
+        make: makes one environment, or a vector environment of `rows`.
+        rows: number of environments.
+        limit: number of steps after which an episode is truncated.
+        strict_spaces: see `CheckedEnvironment`.
+
+    Raises:
+        ConfigError: `make` makes something else, or environments that cannot be stepped together.
+
+    Attributes:
+        by_row: True: each row can be seeded by itself.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], rows: int, *, limit: float = math.inf, strict_spaces: bool = False
+    ) -> None:
+        self.rows = rows
+        self._limit = limit
+        self._restart: Restart | None = None
+        super().__init__(make, strict_spaces=strict_spaces)
+
+    def _made(self) -> Any:
+        made = self._make()
+        if isinstance(made, VectorEnv):
+            self.by_row, self._one = False, OneOf(made)
+            return self._users(made)
+        first = as_environment(made, f"env_cls: {self._make!r:.100}")
+        if isinstance(unwrapped(first), Timed):
+            raise ConfigError(
+                f"worker.envs: found {self.rows} environments of {type(unwrapped(first)).__name__}, which has a rate "
+                "(time_step_duration): one worker cannot keep the rate of several. Set worker.envs: 1, and start more "
+                "workers (--workers)"
+            )
+        self.by_row, self._one = True, first
+        makers = [lambda: _Row(first, self._limit), *[lambda: _Row(self._make(), self._limit)] * (self.rows - 1)]
+        # Each observation is written into columns, or acted on, before the next step.
+        return SyncVectorEnv(makers, copy=False)  # type: ignore[arg-type]  # it needs no more than a _Row has
+
+    @property
+    def one(self) -> Any:
+        """Return the first environment, or the spaces of a row of a user's vector environment."""
+        return self._one
+
+    def _users(self, made: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
+        problem = None
+        if made.num_envs != self.rows:
+            problem = f"it has {made.num_envs} environments, and worker.envs is {self.rows}: both must be equal"
+        elif not isinstance(made.metadata.get("autoreset_mode"), AutoresetMode):
+            problem = (
+                "its metadata has no autoreset_mode, a gymnasium.vector.AutoresetMode: nobody can know whether an "
+                "observation is the last of an episode or the first of the next"
+            )
+        elif self._limit < math.inf:
+            problem = (
+                "worker.max_samples_per_episode cannot end the episodes of single rows of a vector environment: give "
+                "the limit to the environment"
+            )
+        if problem is not None:
+            raise ConfigError(f"env_cls: {self._make!r:.100} made a {type(made).__name__}: {problem}")
+        return made
+
+    def reset_rows(self, seeds: Sequence[int | None] | int | None) -> tuple[Any, dict[str, Any]]:
+        """Reset all rows; see `CheckedEnvironment.reset`.
+
+        Args:
+            seeds: of the rows; or that of the first, from which Gymnasium derives the others'.
+        """
+        self._restart = None
+        if isinstance(seeds, Sequence):
+            seeds = [*seeds, *[None] * (self.rows - len(seeds))] if self.by_row else seeds[0]
+        return self.reset(seeds)  # type: ignore[arg-type]  # SyncVectorEnv takes one seed of each row
+
+    @watched("the environment's step")
+    def step(self, action_B: Any, keep: bool = False) -> tuple[Any, Any, Any, Any, Any]:
+        """Step all rows; see `CheckedEnvironment.step`. Rows that `restart` returns are stepped from there.
+
+        Returns:
+            Observations (the last ones of rows that have ended), rewards [rows] float64, terminated [rows] bool,
+            truncated [rows] bool, infos as Gymnasium has them.
+        """
+        try:
+            if keep:
+                action_B = map_leaves(np.copy, action_B)
+            obs_B, reward_B, terminated_B, truncated_B, infos = self.env.step(action_B)
+            if self._first_step:
+                self._first_step = False
+                take_back()
+            terminated_B, truncated_B = self._flags(terminated_B), self._flags(truncated_B)
+            if self._mode is not AutoresetMode.NEXT_STEP:
+                ended = terminated_B | truncated_B
+                if ended.any():
+                    obs_B = self._end(ended, obs_B, infos)
+            obs_B, reward_B = self._check.observation(obs_B), self._rewards(reward_B)
+            if not self._has_stepped:
+                self._has_stepped = True
+                self.when_stepped()
+            return obs_B, reward_B, terminated_B, truncated_B, infos
+        except Exception as exc:
+            self._judge(exc, self._has_stepped)
+            raise
+
+    @property
+    def _mode(self) -> AutoresetMode:
+        mode: AutoresetMode = self.env.metadata["autoreset_mode"]
+        return mode
+
+    def _end(self, ended: np.ndarray, obs_B: Any, infos: dict[str, Any]) -> Any:
+        """Return observations with the last ones of rows that have ended, and keep their first ones for `restart`."""
+        last_B = map_leaves(np.copy, obs_B)  # the environment may write over them
+        if self._mode is AutoresetMode.DISABLED:
+            self._restart = Restart(ended, *self.env.reset(options={"reset_mask": ended.copy()}))
+            return last_B
+        self._restart = Restart(ended, obs_B, {name: value for name, value in infos.items() if name not in _FINAL})
+        for row in np.flatnonzero(ended).tolist():
+            put_row(last_B, row, row_of(infos["final_obs"], row))
+        return last_B
+
+    def restart(self) -> Restart | None:
+        """Return the rows whose next episodes began with the latest step, once; None: they begin with the next step."""
+        restart, self._restart = self._restart, None
+        if restart is not None:
+            restart = restart._replace(obs_B=self._check.observation(restart.obs_B, ", after a reset"))
+        return restart
+
+    def _rewards(self, reward_B: Any) -> np.ndarray:
+        rewards: np.ndarray = np.asarray(reward_B, np.float64)
+        if rewards.shape != (self.rows,):
+            raise failure(f"the rewards have the shape {rewards.shape}, {self.rows} environments want ({self.rows},)")
+        if not np.isfinite(rewards).all():
+            raise failure(BadValue(f"the rewards are {rewards}, finite numbers are wanted"))
+        return rewards
+
+    def _flags(self, flags: Any) -> np.ndarray:
+        found: np.ndarray = np.asarray(flags)
+        if found.shape != (self.rows,) or found.dtype != np.bool_:
+            raise failure(f"a flag is {found.dtype}{list(found.shape)}, {self.rows} environments want bool")
+        return found
