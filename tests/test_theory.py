@@ -21,7 +21,7 @@ actor/policies/weights
 actor/rollout/checked_environment actor/rollout/lockstep_rule actor/rollout/loop actor/rollout/real_time
 actor/rollout/recorder actor/rollout/runner actor/rollout/uplink
 config/loading config/references
-envs/old_gym envs/real_time envs/replay envs/unrolling
+envs/old_gym envs/real_time envs/replay/pool envs/replay/recorded envs/replay/unrolling
 gateway/advice/learner gateway/central gateway/client_sessions gateway/connections
 local/supervision
 metrics/branch metrics/progress metrics/recorder metrics/wandb_sink
@@ -39,7 +39,7 @@ networking/worker/connection networking/worker/seal
 roles/trainer
 rooms
 samples/codec samples/growing_columns samples/segments samples/values samples/writer
-sessions/lerobot sessions/pool sessions/session_files
+sessions/lerobot/dataset sessions/session_files
 storage/lock storage/log storage/segment_file
 testing/proxy
 training/agents/losses training/agents/networks training/agents/off_policy training/agents/ppo
