@@ -9,6 +9,27 @@ hand replaces the editable installation by a copy, which no change of the checko
 the environment repairs that.
 """
 
+# Theory of operation
+#
+# The scripts work with a bare Python: this file makes the environment that everything else needs. It knows nothing of
+# tmrl_core but its name, and imports the standard library only.
+#
+# State. `.venv/tmrl_core.json`, the stamp: a digest of all that decides what is installed (pyproject.toml, the pins and
+# hashes, the Python, the checkout's path), the extras, and the kind of torch. An equal stamp costs one comparison. It
+# is removed before anything is installed and written at the end, so an interrupted installation is repeated, never
+# taken for a complete one. Extras only add up: `test.py` after `quickstart.py` does not remove what the other one
+# needs.
+#
+# Order. pip itself first, if it is too old for hashes with local versions; then wheels by hash; then packages without a
+# wheel, whose build backend the line before has installed by hash; then this project; then torch. A step that fails
+# ends the rest with the end of pip's output.
+#
+# Torch is the exception to "files by hash only": the package index has builds for GPUs on Linux, of 2 GB with CUDA's
+# packages, and the build for CPUs is on an index of PyTorch's own, 200 MB. pip is therefore asked first (`--dry-run
+# --report`) which file it would take, because a user's configuration of pip may lead to another source, or a build may
+# be there already. Rejected: torch's CPU build in the list of hashes (the index of PyTorch changes files in place), and
+# an extra for it (extras cannot name an index).
+
 from __future__ import annotations
 
 import hashlib
