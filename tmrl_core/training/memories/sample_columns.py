@@ -68,7 +68,7 @@ class _Column:
 
     @property
     def layout(self) -> tuple[np.dtype, tuple[int, ...], str]:
-        """What all chunks of a ring have in common."""
+        """Columns that all chunks of a ring share."""
         return self.values.dtype, self.values.shape[1:], self.kind
 
     @property
