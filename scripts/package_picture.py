@@ -8,6 +8,7 @@ it needs and that no other one of these needs already. Needs only the standard l
 
 from __future__ import annotations
 
+import argparse
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,4 +170,5 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PICTURE.write_text(draw(), encoding="utf-8")
