@@ -495,7 +495,8 @@ def main() -> int:
 
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    from tmrl_core.networking.security import api_keys, credentials
+    from tmrl_core.gateway import api_keys
+    from tmrl_core.networking.security import credentials
 
     good = True
     with tempfile.TemporaryDirectory() as folder:

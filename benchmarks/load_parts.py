@@ -170,7 +170,7 @@ class _Taker:
                 continue
             received = self.link.receive()
             for one in received:
-                name = self.link.worker_name(one.stream)
+                name = self.link.trainer.worker_name(one.stream)
                 self.samples[name] = self.samples.get(name, 0) + one.samples
             self.link.acknowledge(received)
             self._ended.wait(0.005)

@@ -303,8 +303,8 @@ MUTATIONS = (
         "streams-of-workers-mixed",
         UNCHANGED,
         "tmrl_core/training/remote/interface.py",
-        "                chunk.stream = one.stream\n",
-        "",
+        "by_lane(chunk, one.stream)",
+        "by_lane(chunk, bytes(16))",
         (CHAOS,),
     ),
     Mutation(
@@ -754,12 +754,12 @@ MUTATIONS = (
     Mutation(
         "key-of-a-client-compared-by-its-id",
         GATEWAY,
-        f"{_P}/security/api_keys.py",
+        "tmrl_core/gateway/api_keys.py",
         "return key if _matches(text, _NO_HASH if key is None else key.sha256) else None",
         'return key if key is None or _matches(text, key.sha256) or "." in text else None',
         (
             "tests/gateway/test_app.py::test_wrong_keys_are_refused",
-            "tests/networking/security/test_api_keys.py::test_other_texts_are_not_keys",
+            "tests/gateway/test_api_keys.py::test_other_texts_are_not_keys",
         ),
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names files, folders and commands that exist, and every package."""
+"""CONTRIBUTING.md names files, folders and commands that exist."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ def test_its_commands_name_scripts_that_exist() -> None:
     scripts = set(re.findall(r"python (scripts/\w+\.py)", PAGE))
     assert len(scripts) >= 5
     assert [name for name in scripts if not (ROOT / name).exists()] == []
-
-
-def test_the_layout_names_every_package() -> None:
-    packages = {path.parent.name for path in (ROOT / "tmrl_core").glob("*/__init__.py")}
-    assert [name for name in packages if f"`tmrl_core/{name}" not in PAGE] == []
 
 
 def test_it_names_every_layer_of_tests() -> None:

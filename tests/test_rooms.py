@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests import source
 from tests.command_line import in_this_process
 from tmrl_core import rooms
 from tmrl_core.config import from_values
@@ -169,41 +165,3 @@ def test_objects_of_rooms_exist() -> None:
     for entry in found:
         assert entry.reference.startswith("tmrl_core."), entry
         assert entry.load() is not None
-
-
-ROOMS = {
-    "gateway": ("gateway: {port: 0}", "gateway: unknown section. No package tmrl_core.gateway is here"),
-    "multiagent": (
-        "multiagent: {agents: {}}",
-        "multiagent: unknown section. Did you mean agent? No package",
-    ),
-    "tlspyo": ("network: {transport: tlspyo}", "network.transport: found the text 'tlspyo', allowed: local, tls, or"),
-}
-"""For each room that can be taken away, by its folder: a configuration that needs it, and its error then."""
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_tree_without_a_room_works(room: str, tmp_path: Path) -> None:
-    leave_out = shutil.ignore_patterns("__pycache__", room)
-    shutil.copytree(source.PACKAGE, tmp_path / "tmrl_core", ignore=leave_out)
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-B", "-m", "tmrl_core", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-
-    ended = run("--help")
-    assert ended.returncode == 0, ended.stderr
-    ended = run("--config-schema")
-    assert ended.returncode == 0, ended.stderr
-    schema = json.loads(ended.stdout)["$defs"]
-    assert room not in schema["Config"]["properties"]
-    assert ("tlspyo" in schema["NetworkSection"]["properties"]["transport"]["examples"]) == (room != "tlspyo")
-    (tmp_path / "tmrl_core.yaml").write_text("run: {name: whole}\n")
-    ended = run("--benchmark", "--steps", "20")  # checks the configuration, and acts
-    assert ended.returncode == 0, ended.stderr
-    configuration, error = ROOMS[room]
-    (tmp_path / "tmrl_core.yaml").write_text(configuration)
-    ended = run("--server")
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("ConfigError: ")
-    assert error in ended.stderr

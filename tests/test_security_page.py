@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 from tests.hostile import test_fake_server
-from tmrl_core.gateway import connections, messages, owner
+from tmrl_core.gateway import api_keys, connections, messages, owner
 from tmrl_core.multiagent import round_episodes
 from tmrl_core.networking.links import remark_log
 from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES
 from tmrl_core.networking.relay import connection as relay_connection
 from tmrl_core.networking.relay import message_queue, probes, processor_time, sent_weights, stream_budget
 from tmrl_core.networking.relay.settings import RelaySettings
-from tmrl_core.networking.security import admission, api_keys, certificates, credentials
+from tmrl_core.networking.security import admission, certificates, credentials
 from tmrl_core.networking.spools import spool as spools
 from tmrl_core.networking.trainer import connection as peers
 from tmrl_core.networking.trainer import inbox

@@ -100,7 +100,7 @@ class LinkClosedError(NetworkError):
 
 
 class SessionClosedError(TmrlError):
-    """A client session has ended: the client or the gateway closed it, it expired, or its learner failed."""
+    """A client session has ended: one side closed it, it expired, or its learner failed."""
 
 
 class SampleRefusedError(TmrlError, ValueError):

@@ -1,18 +1,30 @@
-"""Parts that can be taken away or added: algorithms, roles, sections, sinks and transports, found by their names.
+"""Parts that can be taken away or added: algorithms, commands, roles, sections, sinks, ..., found by their names."""
 
-A room is a folder of this package with a file `room.py`, which imports nothing heavy and names, by kind, the objects
-that the room adds, as references `package.module:Name`:
-
-    TRANSPORTS = {"tls": "tmrl_core.networking.transports.tls_access:TlsKind"}
-
-Another package adds the same by entry points, in groups named after the kinds:
-
-    [project.entry-points."tmrl_core.transports"]
-    quic = "my_package.quic:QuicKind"
-
-An object is imported when its name is used, not before. The installed packages are searched only for a name that no
-room has, because reading their metadata takes longer than the start of a role may.
-"""
+# Theory of operation
+#
+# A room is a folder of this package with a file `room.py`, which imports nothing heavy and names, by kind, the objects
+# that the room adds, as references `package.module:Name`:
+#
+#     TRANSPORTS = {"tls": "tmrl_core.networking.transports.tls_access:TlsKind"}
+#
+# Another package adds the same by entry points, in groups named after the kinds:
+#
+#     [project.entry-points."tmrl_core.transports"]
+#     quic = "my_package.quic:QuicKind"
+#
+# This file knows names, never objects: which kinds there are is decided here, what an object of a kind must be able to
+# do is decided by the module that uses the kind (`roles/role.py`, `roles/command.py`, ...). The core asks for a kind
+# and a name and never names a room, so a folder can be deleted and the rest still works.
+#
+# Order. The rooms' own files are read once, at the first question; an object is imported when its name is used, not
+# before, because `--help` and `import tmrl_core` must stay fast. A room goes before an installed package of the same
+# name, so that no package can replace a part of this one by being installed. The metadata of installed packages is
+# searched only for a name that no room has, because reading it takes longer than the start of a role may.
+#
+# Failures. A room whose file cannot be imported is left out with a warning: a broken part must not keep a robot from
+# running without it. An object that cannot be imported is an error when its name is used, which names the package, the
+# entry and the remedy. Two packages that add the same name are an error, because an order of installation must not
+# decide.
 
 from __future__ import annotations
 
@@ -20,6 +32,7 @@ import functools
 import importlib
 import logging
 import os
+import runpy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -28,7 +41,18 @@ from tmrl_core.errors import ConfigError, TmrlError
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["agents", "roles", "sections", "sinks", "transports"]
+Kind = Literal[
+    "agents",
+    "commands",
+    "credential_files",
+    "credentials",
+    "exports",
+    "roles",
+    "sections",
+    "session_formats",
+    "sinks",
+    "transports",
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ROOT = Path(__file__).parent
 DEPTH = 3
@@ -68,12 +92,14 @@ def _rooms() -> dict[Kind, dict[str, Entry]]:
     found: dict[Kind, dict[str, Entry]] = {kind: {} for kind in KINDS}
     for package in _packages_with_rooms():
         try:
-            room = importlib.import_module(f"{package}.room")
+            # By its file: importing the packages around a room may be slow, as that of Gymnasium.
+            file = ROOT.parent.joinpath(*package.split("."), "room.py")
+            room = runpy.run_path(str(file))
         except Exception as exc:
             logger.warning("%s is left out, because it cannot be imported: %s", package, exc)
             continue
         for kind, entries in found.items():
-            for name, reference in getattr(room, kind.upper(), {}).items():
+            for name, reference in room.get(kind.upper(), {}).items():
                 entries[name] = Entry(kind, name, reference, package)
     return found
 
@@ -93,13 +119,24 @@ def entries(kind: Kind) -> Mapping[str, Entry]:
     return _rooms()[kind]
 
 
-def added(kind: Kind, name: str) -> list[Entry]:
-    """Return the entries of this name of installed packages, from their metadata."""
+def exports(package: str) -> dict[str, str]:
+    """Return the public names that rooms add to a package, with their modules as `lazy_names` needs them."""
+    found = ((name.rpartition("."), entry.reference) for name, entry in entries("exports").items())
+    return {
+        name: reference.partition(":")[0].removeprefix(ROOT.name)
+        for (home, _, name), reference in found
+        if home == package
+    }
+
+
+def added(kind: Kind, name: str | None = None) -> list[Entry]:
+    """Return the entries of this name of installed packages, or of all names, from their metadata."""
     from importlib.metadata import entry_points
 
     found = {
-        Entry(kind, name, f"{point.module}:{point.attr}", point.dist.name if point.dist is not None else point.module)
-        for point in entry_points(group=f"tmrl_core.{kind}", name=name)
+        Entry(kind, each.name, f"{each.module}:{each.attr}", each.dist.name if each.dist is not None else each.module)
+        for each in entry_points(group=f"tmrl_core.{kind}")
+        if name in (None, each.name)
     }
     return sorted(found)
 

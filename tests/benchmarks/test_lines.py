@@ -56,9 +56,9 @@ def test_each_line_is_of_one_kind() -> None:
     [
         ("gateway/advice/app.py", "gateway", True),
         ("envs/replay.py", "envs/replay*", True),
-        ("envs/replay/functional.py", "envs/replay*", True),
+        ("envs/replay/recorded.py", "envs/replay*", True),
         ("envs/example.py", "envs/replay*", False),
-        ("sessions/lerobot/files.py", "sessions/lerobot*", True),
+        ("sessions/lerobot/dataset.py", "sessions/lerobot*", True),
         ("training/memories/replay.py", "envs/replay*", False),
         ("gateway_client.py", "gateway", False),
     ],

@@ -65,7 +65,7 @@ def test_a_recording_goes_to_a_dataset_and_back(
 
 def test_an_import_takes_bounds_and_leaves_out_bad_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyarrow")
-    from tests.sessions.test_lerobot import foreign
+    from tests.sessions.lerobot.test_dataset import foreign
 
     dataset = foreign(
         tmp_path / "theirs",
@@ -88,8 +88,24 @@ def test_an_import_takes_bounds_and_leaves_out_bad_episodes(tmp_path: Path, caps
     assert "of_arm: actions outside their space need memory.recorded_actions: clip" in capsys.readouterr().err
     assert main([*words, str(tmp_path / "of_stats"), "--bounds-of-stats"]) == 0
     assert read_spaces(tmp_path / "of_stats")[1] == spaces.Box(-9, 9, (2,), np.float32)
-    assert main(["--sessions", "import", str(tmp_path / "arm"), str(tmp_path / "x"), "--bounds-of-stats"]) == 2
-    assert "--bounds-of-stats is for datasets of LeRobot" in capsys.readouterr().err
+
+
+def test_an_option_of_another_format_is_refused(
+    tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--sessions", "export", str(recording), str(tmp_path / "x"), "--format", "minari", "--fps", "20"]
+    assert main(words) == 2
+    assert "--fps: not for datasets of Minari, and minari is one" in capsys.readouterr().err
+
+
+def test_a_format_of_no_room_is_refused_with_the_known_ones(
+    tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--sessions", "export", str(recording), str(tmp_path / "x"), "--format", "rosbag"]) == 2
+    assert (
+        "--format: found rosbag, allowed: lerobot, minari. There is no package tmrl_core.sessions.rosbag here"
+        in capsys.readouterr().err
+    )
 
 
 def test_failures_leave_nothing_of_their_target(
@@ -99,8 +115,11 @@ def test_failures_leave_nothing_of_their_target(
     for words, said in (
         (["list", str(tmp_path / "no")], "no does not exist"),
         (["export", str(tmp_path / "no"), str(tmp_path / "new"), "--format", "minari"], "no does not exist"),
-        (["export", str(recording), str(tmp_path / "new"), "--format", "lerobot", "--fps", "0"], "--fps: found 0"),
-        (["import", str(recording), str(tmp_path / "new")], "is not a Minari dataset"),
+        (["export", str(recording), str(tmp_path / "new"), "--format", "lerobot", "--fps", "0"], "fps: found 0"),
+        (
+            ["import", str(recording), str(tmp_path / "new")],
+            "of no known format (LeRobot: meta/info.json; Minari: ",
+        ),
     ):
         assert main(["--sessions", *words]) in (1, 2)
         assert said in capsys.readouterr().err

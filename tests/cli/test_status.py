@@ -165,7 +165,7 @@ def test_tables_for_people_and_json_for_programs(
     where = ("--set", f"server.port={server.port}", "--set", f"network.credentials_dir={keys}")
     status, out, err = run(capsys, *where)
     assert (status, err) == (0, "")
-    for word in ("Server", "memory", "samples/s", "budgets", "peers", "observer", "127.0.0.1", "protocol errors"):
+    for word in ("Server", "memory", "samples/s", "budgets", "peers", "observer", "127.0.0.1", "trouble"):
         assert word in out
     status, out, err = run(capsys, *where, "--json")
     assert (status, err) == (0, "")

@@ -25,6 +25,7 @@ from tmrl_core.networking.links import TrainerLink, WorkerLink
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.relay import RelaySettings
 from tmrl_core.networking.security.admission import AdmissionSettings
+from tmrl_core.networking.transports.tlspyo.settings import TlspyoKeys
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 from tmrl_core.roles.rollout_worker import RolloutWorker
 from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
@@ -45,7 +46,7 @@ REPEATED: list[tuple[Any, tuple[type[Section], ...]]] = [
     (Connection, (ServerSection, NetworkSection)),
     (RelaySettings, (ServerSection, NetworkSection)),
     (AdmissionSettings, (ServerSection,)),
-    (TlspyoTransport, (NetworkSection,)),
+    (TlspyoTransport, (NetworkSection, TlspyoKeys)),
     (open_sinks, (MetricsSection,)),
 ]
 

@@ -12,7 +12,8 @@ import pytest
 from tests.doctor.test_doctor import configured, look, only_failed
 from tmrl_core.config import from_values
 from tmrl_core.networking import Server
-from tmrl_core.networking.security import credentials, tlspyo_files
+from tmrl_core.networking.security import credentials
+from tmrl_core.networking.transports.tlspyo import files
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tlspyo") is None, reason="the extra tlspyo")
 
@@ -56,7 +57,7 @@ def test_without_encryption(keys: Path) -> None:
 
 def test_another_password(server: Server, keys: Path, tmp_path: Path) -> None:
     (tmp_path / "certificate.pem").write_bytes((keys / "certificate.pem").read_bytes())
-    (tmp_path / tlspyo_files.PASSWORD).write_text("x" * 43)
+    (tmp_path / files.PASSWORD).write_text("x" * 43)
     steps = look(configured(server.port, tmp_path, transport="tlspyo"), role="worker")
     only_failed(steps, "accepted", "refuses this connection: the password is not this Server's")
     assert steps["Server's certificate"].state == "ok"
@@ -64,7 +65,7 @@ def test_another_password(server: Server, keys: Path, tmp_path: Path) -> None:
 
 def test_another_certificate(server: Server, keys: Path, tmp_path: Path) -> None:
     credentials.create(tmp_path, ["localhost"])
-    (tmp_path / tlspyo_files.PASSWORD).write_bytes((keys / tlspyo_files.PASSWORD).read_bytes())
+    (tmp_path / files.PASSWORD).write_bytes((keys / files.PASSWORD).read_bytes())
     steps = look(configured(server.port, tmp_path, transport="tlspyo"), role="worker")
     only_failed(steps, "Server's certificate", "has another certificate than certificate.pem here")
     assert steps["TLS"].state == "ok"

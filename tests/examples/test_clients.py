@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.command_line import ROOT
 from tests.examples.browser import CHROMIUM, browsing
+from tmrl_core.gateway.api_keys import make_key
 from tmrl_core.networking.security import credentials
-from tmrl_core.networking.security.api_keys import make_key
 from tmrl_core.testing.proxy import Proxy
 
 CLIENTS = ROOT / "examples" / "clients"

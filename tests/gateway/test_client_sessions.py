@@ -7,7 +7,6 @@ import logging
 import tracemalloc
 from collections import Counter
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,25 +16,15 @@ from gymnasium import spaces
 
 from tests.gateway.players import RecordingAgent, step_message
 from tmrl_core.errors import ConfigError, SessionClosedError, TmrlError
+from tmrl_core.gateway.api_keys import ApiKeys, make_key, revoke_key
 from tmrl_core.gateway.client_sessions import MAKE_ROOM_S, WRONG_LOGINS_AT_ONCE, Sessions
 from tmrl_core.gateway.contracts import FinishedEpisode
 from tmrl_core.gateway.messages import MAX_INFO_BYTES, EndMessage, RequestError
 from tmrl_core.gateway.settings import GatewaySection
-from tmrl_core.networking.security.api_keys import ApiKeys, make_key, revoke_key
 from tmrl_core.rate_limited_log import LINES_AT_ONCE
 
 CLIENT = "192.0.2.1:5000"
 Result = TypeVar("Result")
-
-
-@dataclass
-class Episodes:
-    """The finished episodes."""
-
-    list: list[FinishedEpisode] = field(default_factory=list)
-
-    def add(self, episode: FinishedEpisode) -> None:
-        self.list.append(episode)
 
 
 class Gateway:
@@ -45,10 +34,10 @@ class Gateway:
         self.folder = folder
         self.entry, self.apikey = make_key(folder, "default")
         self.agent = RecordingAgent()
-        self.episodes = Episodes()
+        self.episodes: list[FinishedEpisode] = []
         self.keys = ApiKeys(folder)
         self.sessions = Sessions(
-            [self.agent], self.keys, GatewaySection(**settings), self.episodes, wall_clock=lambda: 1000.0
+            [self.agent], self.keys, GatewaySection(**settings), self.episodes.append, wall_clock=lambda: 1000.0
         )
 
     def login(self, now: float = 0.0, apikey: str | None = None, address: str = CLIENT) -> str:
@@ -86,7 +75,7 @@ def test_a_login_opens_a_session_that_plays(tmp_path: Path) -> None:
     assert (info.agent, info.key_id, info.steps, info.episodes) == ("default", gateway.entry.id, 2, 1)
     assert (info.opened_at, info.idle_s) == (1000.0, 5.0)
     assert info.session_id not in key
-    assert gateway.episodes.list == [
+    assert gateway.episodes == [
         FinishedEpisode(
             ended_at=1000.0,
             agent="default",

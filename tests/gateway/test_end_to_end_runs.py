@@ -13,7 +13,7 @@ import pytest
 from tests.command_line import announced, records
 from tests.gateway.test_serve import PROCESSES, Client
 from tests.hostile.machines import FORGED, Machines
-from tmrl_core.networking.security.api_keys import make_key
+from tmrl_core.gateway.api_keys import make_key
 
 
 class Site(Machines):

@@ -38,13 +38,13 @@ from tmrl_core.config.sections import (
     WorkerSection,
 )
 from tmrl_core.errors import ConfigError, CredentialsError, NetworkError
+from tmrl_core.gateway.api_keys import make_key
 from tmrl_core.gateway.from_config import check_central, make_agents
 from tmrl_core.gateway.serve import Gateway, https_context, listening_sockets
 from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.metrics import read_records
 from tmrl_core.networking import Server, Trainer
 from tmrl_core.networking.security import credentials
-from tmrl_core.networking.security.api_keys import make_key
 
 SMALL: dict[str, Any] = {"hidden_sizes": [8, 8]}
 

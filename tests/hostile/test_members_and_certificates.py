@@ -48,10 +48,10 @@ def test_a_trainer_and_a_server_that_start_again_are_accepted(fleet: Fleet) -> N
     server = fleet.server()
     trainer, worker = fleet.trainer(), fleet.worker()
     fleet.goes_on(worker, trainer)
-    first = trainer.incarnation
+    first = trainer.trainer.incarnation
     trainer.close()
-    trainer = fleet.trainer(offsets=trainer.offsets)  # without its incarnation: the credentials folder has it
-    assert trainer.incarnation == first + 1
+    trainer = fleet.trainer(offsets=trainer.trainer.offsets)  # without its incarnation: the credentials folder has it
+    assert trainer.trainer.incarnation == first + 1
     fleet.goes_on(worker, trainer)
     server.close()
     fleet.server()
@@ -62,11 +62,11 @@ def test_a_trainer_and_a_server_that_start_again_are_accepted(fleet: Fleet) -> N
 def test_a_trainer_without_a_checkpoint_never_uses_an_incarnation_again(fleet: Fleet) -> None:
     server = fleet.server()
     trainer = fleet.trainer()
-    first = trainer.incarnation
+    first = trainer.trainer.incarnation
     trainer.close()
     server.close()
     fleet.server()  # it knows of no earlier incarnation
-    assert fleet.trainer().incarnation > first
+    assert fleet.trainer().trainer.incarnation > first
 
 
 def test_another_trainer_machine_continues_the_run(fleet: Fleet) -> None:
@@ -74,11 +74,11 @@ def test_another_trainer_machine_continues_the_run(fleet: Fleet) -> None:
     trainer, worker = fleet.trainer(), fleet.worker()
     for _ in range(3):
         trainer.close()
-        trainer = fleet.trainer(offsets=trainer.offsets)
+        trainer = fleet.trainer(offsets=trainer.trainer.offsets)
     fleet.goes_on(worker, trainer)
     trainer.close()
     fleet.install("trainer", "hpc2")
-    other = fleet.trainer("hpc2", offsets=trainer.offsets)
+    other = fleet.trainer("hpc2", offsets=trainer.trainer.offsets)
     fleet.goes_on(worker, other)
     assert (worker.counts.forged, other.counts.forged) == (0, 0)
 
@@ -117,7 +117,7 @@ def test_samples_handed_over_without_a_trainer_wait_for_one(fleet: Fleet, tmp_pa
     assert seen.close().handed_over == 10
     server.close()
     fleet.server(spool_dir=str(tmp_path / "spool"))
-    late = fleet.trainer(offsets=trainer.offsets)
+    late = fleet.trainer(offsets=trainer.trainer.offsets)
 
     def done() -> bool:
         fleet.take(late)
@@ -143,7 +143,7 @@ def test_samples_that_were_stored_for_another_trainer_machine_need_its_key(
         older.mkdir(parents=True)
         (key,) = (fleet.folder / "hpc" / "run_keys").glob("*.key")
         (older / key.name).write_bytes(key.read_bytes())
-    late = fleet.trainer("hpc2", offsets=trainer.offsets)
+    late = fleet.trainer("hpc2", offsets=trainer.trainer.offsets)
 
     def done() -> bool:
         fleet.take(late)
@@ -210,7 +210,7 @@ def test_the_server_sends_the_list_to_ends_that_keep_it(fleet: Fleet, caplog: py
         (fleet.folder / "server" / name).unlink()
     fleet.server()
     trainer.close()
-    trainer = fleet.trainer(offsets=trainer.offsets)
+    trainer = fleet.trainer(offsets=trainer.trainer.offsets)
     thief = fleet.worker()
     until(lambda: trainer.counts.forged > 0)
     fleet.send(thief)
@@ -348,7 +348,7 @@ def test_ends_that_differ_say_so_and_keep_the_samples(fleet: Fleet, off: str, ca
         about = [record for record in list(caplog.records) if "end_to_end" in record.message]
         return {record.name.rpartition(".")[2] for record in about}
 
-    until(lambda: said() >= {"worker", "trainer"})
+    until(lambda: said() >= {"worker_link", "trainer_link"})
     assert not worker.wait_policy(0.5)
     fleet.take(trainer)
     assert not fleet.arrived

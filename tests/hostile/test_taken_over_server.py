@@ -112,7 +112,7 @@ def test_forged_altered_and_old_policies_are_not_used(taken: TakenOver) -> None:
     first = taken.policy_body()
     taken.trainer.publish(weights(b"second"))
     until(lambda: taken.worker.versions_published == 2)
-    second, version = taken.policy_body(), taken.trainer.version
+    second, version = taken.policy_body(), taken.trainer.trainer.version
     assert taken.worker.take_policy() is not None
     taken.send_policy((version[0], 90), encode_body(PolicyUpdate((0, 0), weights(b"forged"), {})))
     taken.counted(worker=1)
@@ -143,9 +143,9 @@ def test_a_large_policy_is_used_by_its_mac_and_refused_when_altered(taken: Taken
     assert taken.worker.wait_policy(DEADLINE_S)
     proof = seal._streams[taken.worker.stream].policy
     assert proof is not None
-    assert proof.version == taken.trainer.version
+    assert proof.version == taken.trainer.trainer.version
     assert taken.worker.take_policy() is not None
-    genuine, version = taken.policy_body(), (taken.trainer.version[0], 50)
+    genuine, version = taken.policy_body(), (taken.trainer.trainer.version[0], 50)
     taken.send_policy(version, genuine.replace(bytes(1_000), b"harm" * 250, 1))
     taken.counted(worker=1)
     assert taken.worker.take_policy() is None
@@ -228,7 +228,7 @@ def test_samples_that_are_halted_again_and_again_do_not_fill_the_log(
         until(lambda: taken.worker._taken is False)
         taken.do(saying(Resume(0, 1, stream.epoch, 1 << 20)))
         until(lambda: taken.worker._taken)
-    assert 5 <= len([record for record in caplog.records if record.name.endswith("links.worker")]) <= 11
+    assert 5 <= len([record for record in caplog.records if record.name.endswith("links.worker_link")]) <= 11
     taken.fleet.goes_on(taken.worker, taken.trainer)
 
 

@@ -18,6 +18,7 @@ from tmrl_core.config import Config, from_values
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.local import supervision
 from tmrl_core.local.supervision import Child, Fleet, Pipeline, Threads, command, environment
+from tmrl_core.roles.shutdown import STOP
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +156,7 @@ def test_a_child_ends_in_order_on_request(processes: Pipeline) -> None:
     processes.server.start(announces=True)
     listener = Listener()
     assert processes.port_of_server(listener) > 0
-    processes.server.ask_to_end()
+    processes.server.tell(STOP)
     ended(processes.server)
     assert processes.server.status == 0
 
@@ -271,13 +272,13 @@ def test_an_environment_that_hangs_is_shown_and_does_not_hold_up_the_end(
 
 def test_all_end_in_order_workers_first(processes: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    asked = Child.ask_to_end
+    tell = Child.tell
 
-    def note(child: Child) -> None:
+    def note(child: Child, request: bytes) -> None:
         order.append(child.name)
-        asked(child)
+        tell(child, request)
 
-    monkeypatch.setattr(Child, "ask_to_end", note)
+    monkeypatch.setattr(Child, "tell", note)
     processes.server.start(announces=True)
     processes.port_of_server(Listener())
     processes.trainer.start()

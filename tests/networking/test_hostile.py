@@ -203,8 +203,7 @@ class Stranger:
                     n = 0
                 if n == 0:
                     return None
-                self._reader.received(n)
-                frames = [frame for frame in self._reader.take() if frame.kind == Kind.CONTROL]
+                frames = [frame for frame in self._reader.received(n) if frame.kind == Kind.CONTROL]
                 self.heard += [decode_control(frame.payload) for frame in frames]
             message = self.heard.pop(0)
             if kind is None or isinstance(message, (kind, Refused)):
@@ -699,13 +698,13 @@ def test_a_worker_that_never_finishes_its_turn_does_not_block_training(place: Pl
     now = 0.0
     interface = RemoteInterface(place.trainer, clock=lambda: now)
     place.worker.say_waits(turn_text((9, 9)))
-    until(lambda: place.trainer.waits_of(place.worker.stream) != "")
+    until(lambda: place.trainer.trainer.waits_of(place.worker.stream) != "")
     assert not interface.has_turn(), "the only worker is waited for"
     wolf = WorkerLink(place.settings, name="wolf", run="run")
     wolf.start()
     place.stack.callback(wolf.close, drain=False)
     wolf.say_waits(turn_text((9, 9)))
-    until(lambda: place.trainer.waits_of(wolf.stream) != "")
+    until(lambda: place.trainer.trainer.waits_of(wolf.stream) != "")
     assert interface.has_turn()
     wolf.close(drain=False)
     until(lambda: sum(member.live for member in place.trainer.members) == 1)
@@ -767,7 +766,7 @@ def test_a_worker_cannot_use_up_the_numbers_of_incarnations(keys: Path) -> None:
             wolf.refused("misuse", words)
         place.start_trainer()
         place.goes_on()
-        assert place.trainer.incarnation == 1
+        assert place.trainer.trainer.incarnation == 1
 
 
 def test_a_decompression_bomb_is_relayed_and_refused_by_the_decoder(place: Place) -> None:

@@ -24,7 +24,7 @@ from gymnasium import spaces
 
 from tests.waiting import until
 from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
-from tmrl_core.config import CFG, Config, from_values
+from tmrl_core.config import CFG, Config, from_values, with_changes
 from tmrl_core.config.sections import NetworkSection, RunSection, WorkerSection
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import ConfigError, EnvironmentFailedError, StarvedError
@@ -131,11 +131,7 @@ def test_the_parameters_are_those_of_the_api_in_its_order() -> None:
         "server_ip": None,
         "server_port": CFG,
         "password": CFG,
-        "local_port": CFG,
-        "header_size": CFG,
-        "max_buf_len": CFG,
         "security": CFG,
-        "keys_dir": CFG,
         "hostname": CFG,
     }
     assert list(positional) == [p.name for p in parameters][: len(positional)]
@@ -530,6 +526,7 @@ def test_its_name_is_the_certificates_or_the_hosts_and_numbered_on_one_machine(
 
 
 def test_an_environment_is_closed_when_the_link_cannot_start(make: Any, config: Config, tmp_path: Path) -> None:
+    nowhere = with_changes(config, [f"network.credentials_dir={tmp_path / 'none'}"])
     closed: list[bool] = []
 
     class Env(GenericGymEnv):
@@ -538,7 +535,7 @@ def test_an_environment_is_closed_when_the_link_cannot_start(make: Any, config: 
             super().close()
 
     with pytest.raises(Exception, match="credentials"):
-        make(env_cls=Env, transport="tls", security="TLS", keys_dir=tmp_path / "none", server_port=1)
+        make(env_cls=Env, transport="tls", security="TLS", server_port=1, config=nowhere)
     assert closed == [True]
 
 

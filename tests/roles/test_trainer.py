@@ -20,7 +20,8 @@ import pytest
 
 from tests.waiting import until
 from tmrl_core.actor import SquashedGaussianMLPActor
-from tmrl_core.config import CFG, Config, load
+from tmrl_core.config import CFG, Config, from_values, load
+from tmrl_core.config.resuming import plain
 from tmrl_core.config.room_sections import config_type
 from tmrl_core.config.sections import (
     ActorSection,
@@ -133,12 +134,11 @@ def test_the_parameters_have_the_documented_order() -> None:
     parameters = list(inspect.signature(Trainer).parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert positional == [
-        "training_cls", "server_ip", "server_port", "password", "local_com_port", "header_size", "max_buf_len",
-        "security", "keys_dir", "hostname", "model_path", "checkpoint_path", "dump_run_instance_fn",
-        "load_run_instance_fn", "updater_fn",
+        "training_cls", "server_ip", "server_port", "password", "security", "hostname",
+        "model_path", "checkpoint_path", "dump_run_instance_fn", "load_run_instance_fn", "updater_fn",
     ]  # fmt: skip
-    assert all(p.default is CFG for p in parameters[:12])
-    assert all(p.default is None for p in parameters[12:15])
+    assert all(p.default is CFG for p in parameters[:8])
+    assert all(p.default is None for p in parameters[8:11])
 
 
 def test_training_on_a_worker_leaves_all_files_in_the_runs_folder(
@@ -251,7 +251,7 @@ def test_a_resumed_run_calls_the_updater(server: Server, worker: Worker, tmp_pat
 def test_only_the_configuration_in_force_is_written_to_the_runs_folder(
     server: Server, worker: Worker, tmp_path: Path
 ) -> None:
-    config = make_config(tmp_path, epochs=1)
+    config = from_values(plain(make_config(tmp_path, epochs=1)))
     written = tmp_path / "tests" / "config.yaml"
 
     def run(config: Config, port: int) -> None:

@@ -12,7 +12,8 @@ from gymnasium import spaces
 
 from tmrl_core.errors import ConfigError, FolderLockedError, StorageError, StorageFullError
 from tmrl_core.samples import Buffer, EpisodeRecord
-from tmrl_core.sessions import Session, SessionWriter, files, read_sessions, read_spaces
+from tmrl_core.sessions import Session, SessionWriter, read_sessions, read_spaces
+from tmrl_core.sessions import session_files as files
 from tmrl_core.sessions.session_files import SPACES_FILE
 from tmrl_core.storage import SegmentReader
 

@@ -74,7 +74,7 @@ STATES = {
     "round": (1, STATISTICS),
     "rule_policy": (1, "rng"),
     "sac": (1, SAC),
-    "sample_columns": (1, "first written templates leaves infos early"),
+    "sample_columns": (2, "first written fields infos early"),
     "sequence_replay": (1, f"{REPLAY} sequence"),
     "samples_per_insert": (1, "made band seen"),
     "td3": (

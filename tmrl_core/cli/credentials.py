@@ -7,14 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tmrl_core.cli.main import common_options, load_config, set_up_logging
+from tmrl_core.cli.main import common_options, load_config, of_rooms, set_up_logging
 from tmrl_core.config import Config
 from tmrl_core.config.sections import is_loopback
-from tmrl_core.errors import ConfigError, CredentialsError
-from tmrl_core.networking.security import api_keys, credentials, renewal
+from tmrl_core.errors import CredentialsError
+from tmrl_core.networking.security import credentials, renewal
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
 from tmrl_core.networking.security.revocations import REVOKED_FILE, SIGNED_FILE
 from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES
+from tmrl_core.roles.command import CredentialsCommand
 
 MOST_DAYS = 36_500
 EPILOG = """\
@@ -26,8 +27,6 @@ Copy each bundle to its machine (it is secret: anyone who has it can act as that
   python -m tmrl_core --credentials install robot7.worker.bundle
 If robot7 is stolen (a running Server applies it at once):
   python -m tmrl_core --credentials revoke robot7
-For programs that reach an agent through the gateway:
-  python -m tmrl_core --credentials key AGENT
 """
 
 
@@ -49,7 +48,7 @@ def days(text: str) -> float:
 
 
 def whole_weight(text: str) -> int:
-    """Return the weight of a gateway.
+    """Return the weight of a role that serves many clients.
 
     Raises:
         ArgumentTypeError: the text is not a weight in range.
@@ -62,10 +61,12 @@ def whole_weight(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments after `--credentials`."""
     common = common_options()
+    added = commands_of_rooms()
+    weighted = weighted_roles()
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core --credentials",
         description="Manage the certificates and tokens that identify the roles.",
-        epilog=EPILOG,
+        epilog="".join([EPILOG, *(command.epilog for command in added.values())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -92,14 +93,15 @@ def parser() -> argparse.ArgumentParser:
     )
 
     bundle = commands.add_parser("bundle", parents=[common], help="write one file with all that another machine needs")
-    bundle.add_argument("for_role", choices=["worker", "trainer", "server", "gateway"], metavar="ROLE")
+    bundle.add_argument("for_role", choices=["worker", "trainer", "server", *weighted], metavar="ROLE")
     bundle.add_argument("--name", default="", help="name of the holder, written into its certificate")
     bundle.add_argument(
         "--weight",
         type=whole_weight,
         default=1,
         metavar="N",
-        help="share of a gateway in the Server's throughput, as a number of workers, 1 to 1000 (default: 1)",
+        help=f"share of a role with many clients ({', '.join(weighted) or 'none here'}) in the Server's throughput, as "
+        f"a number of workers, 1 to {MAX_WEIGHT} (default: 1)",
     )
     bundle.add_argument("--out", metavar="FILE", help="file or folder (default: NAME.ROLE.bundle here)")
     bundle.add_argument("--days", type=days, default=credentials.DAYS, help="validity (default: %(default)s)")
@@ -113,10 +115,10 @@ def parser() -> argparse.ArgumentParser:
     revoke = commands.add_parser(
         "revoke",
         parents=[common],
-        help="revoke the certificates of one machine, or end an API key; a running Server or gateway applies it",
+        help="revoke the certificates of one machine, or the secret of this name; running roles apply it",
     )
     revoke.add_argument(
-        "name", metavar="NAME", help="name in the certificates; the bundle or certificate file; or the id of an API key"
+        "name", metavar="NAME", help="name in the certificates; the bundle or certificate file; or the id of a key"
     )
     revoke.add_argument("--of-role", choices=CLIENT_ROLES, help="only certificates of this role (default: any)")
 
@@ -133,11 +135,19 @@ def parser() -> argparse.ArgumentParser:
     )
     rotate.add_argument("for_role", choices=CLIENT_ROLES, metavar="ROLE")
 
-    key = commands.add_parser(
-        "key", parents=[common], help="create an API key for clients of the gateway; printed once"
-    )
-    key.add_argument("agent", metavar="AGENT", help="name of the agent in gateway.agents (without any: default)")
+    for name, command in added.items():
+        command.add_arguments(commands.add_parser(name, parents=[common], help=command.help))
     return made
+
+
+def commands_of_rooms() -> dict[str, CredentialsCommand]:
+    """Return the commands that rooms add, by name."""
+    return of_rooms("credentials")
+
+
+def weighted_roles() -> list[str]:
+    """Return the names of the roles of rooms that the Server takes for a worker with a weight."""
+    return [name for name, role in of_rooms("roles").items() if role.weighted]
 
 
 def run_credentials(arguments: Sequence[str]) -> int:
@@ -154,8 +164,8 @@ def run_credentials(arguments: Sequence[str]) -> int:
     set_up_logging(options.log_level)
     config = load_config(options)
     folder = credentials.find(config.network.credentials_dir)
-    if options.command == "key":
-        return key(config, options.agent, folder)
+    if (of_room := commands_of_rooms().get(options.command)) is not None:
+        return of_room.run(config, options, folder)
     if options.command == "create":
         return create(options, config, folder)
     command = {
@@ -191,13 +201,14 @@ def create(options: argparse.Namespace, config: Config, folder: Path) -> int:
 def bundle(options: argparse.Namespace, folder: Path) -> int:
     """Make a bundle."""
     role = options.for_role
-    if options.weight != 1 and role != "gateway":
+    weighted = weighted_roles()
+    if role in weighted:
+        role = "worker"  # which it is to the Server
+    elif options.weight != 1:
         raise CredentialsError(
-            f"--weight {options.weight}: only a gateway's bundle has a weight, not a {role}'s. Leave it out, or make "
-            f"the bundle of a gateway: --credentials bundle gateway --name NAME --weight {options.weight}"
+            f"--weight {options.weight}: a {role}'s bundle has no weight; allowed with "
+            f"{' or '.join(weighted) or 'no role here'}. Leave it out, or name such a role."
         )
-    if role == "gateway":
-        role = "worker"  # to the Server, a gateway is a worker
     path = credentials.bundle(folder, role, options.name, options.out, days=options.days, weight=options.weight)
     print(f"{path}: copy it to that machine and run there: python -m tmrl_core --credentials install {path.name}")
     print("It is secret: its holder can act as that " + options.for_role + ".", file=sys.stderr)
@@ -215,7 +226,9 @@ def install(options: argparse.Namespace, folder: Path) -> int:
 
 def show(options: argparse.Namespace, folder: Path) -> int:
     """Print the existing credentials."""
-    records = credentials.show(folder)
+    records = [record for command in commands_of_rooms().values() for record in command.show(folder)]
+    if not records or folder.is_file() or (folder / "ca.pem").exists():
+        records = credentials.show(folder) + records
     print(folder)
     for record in records:
         about = [record.what, Path(record.file).name, record.role, record.subject, " ".join(record.names)]
@@ -233,10 +246,12 @@ def show(options: argparse.Namespace, folder: Path) -> int:
 
 
 def revoke(options: argparse.Namespace, folder: Path) -> int:
-    """Revoke certificates or an API key."""
-    if options.of_role is None and (ended := api_keys.revoke_key(folder, options.name)) is not None:
-        print(f"revoked: the API key {ended.id} of agent {ended.agent}; a running gateway ends its sessions")
-        return 0
+    """Revoke certificates or the secret of a room."""
+    if options.of_role is None:
+        for command in commands_of_rooms().values():
+            if (ended := command.revoke(folder, options.name)) is not None:
+                print(f"revoked: {ended}")
+                return 0
     taken = renewal.revoke(folder, options.name, options.of_role)
     for one in taken:
         print(f"revoked: the {one.role} certificate of {one.name}, serial number {one.serial}")
@@ -249,24 +264,6 @@ def revoke(options: argparse.Namespace, folder: Path) -> int:
         "folders of the trainer and the workers."
     )
     print("Bundles hold no token. If that machine also had a token, run: --credentials rotate-token ROLE")
-    return 0
-
-
-def key(config: Config, agent: str, folder: Path) -> int:
-    """Create an API key."""
-    from tmrl_core.gateway.settings import gateway_section
-
-    agents = list(gateway_section(config).agents) or ["default"]
-    if agent not in agents:
-        raise ConfigError(
-            f"gateway.agents: there is no agent {agent!r}, but {', '.join(agents)}. Name one of these, or the "
-            "configuration that has it (-c FILE)."
-        )
-    made, text = api_keys.make_key(folder, agent)
-    print(f"API key of agent {agent}, shown only now:\n\n    {text}\n")
-    print('A client logs in with it: POST /shepherd/login_user/ with {"apikey": KEY}.')
-    print(f"Its id is {made.id}. To end it: python -m tmrl_core --credentials revoke {made.id}")
-    print("It is secret: its holder can train that agent.", file=sys.stderr)
     return 0
 
 

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from tmrl_core import __version__, rooms
-from tmrl_core.config import Config, find_config_file, load, resolve, use
+from tmrl_core.config import Config, find_config_file, load, use
 from tmrl_core.config.loading import expanded
 from tmrl_core.config.room_sections import config_type, kind_of_run, room_sections
 from tmrl_core.config.sections import NAMES_OF, RoomSection
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
+from tmrl_core.roles.command import Command
 from tmrl_core.roles.role import Role, one_thread
 from tmrl_core.roles.shutdown import DROPPED_SAMPLES, ShutdownSignal
 from tmrl_core.terminal_log import TerminalHandler
@@ -44,14 +45,26 @@ CLIENTS = ("worker", "expert", "trainer", "status")
 """Roles that connect to a Server, besides those of rooms."""
 
 COMMANDS = {
-    "--credentials": "tmrl_core.cli.credentials:run_credentials",
-    "--doctor": "tmrl_core.cli.doctor:run_doctor",
-    "--sessions": "tmrl_core.cli.sessions:run_sessions",
-    "--metrics": "tmrl_core.cli.metrics:run_metrics",
-    "--import-config": "tmrl_core.cli.tmrl_files:run_import",
-    "--import-weights": "tmrl_core.cli.tmrl_files:run_import",
+    "credentials": Command(
+        "manage certificates and tokens: create, bundle, install, show, ...; see `--credentials --help`",
+        "tmrl_core.cli.credentials:run_credentials",
+        "COMMAND",
+    ),
+    "doctor": Command(
+        "check the path from this machine to the Server; see `--doctor --help`", "tmrl_core.cli.doctor:run_doctor"
+    ),
+    "sessions": Command(
+        "show recorded sessions, and exchange them with other tools; see `--sessions --help`",
+        "tmrl_core.cli.sessions:run_sessions",
+        "COMMAND",
+    ),
+    "metrics": Command(
+        "send the records of a run to wandb or TensorBoard; see `--metrics --help`",
+        "tmrl_core.cli.metrics:run_metrics",
+        "COMMAND",
+    ),
 }
-"""Options with options of their own."""
+"""Options with options of their own, besides those of rooms."""
 
 EPILOG = """\
 examples:
@@ -59,7 +72,6 @@ examples:
   python -m tmrl_core --server -c my.yaml                       one role, where the others can reach it
   python -m tmrl_core --worker -c my.yaml --set worker.name=robot7
   python -m tmrl_core --trainer -c my.yaml --wandb
-  python -m tmrl_core --gateway -c my.yaml                      environments as HTTP and WebSocket clients
   python -m tmrl_core --status -c my.yaml --watch 2             what the Server sees; --json for programs
   python -m tmrl_core --credentials create --host server.example.org
   python -m tmrl_core --credentials bundle worker --name robot7
@@ -77,10 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         for word in given:
-            name = word.partition("=")[0] if word.startswith("--import-") else word
-            if (command := COMMANDS.get(name)) is not None:
-                run_command: Callable[[Sequence[str]], int] = resolve(command)
-                return run_command(given)
+            if (command := command_of(word)) is not None:
+                return command.run(given)
         return run(parsed(given), own_process=arguments is None)
     except (TmrlError, FileNotFoundError) as exc:
         # Torch needs a folder for temporary files when it is imported, and may be imported by any role or environment.
@@ -135,10 +145,21 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def roles_of_rooms() -> dict[str, Role]:
-    """Return the roles that rooms add, by name. Broken rooms are left out, with a warning."""
-    found: dict[str, Role] = {}
-    for name, entry in rooms.entries("roles").items():
+def command_of(word: str) -> Command | None:
+    """Return the command that a word of the command line names, as `--NAME` or `--NAME=ARGUMENT`."""
+    name = word.removeprefix("--").partition("=")[0]
+    if not word.startswith("--"):
+        return None
+    if (entry := rooms.entries("commands").get(name)) is None:
+        return COMMANDS.get(name)
+    found: Command = entry.load()
+    return found
+
+
+def of_rooms(kind: rooms.Kind) -> dict[str, Any]:
+    """Return the objects that rooms add, by name. Broken rooms are left out, with a warning."""
+    found = {}
+    for name, entry in rooms.entries(kind).items():
         try:
             found[name] = entry.load()
         except TmrlError as exc:
@@ -186,7 +207,9 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
     Args:
         added: roles of rooms and of other packages; None: those of all rooms.
     """
-    added = roles_of_rooms() if added is None else added
+    added = of_rooms("roles") if added is None else added
+    beside = [f"with --{name}: 0" for name, one in added.items() if one.local_text is not None]
+    listening = ["--server", *(f"--{name}" for name, one in added.items() if "announce" in one.takes)]
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core",
         description="Distributed reinforcement learning over TLS: rollout workers, one server, one trainer.",
@@ -215,30 +238,13 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
         ("version", "print the version"),
     ):
         role.add_argument(f"--{name}", dest="role", action="store_const", const=name, help=text)
-    role.add_argument(
-        "--credentials",
-        metavar="COMMAND",
-        help="manage certificates and tokens: create, bundle, install, show, ...; see `--credentials --help`",
-    )
-    role.add_argument(
-        "--doctor",
-        action="store_true",
-        help="check the path from this machine to the Server; see `--doctor --help`",
-    )
-    role.add_argument(
-        "--sessions",
-        metavar="COMMAND",
-        help="show recorded sessions, and exchange them with Minari and LeRobot; see `--sessions --help`",
-    )
-    role.add_argument(
-        "--metrics",
-        metavar="COMMAND",
-        help="send the records of a run to wandb or TensorBoard; see `--metrics --help`",
-    )
-    for kind, text in (("config", "configuration (config.json)"), ("weights", "MLP policy (.tmod)")):
-        role.add_argument(
-            f"--import-{kind}", metavar="FILE", help=f"convert tmrl's {text}; see `--import-{kind} --help`"
-        )
+    commands: dict[str, Command] = COMMANDS | of_rooms("commands")
+    for name, command in commands.items():
+        # Never parsed here, because `main` runs commands itself. They are for `--help` and for hints after an error.
+        if command.metavar is None:
+            role.add_argument(f"--{name}", action="store_true", help=command.help)
+        else:
+            role.add_argument(f"--{name}", metavar=command.metavar, help=command.help)
     made.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases (metrics.wandb)")
     made.add_argument("--new", action="store_true", help="a new run: another run.name if there is a run of this name")
     made.add_argument("--seed", type=int, default=None, metavar="N", help="seed of everything random (run.seed)")
@@ -247,7 +253,7 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
         type=int,
         default=None,
         metavar="N",
-        help="number of RolloutWorkers of --local (default: 2; with --gateway: 0) and of --worker (default: 1)",
+        help=f"number of RolloutWorkers of --local (default: {'; '.join(['2', *beside])}) and of --worker (default: 1)",
     )
     made.add_argument("--num-workers", type=int, dest="workers", metavar="N", help=argparse.SUPPRESS)
     local = made.add_argument_group("with --local")
@@ -288,8 +294,8 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
     supervised.add_argument(
         "--announce",
         action="store_true",
-        help="with --server or --gateway: print the port as a line of JSON once it listens; a Server takes a free port "
-        "if the default one is taken",
+        help=f"with {' or '.join(listening)}: print the port as a line of JSON once it listens; a Server takes a free "
+        "port if the default one is taken",
     )
     for one in added.values():
         one.options(made)
@@ -584,7 +590,18 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
             roles.run_trainer(made, config)
     finally:
         made.close()
+        draw_curve(config)
     return 0
+
+
+def draw_curve(config: Config) -> None:
+    """Draw the run's learning curve beside its metrics. A picture that cannot be drawn changes no exit status."""
+    from tmrl_core.local import outcome
+
+    if missing := outcome.draw_curve(config):
+        logger.warning("%s", missing)
+    elif (path := config.run_folder / "learning_curve.png").exists():
+        logger.info("%s shows the run; `python -m tmrl_core --plot` draws it again", path)
 
 
 def load_torch() -> None:

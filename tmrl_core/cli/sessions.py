@@ -5,27 +5,29 @@ from __future__ import annotations
 import argparse
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tmrl_core.cli.main import set_up_logging, shown
 from tmrl_core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from tmrl_core.sessions.formats import Options, SessionFormat
+
 logger = logging.getLogger(__name__)
 
-EPILOG = """\
-A dataset of Minari needs the extra `minari`, one of LeRobot (v3) the extra `lerobot`, or `lerobot-video`
-if it has videos.
-A command that fails leaves nothing of its target.
-"""
+COMMON = ("command", "folder", "dataset", "format", "spaces", "skip_bad_episodes")
+"""Options of all formats."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The grammar of a command line after `--sessions`."""
+def parser(formats: Mapping[str, SessionFormat]) -> argparse.ArgumentParser:
+    """The grammar of a command line after `--sessions`, with these formats of datasets."""
+    needs = [f"A dataset of {one.title} needs {one.needs}." for one in formats.values()]
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core --sessions",
         description="Show recorded sessions, and exchange them with other tools.",
-        epilog=EPILOG,
+        epilog="\n".join([*needs, "A command that fails leaves nothing of its target."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -35,25 +37,23 @@ def parser() -> argparse.ArgumentParser:
     writing = commands.add_parser("export", help="write a recording as a new dataset")
     writing.add_argument("folder", help="a recording")
     writing.add_argument("dataset", help="the dataset's folder, which must not exist")
-    writing.add_argument("--format", required=True, choices=["minari", "lerobot"], help="of the dataset")
-    writing.add_argument("--fps", type=int, default=30, metavar="N", help="LeRobot: ticks per second (default: 30)")
-    writing.add_argument(
-        "--task", default="recorded", metavar="TEXT", help="LeRobot: text of the task (default: recorded)"
-    )
-    reading = commands.add_parser("import", help="write a dataset of Minari or LeRobot as a recording")
+    writing.add_argument("--format", required=True, help=f"of the dataset: {', '.join(formats)}")
+    titles = " or ".join(one.title for one in formats.values())
+    reading = commands.add_parser("import", help=f"write a dataset of {titles or 'another tool'} as a recording")
     reading.add_argument("dataset", help="the dataset's folder")
     reading.add_argument("folder", help="the recording, which must not exist")
     reading.add_argument(
         "--spaces", metavar="FILE", help="spaces.json of a recording in the same environment: spaces with bounds"
     )
     reading.add_argument(
-        "--bounds-of-stats",
-        action="store_true",
-        help="LeRobot: actions without bounds get those of the values in meta/stats.json",
-    )
-    reading.add_argument(
         "--skip-bad-episodes", action="store_true", help="leave out inconsistent episodes, and say how many"
     )
+    for one in formats.values():
+        for command, options in ((writing, one.write_options), (reading, one.read_options)):
+            for flag, words in options.items():
+                # Absent if it is not given: the function that takes it has the default.
+                told = f"{one.title}: {words['help']}"
+                command.add_argument(flag, **{**words, "default": argparse.SUPPRESS, "help": told})
     return made
 
 
@@ -65,9 +65,14 @@ def run_sessions(arguments: Sequence[str]) -> int:
         StorageError: files are missing, damaged, in the way, or cannot be written.
         MissingExtraError: the package of a dataset is not installed.
     """
-    options = parser().parse_args([word for word in arguments if word != "--sessions"])
+    from tmrl_core.sessions.formats import session_formats
+
+    formats = session_formats()
+    options = parser(formats).parse_args([word for word in arguments if word != "--sessions"])
     set_up_logging("info")
-    return {"list": show, "export": export, "import": import_}[options.command](options)
+    if options.command == "list":
+        return show(options)
+    return (export if options.command == "export" else import_)(options, formats)
 
 
 def show(options: argparse.Namespace) -> int:
@@ -99,38 +104,45 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
-def export(options: argparse.Namespace) -> int:
+def export(options: argparse.Namespace, formats: Mapping[str, SessionFormat]) -> int:
     """Write a recording as a dataset."""
-    from tmrl_core.sessions import read_sessions, read_spaces, write_lerobot, write_minari
+    from tmrl_core.sessions import read_sessions, read_spaces
 
-    if not 1 <= options.fps <= 1_000_000:
-        raise ConfigError(f"--fps: found {options.fps}, allowed: 1 to 1000000")
+    if options.format not in formats:
+        raise ConfigError(
+            f"--format: found {options.format}, allowed: {', '.join(formats) or 'none'}. There is no package "
+            f"tmrl_core.sessions.{options.format} here, and no other installed package adds this format"
+        )
+    chosen = formats[options.format]
+    further = _further(options, chosen, chosen.write_options, options.format)
     of, sessions = read_spaces(options.folder), read_sessions(options.folder)
-    if options.format == "minari":
-        count = write_minari(options.dataset, sessions, of)
-    else:
-        count = write_lerobot(options.dataset, sessions, of, fps=options.fps, task=options.task)
+    count = chosen.write(options.dataset, sessions, of, **further)
     print(shown(f"{options.dataset}: {count} sessions"))
     return 0
 
 
-def import_(options: argparse.Namespace) -> int:
+def _further(options: argparse.Namespace, chosen: SessionFormat, known: Options, found: str) -> dict[str, Any]:
+    """Return the options of a format that are given, as keyword arguments."""
+    names = {flag.removeprefix("--").replace("-", "_") for flag in known}
+    given = {name: value for name, value in vars(options).items() if name not in COMMON}
+    if wrong := sorted(given.keys() - names):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        raise ConfigError(f"{flags}: not for datasets of {chosen.title}, and {found} is one")
+    return given
+
+
+def import_(options: argparse.Namespace, formats: Mapping[str, SessionFormat]) -> int:
     """Write a dataset as a recording."""
-    from tmrl_core.sessions import SessionWriter, read_lerobot, read_minari
-    from tmrl_core.sessions.lerobot import is_lerobot
+    from tmrl_core.sessions import SessionWriter
+    from tmrl_core.sessions.formats import format_of
     from tmrl_core.sessions.session_files import read_action_ranges, read_spaces_file
     from tmrl_core.sessions.spaces import bounded
     from tmrl_core.sessions.whole_folder import whole_folder
 
     given = None if options.spaces is None else read_spaces_file(Path(options.spaces))
-    if is_lerobot(options.dataset):
-        of, sessions = read_lerobot(
-            options.dataset, of=given, bounds_of_stats=options.bounds_of_stats, skip_bad=options.skip_bad_episodes
-        )
-    elif options.bounds_of_stats:
-        raise ConfigError(f"--bounds-of-stats is for datasets of LeRobot, and {options.dataset} is none")
-    else:
-        of, sessions = read_minari(options.dataset, of=given, skip_bad=options.skip_bad_episodes)
+    chosen = format_of(options.dataset, formats)
+    further = _further(options, chosen, chosen.read_options, options.dataset)
+    of, sessions = chosen.read(options.dataset, of=given, skip_bad=options.skip_bad_episodes, **further)
     count = 0
     with whole_folder(Path(options.folder)) as folder, SessionWriter(folder, *of) as writer:
         for session in sessions:
@@ -142,7 +154,7 @@ def import_(options: argparse.Namespace) -> int:
             "%s: the dataset states no bounds of the actions, which most policies need: train with the environment "
             "that has them, or import with --spaces%s",
             options.folder,
-            " or --bounds-of-stats" if is_lerobot(options.dataset) else "",
+            f" or {chosen.bounds}" if chosen.bounds else "",
         )
     if problem := read_action_ranges(options.folder).problem():
         logger.warning(

@@ -112,7 +112,7 @@ def as_values(status: ServerStatus, rate: Rates | None) -> dict[str, Any]:
 
 def tables(status: ServerStatus, rate: Rates | None, where: str) -> RenderableType:
     """Return the status as readable text."""
-    parts: list[RenderableType] = [_summary(status, rate, where), _budgets(status.budgets)]
+    parts: list[RenderableType] = [*_headlines(status, rate, where), _budgets(status.budgets)]
     parts.append(_peers(status.peers))
     if status.peers_left_out:
         parts.append(Text(f"... and {count(status.peers_left_out, 'more peer')}"))
@@ -243,7 +243,8 @@ def _headlines(status: ServerStatus, rate: Rates | None, where: str) -> list[Tex
     observers = sum(peer.role == "observer" for peer in status.peers)
     server = [f"Server {where}", f"tmrl_core {plain(status.version)}"]
     server += [f"up {duration(status.uptime_s)}"] if status.uptime_s is not None else []
-    server += [size(status.memory_bytes)] if status.memory_bytes is not None else []
+    server += [f"process {status.pid}"] if status.pid is not None else []
+    server += [f"memory {size(status.memory_bytes)}"] if status.memory_bytes is not None else []
     version = "no policy yet"
     if policy is not None:
         version = f"policy {policy.incarnation}.{policy.counter} of run {plain(policy.run)}, {size(policy.size_bytes)}"
@@ -307,44 +308,6 @@ def _worker_table(status: ServerStatus, workers: Sequence[_Worker], rate: Rates 
     for number, worker in enumerate(workers):
         style = "red" if worker.rank > 1 else "yellow" if worker.rank else ""
         table.add_row(*(Text(column[number]) for _, column in columns[:count]), Text(worker.trouble), style=style)
-    return table
-
-
-def _summary(status: ServerStatus, rate: Rates | None, where: str) -> Table:
-    table = Table.grid(padding=(0, 2))
-    policy = status.policy
-    per_s = "unknown"
-    if rate is not None:
-        per_s = (
-            f"{rate.samples:,.0f} samples/s, {rate.messages:,.1f} messages/s, {size(rate.bytes)}/s "
-            f"(over {rate.seconds:.1f} s)"
-        )
-    memory = [
-        f"{size(amount)} {what}"
-        for amount, what in ((status.memory_bytes, "now"), (status.memory_peak_bytes, "at most"))
-        if amount is not None
-    ]
-    rows = [
-        ("Server", f"{where}, tmrl_core {plain(status.version)}, process {status.pid or 'unknown'}"),
-        ("up", "unknown" if status.uptime_s is None else duration(status.uptime_s)),
-        ("memory", ", ".join(memory) or "unknown"),
-        ("peers", f"{_worker_count(status)}, {'a' if status.trainer else 'no'} trainer"),
-        (
-            "policy",
-            "none yet"
-            if policy is None
-            else f"version {policy.incarnation}.{policy.counter} of run {plain(policy.run)}, {size(policy.size_bytes)}",
-        ),
-        ("incarnation", str(status.incarnation)),
-        ("now", per_s),
-        (
-            "relayed",
-            f"{status.relayed_samples:,} samples in {status.relayed_messages:,} messages, {size(status.relayed_bytes)}",
-        ),
-        ("trouble", ", ".join(text for _, text in _troubles_of_all(status))),
-    ]
-    for name, value in rows:
-        table.add_row(Text(name, style="bold"), Text(value))
     return table
 
 

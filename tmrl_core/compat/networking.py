@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
+import msgspec
+
 from tmrl_core.actor.rollout.recorder import SampleCompressor
 from tmrl_core.compat.policy_files import has_torch_format
-from tmrl_core.config import CFG, Cfg, current, given
-from tmrl_core.networking import Server as Server
+from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.config.loading import expanded
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.protocol.messages import Version
 from tmrl_core.networking.transports.selection import link_settings
-from tmrl_core.roles import buffer, rollout_worker, trainer
+from tmrl_core.roles import buffer, rollout_worker, server, trainer
 from tmrl_core.samples.buffer import Samples
 from tmrl_core.samples.codec import decoded_bytes
 from tmrl_core.samples.columns import Chunk, Sample
@@ -28,6 +30,68 @@ __all__ = ["Buffer", "RolloutWorker", "Server", "Trainer", "TrainerInterface"]
 
 COMPAT_ACTOR = "tmrl_core.compat.custom.custom_models:SquashedGaussianMLPActor"
 Updater: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
+
+
+class _Arguments:
+    """Arguments of a constructor of tmrl's: those of the project's class, and some that are settings here.
+
+    Args:
+        core: the project's class.
+        keys: keys of the section `network` by the names of tmrl's arguments, in the order of those.
+    """
+
+    def __init__(self, core: type[Any], **keys: str) -> None:
+        self._keys = {**keys, "keys_dir": "credentials_dir"}
+        parameters = []
+        for parameter in inspect.signature(core).parameters.values():
+            parameters.append(parameter)
+            names = {"password": list(keys), "security": ["keys_dir"]}.get(parameter.name, [])
+            parameters += [inspect.Parameter(name, parameter.kind, default=CFG) for name in names]
+        self.signature = inspect.Signature(parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the arguments for the project's class. The settings among them are in its `config`."""
+        found = self.signature.bind(*args, **kwargs).arguments
+        settings = {key: found.pop(name, CFG) for name, key in self._keys.items()}
+        return {**found, "config": _configured(found.get("config"), **settings)}
+
+
+def _configured(config: Config | None, **keys: Any) -> Config:
+    """Return the configuration with these keys of the section `network`.
+
+    Args:
+        config: the configuration; None: the one in use.
+        keys: values; left out, and None: as it is. Those of a transport that is not here have no effect.
+    """
+    config = current() if config is None else config
+    network = config.network
+    changes = {key: one for key, one in keys.items() if one not in (CFG, None) and key in network.__struct_fields__}
+    if not changes:
+        return config
+    if "credentials_dir" in changes:
+        changes["credentials_dir"] = str(expanded(changes["credentials_dir"]).absolute())
+    changed = msgspec.structs.replace(config, network=msgspec.structs.replace(network, **changes))
+    return changed.started_in(config.start_folder)
+
+
+_SIZES = {"header_size": "header_size", "max_buf_len": "max_buf_len"}
+_OF_SERVER = _Arguments(server.Server, local_port="local_port_server", header_size="header_size")
+_OF_WORKER = _Arguments(rollout_worker.RolloutWorker, local_port="local_port_worker", **_SIZES)
+_OF_TRAINER = _Arguments(trainer.Trainer, local_com_port="local_port_trainer", **_SIZES)
+
+
+class Server(server.Server):
+    """The project's Server, with the arguments of tmrl's.
+
+    Besides those of `tmrl_core.networking.Server`: `local_port` and `header_size`, for the transport `tlspyo` only, and
+    `keys_dir`, the folder of the credentials.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(**_OF_SERVER(*args, **kwargs))
+
+
+Server.__init__.__signature__ = _OF_SERVER.signature  # type: ignore[attr-defined]
 
 
 class _Memory(Samples):
@@ -102,8 +166,9 @@ class Buffer(buffer.Buffer):
 class RolloutWorker(rollout_worker.RolloutWorker):
     """The project's RolloutWorker, with the attributes of tmrl's.
 
-    The arguments are those of `tmrl_core.networking.RolloutWorker`. tmrl's MLP policy acts without torch, unless the
-    file of its weights is tmrl's.
+    Besides the arguments of `tmrl_core.networking.RolloutWorker`: `local_port`, `header_size` and `max_buf_len`, for
+    the transport `tlspyo` only, and `keys_dir`, the folder of the credentials. tmrl's MLP policy acts without torch,
+    unless the file of its weights is tmrl's.
 
     Attributes:
         server_ip: address of the Server.
@@ -116,16 +181,13 @@ class RolloutWorker(rollout_worker.RolloutWorker):
 
     buffer_cls: ClassVar[type[buffer.Buffer]] = Buffer
 
-    def __init__(self, env_cls: Callable[[], Any], actor_module_cls: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = inspect.signature(rollout_worker.RolloutWorker.__init__).bind(
-            self, env_cls, actor_module_cls, *args, **kwargs
-        )
-        config = kwargs.get("config") or current()
-        path = given(arguments.arguments.get("model_path", CFG), config.worker_model_path)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given_here = _OF_WORKER(*args, **kwargs)
+        path = given(given_here.get("model_path", CFG), given_here["config"].worker_model_path)
         if path is None or not has_torch_format(Path(path)):
-            actor_module_cls = _native(actor_module_cls)
-        super().__init__(env_cls, actor_module_cls, *args, **kwargs)
-        self.server_ip: str = arguments.arguments.get("server_ip") or "127.0.0.1"
+            given_here["actor_module_cls"] = _native(given_here["actor_module_cls"])
+        super().__init__(**given_here)
+        self.server_ip: str = given_here.get("server_ip") or "127.0.0.1"
 
     @property
     def get_local_buffer_sample(self) -> SampleCompressor | None:
@@ -190,7 +252,7 @@ class RolloutWorker(rollout_worker.RolloutWorker):
         return 0 if self.recorder.episode is None else self.recorder.episode.steps
 
 
-RolloutWorker.__init__.__signature__ = inspect.signature(rollout_worker.RolloutWorker.__init__)  # type: ignore[attr-defined]
+RolloutWorker.__init__.__signature__ = _OF_WORKER.signature  # type: ignore[attr-defined]
 
 
 def _native(actor: Any) -> Any:
@@ -207,18 +269,18 @@ def _native(actor: Any) -> Any:
 class Trainer(trainer.Trainer):
     """The project's Trainer, with the attributes of tmrl's, which may be changed before `run`.
 
-    The arguments are those of `tmrl_core.networking.Trainer`.
+    Besides the arguments of `tmrl_core.networking.Trainer`: `local_com_port`, `header_size` and `max_buf_len`, for the
+    transport `tlspyo` only, and `keys_dir`, the folder of credentials.
 
     Attributes:
         server_ip: address of the Server.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        arguments = inspect.signature(trainer.Trainer.__init__).bind(self, *args, **kwargs).arguments
-        super().__init__(*args, **kwargs)
-        config = kwargs.get("config") or current()
-        self.server_ip: str = given(arguments.get("server_ip", CFG), config.server.host) or "127.0.0.1"
-        self._updater_fn: Updater | None = arguments.get("updater_fn")
+        given_here = _OF_TRAINER(*args, **kwargs)
+        super().__init__(**given_here)
+        self.server_ip: str = given(given_here.get("server_ip", CFG), given_here["config"].server.host) or "127.0.0.1"
+        self._updater_fn: Updater | None = given_here.get("updater_fn")
 
     @property
     def dump_run_instance_fn(self) -> Callable[[Any, Path], None] | None:
@@ -249,7 +311,7 @@ class Trainer(trainer.Trainer):
         self._checkpoints.updater = None if updater is None else lambda training: updater(training, self.training_cls)
 
 
-Trainer.__init__.__signature__ = inspect.signature(trainer.Trainer.__init__)  # type: ignore[attr-defined]
+Trainer.__init__.__signature__ = _OF_TRAINER.signature  # type: ignore[attr-defined]
 
 
 class TrainerInterface(RemoteInterface):
@@ -283,19 +345,21 @@ class TrainerInterface(RemoteInterface):
         *,
         transport: str | Cfg = CFG,
     ) -> None:
-        config = current()
+        config = _configured(
+            None,
+            credentials_dir=keys_dir,
+            local_port_trainer=local_com_port,
+            header_size=header_size,
+            max_buf_len=max_buf_len,
+        )
         settings = link_settings(
             config,
             host=server_ip,
             port=server_port,
             transport=transport,
             security=security,
-            keys_dir=keys_dir,
             hostname=hostname,
             password=password,
-            local_port=given(local_com_port, config.network.local_port_trainer),
-            header_size=header_size,
-            max_buf_len=max_buf_len,
         )
         link = TrainerLink(
             settings,

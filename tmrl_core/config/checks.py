@@ -122,10 +122,6 @@ def contradictions(config: Config) -> Iterator[str]:
             f"server.budget_bytes: {config.server.budget_bytes} must hold two messages of "
             f"network.max_message_bytes = {network.max_message_bytes}; raise the first or lower the second"
         )
-    ports = [config.server.tcp_port, network.local_port_server, network.local_port_trainer, network.local_port_worker]
-    given = [port for port in ports if port]  # 0: each role takes a free port
-    if network.transport == "tlspyo" and len(set(given)) < len(given):
-        yield f"server.port and the three network.local_port_* must differ with tlspyo, found {ports}"
     if network.security is None and not network.allow_insecure_remote:
         for key, host in (("bind", config.server.bind), ("host", config.server.host)):
             if host is not None and not is_loopback(host):

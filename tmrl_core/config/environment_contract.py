@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
+from tmrl_core.config.room_sections import section_types
 from tmrl_core.errors import ContractError
 
 
@@ -67,8 +68,9 @@ def _spaces_problem(made: Any) -> str | None:
 
     for name, space in (("observation_space", made.observation_space), ("action_space", made.action_space)):
         if callable(space):
-            return (
-                f"its {name} is a method, as PettingZoo's environments have. Many agents need the section multiagent."
+            sections = " or ".join(kind.key for kind in section_types() if kind.parts)
+            return f"its {name} is a method, as PettingZoo's environments have" + (
+                f". Environments of other kinds need a section of their own: {sections}." if sections else "."
             )
         if not isinstance(space, Space):
             kind = type(space)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from tmrl_core import rooms
-from tmrl_core.config.sections import Config, RoomSection
+from tmrl_core.config.sections import Config, RoomSection, Section
 from tmrl_core.errors import TmrlError
+
+_Section = TypeVar("_Section", bound=Section)
 
 
 @functools.cache
@@ -28,23 +30,37 @@ def section_types() -> tuple[type[RoomSection], ...]:
 def config_type() -> type[Config]:
     """Return the type of loaded configurations: `Config` with the sections of all rooms."""
     fields: list[tuple[str, Any, Any]] = []
+    whole: dict[str, Any] = {one.name: one.default_factory for one in msgspec.structs.fields(Config)}
     for section in section_types():
-        if msgspec.NODEFAULT in section.__struct_defaults__:  # it has required keys
+        if section.extends:
+            whole[section.key] = extended = _extended(whole[section.key], section)
+            fields = [one for one in fields if one[0] != section.key]
+            fields.append((section.key, extended, msgspec.field(default_factory=extended)))
+        elif msgspec.NODEFAULT in section.__struct_defaults__:  # it has required keys
             fields.append((section.key, section | None, None))
         else:
             fields.append((section.key, section, msgspec.field(default_factory=section)))
+    return _derived(Config, fields, keeps_folder=True)
+
+
+def _extended(core: type[Section], keys: type[RoomSection]) -> type[Section]:
+    """Return a section of the core with a room's keys."""
+    return _derived(core, [(one.name, one.type, one.default) for one in msgspec.structs.fields(keys)])
+
+
+def _derived(base: type[_Section], fields: list[tuple[str, Any, Any]], keeps_folder: bool = False) -> type[_Section]:
     made: Any = msgspec.defstruct(
-        "Config",
+        base.__name__,
         fields,
-        bases=(Config,),
-        namespace={"__doc__": Config.__doc__},
+        bases=(base,),
+        namespace={"__doc__": base.__doc__},
         frozen=True,
         kw_only=True,
         forbid_unknown_fields=True,
-        dict=True,
+        dict=keeps_folder,
     )
-    whole: type[Config] = made
-    return whole
+    derived: type[_Section] = made
+    return derived
 
 
 def room_sections(config: Config) -> list[RoomSection]:

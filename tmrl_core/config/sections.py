@@ -400,8 +400,7 @@ class NetworkSection(Section, frozen=True, kw_only=True):
     transport: Annotated[
         Text,
         Meta(
-            description="tls: TLS sockets. local: in one process, without sockets. tlspyo: for users of tlspyo (extra "
-            "`tlspyo`). Installed packages may add others.",
+            description="tls: TLS sockets. local: in one process, without sockets. Other packages may add others.",
             extra_json_schema={NAMES_OF: "transports"},
         ),
     ] = "tls"
@@ -451,25 +450,6 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         Literal["auto", "zstd", "none"],
         doc("Compression of samples. auto: zstd if it improves the throughput of the link."),
     ] = "auto"
-    local_port_server: Annotated[
-        Port,
-        doc(
-            "Transport tlspyo only: port on 127.0.0.1 to which the Server's I/O process connects back; it is "
-            "reserved until then. 0: a free port."
-        ),
-    ] = 55556
-    local_port_trainer: Annotated[Port, doc("Transport tlspyo only: the same for the trainer's I/O process.")] = 55557
-    local_port_worker: Annotated[
-        Port,
-        doc("Transport tlspyo only: the same for a worker's I/O process. Workers on one machine may share the port."),
-    ] = 55558
-    header_size: Annotated[
-        Positive,
-        doc("Transport tlspyo only: bytes of the length header of a message, 6 to 256; the same on all machines."),
-    ] = 12
-    max_buf_len: Annotated[
-        Positive, doc("Transport tlspyo only: bytes per read from the I/O process. Values above 64 kB have no effect.")
-    ] = 512 * MIB
 
 
 class PrioritySection(Section, frozen=True, kw_only=True):
@@ -809,6 +789,8 @@ class RoomSection(Section, frozen=True, kw_only=True):
 
     key: ClassVar[str]
     """Name of the section."""
+    extends: ClassVar[bool] = False
+    """True: the keys stand in the core's section of this name, as those of a transport stand in `network`."""
     parts: ClassVar[str] = ""
     """Module with the counterparts of the functions that make a run, if a configuration with this section is a run of
     another kind: `make_worker`, `training_from_config` and `probe_environment`."""
@@ -820,8 +802,8 @@ class RoomSection(Section, frozen=True, kw_only=True):
     @classmethod
     def of(cls: type[_RoomSection], config: Config) -> _RoomSection | None:
         """Return this section of a configuration; None: it has none."""
-        found: _RoomSection | None = getattr(config, cls.key, None)
-        return found
+        found: Any = getattr(config, cls.key, None)
+        return msgspec.convert(found, cls, from_attributes=True) if cls.extends else found
 
     @classmethod
     def compared(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:

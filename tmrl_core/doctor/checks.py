@@ -21,22 +21,20 @@ from tmrl_core.errors import HandshakeError, NetworkError, TmrlError
 from tmrl_core.networking.links.sealing import card_problem, mode_of
 from tmrl_core.networking.protocol.messages import SUPPORTED_VERSIONS, Diagnosis, Probe, plain
 from tmrl_core.networking.security import credentials
+from tmrl_core.networking.security.added_files import room_of_certificate
 from tmrl_core.networking.security.certificates import CertificateFacts, read_facts
 from tmrl_core.networking.security.handshakes import explain
 from tmrl_core.networking.security.tls_contexts import ClientRole
-from tmrl_core.networking.security.tlspyo_files import HOSTNAME
-from tmrl_core.networking.transports.base import Transport
+from tmrl_core.networking.transports.base import Transport, TransportKind
 from tmrl_core.networking.transports.selection import (
     LinkSettings,
     check_host,
     client_transport,
     link_settings,
+    transport_kind,
     uses_plaintext,
 )
 
-_LOOK_AT_TLSPYO = (
-    "Look at the Server's log, and whether it has network.transport: tlspyo and this network.header_size too."
-)
 _OTHER_TRANSPORT = " If its network.transport is {theirs}, set that here too: each has a certificate of its own."
 _SAME_MODE = (
     "Use the same network.end_to_end, and the same version of tmrl_core, on all machines of the run. Where it is null, "
@@ -93,6 +91,7 @@ def examine(
         config = load()
         settings = link_settings(config)
         check_host(config.network.hostname or "", "network.hostname")
+        kind = transport_kind(config.network.transport)
     except TmrlError as exc:
         label = str(exc)
         yield Step("configuration", "failed", label, f"Correct {source}; docs/configuration.md lists every key.")
@@ -113,28 +112,29 @@ def examine(
     except FailedStepError as exc:
         yield Step("code", "failed", exc.found, exc.todo)
     yield packages()
-    if network.transport == "local":
-        yield from _skipped(("credentials", *_NETWORK_STEPS), "transport local uses no network")
+    if kind.in_process:
+        yield from _skipped(("credentials", *_NETWORK_STEPS), f"transport {network.transport} uses no network")
         return
     plaintext = uses_plaintext(settings)
     proven = True
     transport: Transport | None = None
-    if network.transport == "tlspyo":
-        try:
-            transport, words = machine.for_tlspyo(settings, role, plaintext)
-            yield Step("credentials", "ok", words)
-        except FailedStepError as exc:
-            proven = False
-            yield Step("credentials", "failed", exc.found, exc.todo)
-    elif plaintext:
+    if plaintext and not kind.advice:
         yield Step("credentials", "skipped", "network.security is null: no side proves its identity")
     else:
         try:
-            yield Step("credentials", "ok", machine.proof(folder, role, settings.token))
-        except FailedStepError as exc:
+            if kind.advice:
+                transport, words = kind.examined(settings, role, tls=not plaintext)
+            else:
+                words = machine.proof(folder, role, settings.token)
+            yield Step("credentials", "ok", words)
+        except (FailedStepError, TmrlError) as exc:
             proven = False
-            yield Step("credentials", "failed", exc.found, exc.todo)
-    examiner = _Examiner(config, role, settings, not plaintext, transport, timeout_s, measure_s, versions, wall_clock)
+            failed = from_text(str(exc), "Copy the Server's credentials to this machine.")
+            failed = exc if isinstance(exc, FailedStepError) else failed
+            yield Step("credentials", "failed", failed.found, failed.todo)
+    examiner = _Examiner(
+        config, role, settings, not plaintext, kind, transport, timeout_s, measure_s, versions, wall_clock
+    )
     done: set[str] = set()
     with contextlib.closing(examiner):
         for step in examiner.steps(proven):
@@ -157,6 +157,7 @@ class _Examiner:
     role: ClientRole
     settings: LinkSettings
     tls: bool
+    kind: TransportKind
     transport: Transport | None
     timeout_s: float
     measure_s: float
@@ -189,9 +190,9 @@ class _Examiner:
             port = self.config.server.tcp_port
             yield Step(name, "ok", f"{address} port {port} answers in {1000 * seconds:.1f} ms")
             name = "TLS"
-            if self.config.network.transport == "tlspyo":
+            if self.kind.advice:
                 self._sock.close()
-                yield from self._over_tlspyo()
+                yield from self._over_transport()
             elif not self.tls:
                 yield from self._plain()
             elif not proven:
@@ -217,9 +218,10 @@ class _Examiner:
                 name = "protocol version"
             yield Step(name, "failed", exc.found, exc.todo)
 
-    def _over_tlspyo(self) -> Iterator[Step]:
+    def _over_transport(self) -> Iterator[Step]:
+        name_of_transport = self.config.network.transport
         if self.transport is None:
-            self.why_not = "without what tlspyo needs"
+            self.why_not = f"without what {name_of_transport} needs"
             raise _Stop
         server = self.config.server
         self._conversation = link = Conversation(self.transport, server.host, server.tcp_port, self.timeout_s)
@@ -229,12 +231,12 @@ class _Examiner:
         except NetworkError as exc:
             about = exc.about if isinstance(exc, HandshakeError) else None
             name = {"certificate": "Server's certificate", "password": "accepted", None: "TLS"}[about]
-            text = from_text(str(exc), _LOOK_AT_TLSPYO)
+            text = from_text(str(exc), self.kind.advice)
             other = _OTHER_TRANSPORT.format(theirs="tls") if about == "certificate" else ""
             failed = Step(name, "failed", text.found, text.todo + other)
         for name, words in (
-            ("TLS", "as tlspyo speaks it"),
-            ("Server's certificate", "it is the certificate.pem that is here"),
+            ("TLS", f"as {name_of_transport} speaks it"),
+            ("Server's certificate", "it is the one that is here"),
         ):
             if failed is not None and failed.name == name:
                 break
@@ -272,7 +274,7 @@ class _Examiner:
         except TmrlError as exc:
             raise from_text(str(exc), "Make new credentials, or a new bundle.") from exc
         try:
-            secured = way.secure(self._sock, context, self.hostname, self.host, self.timeout_s)
+            secured, words = way.secure(self._sock, context, self.hostname, self.host, self.timeout_s)
         except ssl.SSLCertVerificationError as exc:
             yield Step("TLS", "ok", "the Server speaks TLS")
             text = from_text(
@@ -282,18 +284,19 @@ class _Examiner:
             facts = way.certificate_of(addresses, self.timeout_s)
             shown = "" if facts is None else f". It is {_about(facts)}."
             self.why_not = "the Server's certificate is not accepted"
-            other = _OTHER_TRANSPORT.format(theirs="tlspyo") if facts and HOSTNAME in facts.names else ""
+            room = room_of_certificate(facts.names) if facts else None
+            other = _OTHER_TRANSPORT.format(theirs=room) if room else ""
             yield Step("Server's certificate", "failed", text.found.rstrip(".") + shown, text.todo + other)
             raise _Stop from exc
-        self._sock = secured.sock
-        yield Step("TLS", "ok", secured.words)
-        shown_der = secured.sock.getpeercert(binary_form=True)
+        self._sock = secured
+        yield Step("TLS", "ok", words)
+        shown_der = secured.getpeercert(binary_form=True)
         assert shown_der is not None  # the certificate was verified
         facts = read_facts(ssl.DER_cert_to_PEM_cert(shown_der))
         yield Step("Server's certificate", "ok", f"for {self.hostname}: {_about(facts)}, of the CA here")
 
     def _ask(self) -> Diagnosis:
-        token = ""  # tlspyo checks a password of its own
+        token = ""  # a transport that connects by itself checks a password of its own
         if self._conversation is None:
             assert self._sock is not None
             self._sock.close()
@@ -391,10 +394,10 @@ class _Examiner:
     def _measure(self, name: str, allowance: int) -> Step:
         assert self._conversation is not None
         if name == "round trip":
-            trips = round_trips(self._conversation)
-            figures = {"median_s": trips.median_s, "worst_s": trips.worst_s}
-            words = f"median {1000 * trips.median_s:.1f} ms, worst of 10 {1000 * trips.worst_s:.1f} ms"
-            if trips.median_s < SLOW_S:
+            median_s, worst_s = round_trips(self._conversation)
+            figures = {"median_s": median_s, "worst_s": worst_s}
+            words = f"median {1000 * median_s:.1f} ms, worst of 10 {1000 * worst_s:.1f} ms"
+            if median_s < SLOW_S:
                 return Step(name, "ok", words, figures=figures)
             return Step(
                 name,

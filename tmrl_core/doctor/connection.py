@@ -81,15 +81,10 @@ def connect(addresses: list[Address], timeout_s: float) -> tuple[socket.socket, 
     )
 
 
-class Secured(NamedTuple):
-    """A finished TLS handshake."""
-
-    sock: ssl.SSLSocket
-    words: str
-
-
-def secure(sock: socket.socket, context: ssl.SSLContext, hostname: str, host: str, timeout_s: float) -> Secured:
-    """Establish TLS over a connection and check the Server's certificate.
+def secure(
+    sock: socket.socket, context: ssl.SSLContext, hostname: str, host: str, timeout_s: float
+) -> tuple[ssl.SSLSocket, str]:
+    """Establish TLS over a connection and check the Server's certificate. Return the socket and a description.
 
     Raises:
         FailedStepError: TLS cannot be established.
@@ -113,7 +108,7 @@ def secure(sock: socket.socket, context: ssl.SSLContext, hostname: str, host: st
             "address lately may not answer it: wait a minute.",
         ) from exc
     cipher = tls.cipher()
-    return Secured(tls, f"{tls.version()}, {cipher[0] if cipher else 'no cipher'}")
+    return tls, f"{tls.version()}, {cipher[0] if cipher else 'no cipher'}"
 
 
 def certificate_of(addresses: list[Address], timeout_s: float) -> CertificateFacts | None:

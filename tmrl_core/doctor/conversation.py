@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import statistics
 import time
-from typing import NamedTuple
 
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
@@ -140,22 +139,15 @@ class Conversation:
             raise FailedStepError(f"{self._host} answered with {type(answer).__name__}", REFUSED_TODO["misuse"])
 
 
-class RoundTrips(NamedTuple):
-    """Round-trip times of small messages to the Server, in seconds."""
-
-    median_s: float
-    worst_s: float
-
-
-def round_trips(conversation: Conversation) -> RoundTrips:
-    """Measure ten round-trip times one after the other."""
+def round_trips(conversation: Conversation) -> tuple[float, float]:
+    """Return the median and the longest of ten round-trip times of small messages, one after the other, in seconds."""
     seconds = []
     for number in range(10):
         begun = time.perf_counter()
         conversation.say(Echo(number))
         conversation.echo(Echo(number))
         seconds.append(time.perf_counter() - begun)
-    return RoundTrips(statistics.median(seconds), max(seconds))
+    return statistics.median(seconds), max(seconds)
 
 
 def rate(conversation: Conversation, *, up: bool, most_bytes: int, most_s: float) -> tuple[float, int]:

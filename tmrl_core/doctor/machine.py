@@ -11,13 +11,11 @@ from typing import Any
 from tmrl_core.config import Config, is_own, locate, resolve_with
 from tmrl_core.doctor.steps import FailedStepError, from_text
 from tmrl_core.errors import CredentialsError, TmrlError
-from tmrl_core.networking.security import credentials, tlspyo_files
+from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.certificates import is_issued, read_facts
 from tmrl_core.networking.security.handshakes import BUNDLE, identity_of
 from tmrl_core.networking.security.secret_files import need, read_file
 from tmrl_core.networking.security.tls_contexts import ClientRole, read_bundle
-from tmrl_core.networking.transports.base import Transport
-from tmrl_core.networking.transports.selection import LinkSettings, client_transport
 
 _SOON_DAYS = 30
 
@@ -129,34 +127,6 @@ def proof(folder: Path, role: ClientRole, token: str | None) -> str:
     left = (facts.not_after - now).days
     soon = f": renew it soon (`{BUNDLE} {role} --name {name}`)" if left < _SOON_DAYS else ""
     return f"certificate of {role} {name!r}, of the CA here, {left} days left{soon}"
-
-
-def for_tlspyo(settings: LinkSettings, role: ClientRole, plain: bool) -> tuple[Transport, str]:
-    """Return a client's transport `tlspyo` for this role, and a description of its credentials.
-
-    Raises:
-        FailedStepError: a required part is missing.
-    """
-    try:
-        transport, _ = client_transport(settings, role)
-        folder = credentials.find(settings.credentials_dir)
-        where = "TMRL_CORE_TOKEN" if settings.token else str(folder)
-        if plain:
-            return transport, f"the password from {where}; network.security is null: no certificate"
-        facts = read_facts(tlspyo_files.load(folder, server=False).certificate)
-    except TmrlError as exc:
-        raise from_text(str(exc), "Copy the Server's credentials to this machine.") from exc
-    if facts.not_after <= datetime.now(timezone.utc):
-        raise FailedStepError(
-            f"the Server's certificate.pem in {folder} expired on {facts.not_after:%Y-%m-%d}",
-            "Make new credentials on the Server's machine (`python -m tmrl_core --credentials create --overwrite`) and "
-            "copy them here.",
-        )
-    names = ", ".join(facts.names) or facts.subject
-    return (
-        transport,
-        f"the password from {where}; the Server's certificate for {names}, valid to {facts.not_after:%Y-%m-%d}",
-    )
 
 
 def _certificates(folder: Path, role: ClientRole) -> tuple[str, str | None]:

@@ -105,10 +105,11 @@ class Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
             if self._writer is None:
                 self._shape = picture.shape
                 self._writer = _writer(path, picture, float(self.env.metadata.get("render_fps") or 30))
+            # The encoder takes the bytes of a picture without its shape, and would show noise.
             if picture.shape != self._shape:
                 raise ValueError(f"the pictures' shape changes from {self._shape} to {picture.shape}")
             self._writer.send(np.ascontiguousarray(picture[..., :3]))
-        except Exception as exc:
+        except Exception as exc:  # whatever a renderer or encoder raises, the evaluation goes on
             logger.error("no video %s: %s: %s", path, type(exc).__name__, str(exc).strip().partition("\n")[0])
             self.stop()
 

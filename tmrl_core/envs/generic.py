@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.space_tree import space_leaves
 
 Convert = Callable[[Any], Any]
 
@@ -43,11 +44,12 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if observed is not None:
             env = _partly_observed(env, id, list(observed))
         super().__init__(env)
-        if obs_scale and not any(_is_float_box(space) for space in _leaves(env.observation_space)):
+        if obs_scale and not any(_is_float_box(leaf) for _, leaf in space_leaves(env.observation_space)):
             raise ConfigError(
                 f"obs_scale is {obs_scale}, but the observations of {id} have no Box of floats to scale: "
                 f"{env.observation_space}"
             )
+        # Decided once: a step of an environment that needs no conversion costs one comparison.
         space, self._convert = _conversion(env.observation_space, float(obs_scale), to_float32)
         if self._convert is not None:
             self.observation_space = space
@@ -87,14 +89,6 @@ def _is_float_box(space: Any) -> bool:
     return isinstance(space, spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
 
 
-def _leaves(space: Any) -> list[Any]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for entry in space.spaces.values() for leaf in _leaves(entry)]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for entry in space.spaces for leaf in _leaves(entry)]
-    return [space]
-
-
 def _conversion(space: Any, scale: float, to_float32: bool) -> tuple[Any, Convert | None]:
     """The space of the converted observations, and what converts them; None: nothing to do."""
     if isinstance(space, spaces.Dict):
@@ -105,6 +99,7 @@ def _conversion(space: Any, scale: float, to_float32: bool) -> tuple[Any, Conver
         converts = {key: convert for key, (_, convert) in parts.items()}
 
         def convert_dict(obs: Any) -> Any:
+            # In the order of the observation, which is the one that memories and policies keep.
             known = [(key, value, converts[key]) for key, value in obs.items() if key in converts]
             return {key: value if convert is None else convert(value) for key, value, convert in known}
 
@@ -130,6 +125,6 @@ def _conversion(space: Any, scale: float, to_float32: bool) -> tuple[Any, Conver
 
     with np.errstate(over="ignore"):  # float64's largest number, a common bound, is infinite in float32
         bounds = [convert_box(space.low), convert_box(space.high)]
-    if scale < 0:
+    if scale < 0:  # a negative factor exchanges the bounds
         bounds.reverse()
     return spaces.Box(bounds[0], bounds[1], dtype=dtype.type), convert_box

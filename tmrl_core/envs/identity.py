@@ -39,6 +39,7 @@ def unwrapped(env: Any) -> Any:
 
 def identity_of_spaces(observation_space: Any, action_space: Any) -> dict[str, str]:
     """Return the spaces as text, whatever NumPy's print options are in this process."""
+    # All options, because a script may have set any, and each of them would make two equal spaces differ.
     with np.printoptions(
         precision=8, threshold=1_000, edgeitems=3, linewidth=75, suppress=False, nanstr="nan", infstr="inf",
         sign="-", floatmode="maxprec", formatter=None, legacy=False,
@@ -51,6 +52,7 @@ def differences(found: Mapping[str, object], expected: Mapping[str, str]) -> str
 
     An entry is compared if both sides have it as text.
     """
+    # A worker's side may lack an entry: an environment that was made by its class has no id.
     return "; ".join(
         f"{name} {_excerpt(theirs, ours)} at the worker, {_excerpt(ours, theirs)} at the trainer"
         for name, ours in expected.items()

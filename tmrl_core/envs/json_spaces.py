@@ -20,6 +20,7 @@ from gymnasium import spaces
 from msgspec import Meta, Raw
 
 from tmrl_core.errors import ConfigError, ObservationError, PolicyFailedError
+from tmrl_core.space_tree import space_leaves
 
 Encoding = Literal["json", "msgpack"]
 
@@ -42,7 +43,7 @@ def space_from_json(value: Any, name: str = "space") -> gymnasium.Space[Any]:
     Raises:
         ConfigError: the value describes no space.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):  # True is an int in Python
         if value < 1:
             raise ConfigError(f"{name} is {value}, the size of a Discrete space is at least 1")
         return spaces.Discrete(value)
@@ -88,11 +89,7 @@ def _numbers(value: Any, missing: float, name: str) -> Any:
 
 def number_count(space: gymnasium.Space[Any]) -> int:
     """Return the number of numbers in a value of the space."""
-    if isinstance(space, spaces.Dict):
-        return sum(map(number_count, space.spaces.values()))
-    if isinstance(space, spaces.Tuple):
-        return sum(map(number_count, space.spaces))
-    return math.prod(space.shape or ())
+    return sum(math.prod(leaf.shape or ()) for _, leaf in space_leaves(space))
 
 
 def observation_reader(
@@ -162,7 +159,7 @@ def _integer_decoder(
         except ObservationError as error:
             try:  # other values cost nothing
                 return again(_whole(loose(value)), _lists(number, shape))
-            except ValueError:
+            except ValueError:  # the first error names the type that the space wants
                 raise error from None
 
     return decode
@@ -181,6 +178,7 @@ def _lists(kind: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _discrete_reader(space: spaces.Discrete, name: str, encoding: Encoding) -> Callable[[Any], Any]:
+    # Python's integers: the last value of a space may be beyond the space's own dtype.
     first, last = int(space.start), int(space.start + space.n - 1)
     checked = _integer_decoder(_integers(first, last), (), f"an integer from {first} to {last}", name, encoding)
     scalar = space.dtype.type
@@ -201,7 +199,7 @@ def _array_reader(space: Any, name: str, largest: float, encoding: Encoding, set
     else:
         low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
         kind = _integers(int(max(low, -largest)), int(min(high, largest)))
-    kind |= bool
+    kind |= bool  # a flag may come as true or as 1
     array = np.array
     if not np.issubdtype(dtype, np.floating):
         checked = _integer_decoder(kind, shape, wanted, name, encoding)

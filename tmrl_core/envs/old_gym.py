@@ -1,5 +1,22 @@
 """OldGym: environments of the interface that Gym had before version 0.26, and of the package gym itself."""
 
+# Theory of operation
+#
+# For: environments that were written for Gym before its version 0.26, of which there are many, and for those of the
+# package gym itself. Nothing else of this package knows that interface. gym is not imported: its spaces are recognized
+# by the names of their classes, since an environment may come with a gym of any version, or with a copy of it.
+#
+# Differences, and what becomes of them:
+#
+# - `reset()` returned the observation alone. A result that is a pair with a dict is passed on as Gymnasium's, unless
+#   the observation itself is a tuple: then a pair may be an observation.
+# - `step` returned `done`. It was true both at the end of the task and at a time limit, which the wrapper TimeLimit
+#   noted in `info`. Learners need the difference (after a termination nothing follows, after a truncation there is a
+#   value), so the note decides.
+# - `seed(seed)` seeded the environment. gym 0.26 has no such method and takes the seed in `reset`, so its signature is
+#   asked. An environment with neither cannot be seeded, and is not refused for that: it never could.
+# - `render(mode=...)` took its mode with each call.
+
 from __future__ import annotations
 
 import inspect
@@ -69,6 +86,7 @@ class OldGym(gymnasium.Env[Any, Any]):
         return result, {}
 
     def _reset_takes_seed(self) -> bool:
+        # Calling it to see would begin an episode.
         try:
             inspect.signature(self.env.reset).bind(seed=0)
         except (TypeError, ValueError):

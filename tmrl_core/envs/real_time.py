@@ -1,5 +1,33 @@
 """Real-time environments of rtgym, made from plain values of a configuration."""
 
+# Theory of operation
+#
+# For: a robot or game that rtgym steps in real time, named in a configuration by plain values. This file knows rtgym
+# and the class of the user's interface. It knows nothing of workers; how late the steps of an environment are is
+# measured beside the loop (`actor/rollout`), for every environment with a rate.
+#
+# rtgym's environment calls the interface from a thread of its own, once in each time step, while `step` waits for the
+# result. An exception of the interface would end that thread, where nobody sees it, and the next `step` would wait for
+# ever. Hence the guard: rtgym is given a `_Guard` in place of the interface, and the wrapper `_Guarded` around its
+# environment.
+#
+# An exception then goes this way: the guard catches it in rtgym's thread, keeps the first one and returns a value that
+# rtgym can go on with (no observation, reward 0). rtgym's thread lives, `step` returns, and `_Guarded` raises the
+# exception in the thread that called it, once. The values in between are seen by nobody.
+#
+# A result of another form is such an exception too: rtgym unpacks it in its thread. The constructor of the interface is
+# guarded likewise, since rtgym calls it before there is an environment that could be closed.
+#
+# The end: rtgym ends its thread in `__del__` only, and that thread itself refers to the environment, so it is never
+# collected. `close` calls it. Afterwards the interface is closed, if it can be: rtgym knows no such method, but a
+# camera or a serial port wants one.
+#
+# On Windows, rtgym starts a thread for each time step, elsewhere one for all; the two have different Gymnasium ids.
+# `identity.py` takes them for one environment, since a robot on Windows and a trainer on Linux have one task.
+#
+# Rejected: a copy of rtgym's environment with the exceptions handled (its timing is what people trust); a limit for the
+# wait in `step` (it would end slow robots, and tell nobody why).
+
 from __future__ import annotations
 
 import importlib
@@ -45,6 +73,7 @@ def real_time_env(
         rtgym = importlib.import_module("rtgym")
     except ModuleNotFoundError as exc:
         raise MissingExtraError("rtgym", "realtime", "a real-time environment") from exc
+    # rtgym ignores entries that it does not know, so a misspelt rate would be the default one.
     known = rtgym.DEFAULT_CONFIG_DICT
     unknown = sorted((config or {}).keys() - known.keys())
     if unknown:
@@ -61,7 +90,7 @@ def real_time_env(
         config={**known, **(config or {}), "interface": guarded, "interface_kwargs": dict(interface_kwargs or {})},
         disable_env_checker=True,
     )
-    (guard,) = guards
+    (guard,) = guards  # rtgym makes its interface once, in the constructor of its environment
     made = _Guarded(env, guard)
     try:
         guard.raise_failure()
@@ -93,7 +122,7 @@ class _Guard:
         try:
             return call()
         except Exception as exc:
-            self._failure = self._failure or exc
+            self._failure = self._failure or exc  # the first: later ones often follow from it
             return otherwise
 
     def raise_failure(self) -> None:
@@ -135,7 +164,7 @@ class _Guard:
     def wait(self) -> None:
         try:
             self._interface.wait()
-        except Exception:
+        except Exception:  # the episode is over, so no step follows that could raise it
             logger.exception("wait of %s failed", type(self._interface).__name__)
 
     def render(self) -> Any:

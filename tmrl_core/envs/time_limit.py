@@ -50,6 +50,7 @@ class TimeLimitAsTruncation(gymnasium.Wrapper[Any, Any, Any, Any]):
         """As the environment's, with the flags put right at the limit."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._taken += 1
+        # Both flags at once are a truncation too: learners read the termination first.
         if terminated and self._taken == self.steps:
             terminated, truncated = False, True
         return obs, reward, terminated, truncated, info

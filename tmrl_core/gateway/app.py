@@ -1,9 +1,20 @@
-"""The HTTP application of the gateway: logins, steps, the description of the protocol, and routes of other parts.
+"""The HTTP application of the gateway: logins, steps, the description of the protocol, and routes of other parts."""
 
-Every answer is a JSON object, except pages for browsers. The paths of a step are plain ASGI functions, without request
-and response objects. Over plain HTTP, the Host must be a name of this machine, because a web page may have its own name
-resolve to a loopback address (DNS rebinding).
-"""
+# Theory of operation
+#
+# Every answer is a JSON object, also every refusal, except pages for browsers. A client can therefore read the reason
+# with the code that reads actions.
+#
+# The shortest path is that of a step: `_Entrance` checks the Host and hands it to `_Steps`, both plain ASGI functions.
+# Request and response objects, routing and the layers of Starlette take longer than the session itself, so they serve
+# everything else. Steps with an Origin header take the long way, which has the rules for other origins.
+#
+# Protection of browsers' users. Over plain HTTP, the Host must be a name of this machine, because a web page may have
+# its own name resolve to a loopback address (DNS rebinding); over HTTPS the certificate protects from that. Browsers
+# add cookies by themselves, so the cookie of a login can end its session but makes no step of it.
+#
+# Bodies are read with a limit each, and all incomplete ones share `_INCOMPLETE_BYTES`. Example: 2,000 connections that
+# each send 63 kB of a message of 64 kB and wait would hold 126 MB; the limit refuses them from 64 MB on.
 
 from __future__ import annotations
 

@@ -1,10 +1,31 @@
-"""All client sessions: logins, quotas and expiry. Sans-I/O: the caller tells the time.
+"""All client sessions: logins, quotas and expiry. Sans-I/O: the caller tells the time."""
 
-A session key is a secret of 256 random bits, made at the login. Logins with a wrong key cost no memory beyond a bounded
-table of addresses. Valid keys are accepted immediately, even while other clients at that address are throttled. If a
-key or the gateway has its maximum number of sessions, a login ends the session that is idle for the longest time,
-unless that is shorter than `MAKE_ROOM_S`.
-"""
+# Theory of operation
+#
+# This file decides which client may open a session, and which session a message belongs to. It knows nothing of HTTP: a
+# caller passes decoded messages and the address, and turns a `RequestError` into a status. It knows nothing of policies
+# either: a session's `Player` acts.
+#
+# State. `_clients` has all open sessions by session key, the longest idle first; each `_Usage` has those of its API key
+# in the same order. Each message moves its session to the end of both. `expire` therefore looks at the beginning only,
+# and the session to end for a login is always the first one. One event loop uses the object; `answer` suspends only
+# while a player of mode `advice` waits for its learner.
+#
+# Keys. A session key is a secret of 256 random bits, made at the login. The id of a session is another random value,
+# for logs, records and the owner's pages, so that a log gives nobody a session.
+#
+# Strangers. A login with a wrong API key costs no memory beyond one bucket of its network, in a table of at most
+# `MAX_ADDRESSES`, from which the oldest falls out. A valid key is accepted at once, even from an address whose wrong
+# logins are refused with 429: otherwise one guesser behind a shared address would lock all users there out.
+#
+# Limits, with an example: `max_sessions_per_key` 500. The 501st login of a key looks at the session of this key that is
+# idle for the longest time. If it is idle for less than `MAKE_ROOM_S` (60 s), the login is refused, because that
+# session is probably in use. Otherwise the new session is opened first and the old one ended then: a login that fails
+# ends nothing. At the limit of the whole gateway, the key with the most sessions gives one up.
+#
+# Failures. The order of the `except` clauses in `answer` matters: a fault of the client (400) is not one of the policy
+# (503), a session that ended during its own request is 401 whatever the error was, and a learner that has failed closes
+# its own session only. A player that fails while it is closed is logged; the other sessions go on.
 
 from __future__ import annotations
 
@@ -19,12 +40,12 @@ from typing import Any
 
 from tmrl_core.envs.json_spaces import DECODERS, action_writer, number_count, observation_reader
 from tmrl_core.errors import ObservationError, SessionClosedError, TmrlError
+from tmrl_core.gateway.api_keys import ApiKeys
 from tmrl_core.gateway.client_session import Session
-from tmrl_core.gateway.contracts import EpisodeSink, FinishedEpisode, GatewayAgent, SessionInfo
+from tmrl_core.gateway.contracts import FinishedEpisode, GatewayAgent, SessionInfo
 from tmrl_core.gateway.messages import MAX_INFO_BYTES, MAX_INFO_VALUES, EndMessage, RequestError, StepMessage
 from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.networking.security.admission import MAX_ADDRESSES, network_of
-from tmrl_core.networking.security.api_keys import ApiKeys
 from tmrl_core.networking.security.refusal_log import Refusals
 from tmrl_core.rate_limited_log import RateLimitedLog
 from tmrl_core.token_bucket import TokenBucket
@@ -100,7 +121,7 @@ class Sessions:
         agents: of the gateway.
         keys: valid API keys.
         settings: limits.
-        episodes: receives finished episodes.
+        note_episode: called with finished episodes. It neither waits for a file nor raises.
         wall_clock: seconds since 1970, for lists and records.
 
     Raises:
@@ -115,7 +136,7 @@ class Sessions:
         agents: Iterable[GatewayAgent],
         keys: ApiKeys,
         settings: GatewaySection,
-        episodes: EpisodeSink | None = None,
+        note_episode: Callable[[FinishedEpisode], object] = lambda episode: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._doors = {agent.name: _Door(agent, settings.max_number) for agent in agents}
@@ -124,7 +145,7 @@ class Sessions:
         )
         self._keys = keys
         self._settings = settings
-        self._episodes = episodes
+        self._note_episode = note_episode
         self._wall_clock = wall_clock
         self._clients: OrderedDict[str, _Client] = OrderedDict()  # the longest idle first, here and in each usage
         self._usage: dict[str, _Usage] = {}
@@ -204,17 +225,16 @@ class Sessions:
             raise RequestError(503, str(error)) from error
 
         def finished(steps: int, episode_return: float) -> None:
-            if self._episodes is not None:
-                self._episodes.add(
-                    FinishedEpisode(
-                        ended_at=self._wall_clock(),
-                        agent=name,
-                        session_id=id_,
-                        key_id=usage.key_id,
-                        steps=steps,
-                        episode_return=episode_return,
-                    )
+            self._note_episode(
+                FinishedEpisode(
+                    ended_at=self._wall_clock(),
+                    agent=name,
+                    session_id=id_,
+                    key_id=usage.key_id,
+                    steps=steps,
+                    episode_return=episode_return,
                 )
+            )
 
         session = Session(player, door.read, door.write, finished)
         client = _Client(secrets.token_urlsafe(32), id_, name, session, usage, self._wall_clock(), now)

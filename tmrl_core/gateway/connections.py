@@ -1,12 +1,36 @@
-"""HTTP connections with limits, which uvicorn does not have: of their number, of heads, and of waiting.
+"""HTTP connections and WebSockets with limits that uvicorn does not have."""
 
-A connection is closed if its first request does not begin, or a request is not complete, within `REQUEST_S`, and if the
-bytes of a request besides its body (request line, headers, sizes of chunks, trailers) exceed `MAX_HEAD_BYTES`. Beyond
-the maximum number of connections, new ones are closed at once. One address may have half of them; this machine may have
-all, because a reverse proxy may run here. TLS handshakes that are not complete are limited in number and time.
-
-WebSockets have a limit for frames besides messages (pings, fragments), and many small frames do not delay others.
-"""
+# Theory of operation
+#
+# uvicorn limits neither the number of connections of one address, nor the time until a request is complete, nor TLS
+# handshakes in progress, nor frames besides messages of a WebSocket. Each would let one stranger without an API key
+# take all connections, memory or processor time of the gateway. This file adds these limits and nothing else: it knows
+# no session and no route.
+#
+# Limits.
+#
+# - Number: at most the given maximum, and half of it for one address, except for this machine, where a reverse proxy
+#   may run. Further connections are aborted when they are made.
+# - Time: a connection is aborted if its first request does not begin, or a request is not complete, within `REQUEST_S`.
+#   `expire` looks once a second; a timer for each connection would cost more than the check of all.
+# - Heads: the bytes of a request besides its body (request line, headers, sizes of chunks, trailers) are at most
+#   `MAX_HEAD_BYTES`. The parser does not count them, so they are counted here: the bytes received minus the bytes of
+#   the body that the parser handed out. Example: a part of 1,000 bytes with 900 bytes of body adds 100.
+# - TLS: uvicorn's listeners hand over a connection after its handshake and limit none before it. With HTTPS the gateway
+#   therefore accepts by itself (`TlsListener`): at most `MAX_HANDSHAKES` at once, `HANDSHAKE_S` each. Then the oldest
+#   of the address with the most is ended: honest handshakes take milliseconds, so the oldest of a flood is one of the
+#   flood.
+# - WebSockets: bytes are parsed in parts of `_PART_BYTES`, and between two parts the event loop serves others.
+#   Fragments, pings and pongs have a rate, since they pass no limit of messages.
+#
+# Order. `LimitedProtocol` and `LimitedWebSocket` override methods that uvicorn calls in the order of its parser:
+# connection_made, data_received with on_message_begin, on_header, on_headers_complete, on_body and on_message_complete
+# within it, connection_lost. `waits_since` is set when a request begins and None once it is complete: a slow answer is
+# not the client's fault.
+#
+# uvicorn's classes are internals, so its minor version is pinned. Weighed and kept: a proxy before the gateway would
+# set the same limits, but the gateway must hold them without one, since a laptop runs it. A server of our own over the
+# parser alone would be longer than these subclasses.
 
 from __future__ import annotations
 

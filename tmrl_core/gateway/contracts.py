@@ -22,13 +22,6 @@ class FinishedEpisode:
     episode_return: float
 
 
-class EpisodeSink(Protocol):
-    """Store finished episodes."""
-
-    def add(self, episode: FinishedEpisode) -> None:
-        """Take an episode. It neither waits for a file nor raises."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionInfo:
     """An open session, as the owner's pages list it."""

@@ -115,7 +115,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
             seed=mixed_seed(config.run.seed, label.seeding),
         )
         link = WorkerLink(
-            link_settings(config, local_port=config.network.local_port_worker),
+            link_settings(config),
             name=label.text,
             run=config.run.name,
             model_path=model_path,

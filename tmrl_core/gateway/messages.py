@@ -1,9 +1,22 @@
-"""Messages of clients, from JSON or MessagePack. Sans-I/O.
+"""Messages of clients, from JSON or MessagePack. Sans-I/O."""
 
-Every field is checked while it is decoded. The observation and the info stay encoded until their session is known:
-passing over them takes 2 to 14 ms per megabyte, decoding up to 400 ms. The observation is then decoded as its space
-(`envs.json_spaces`), and the info with a limited size and depth and strings as keys.
-"""
+# Theory of operation
+#
+# Every field is checked while it is decoded, into structures without Python objects for unknown content. The
+# observation and the info stay encoded until their session is known: passing over them takes 2 to 14 ms per megabyte,
+# decoding up to 400 ms, and a stranger must not be able to cause that. The observation is then decoded as the type of
+# its space (`envs.json_spaces`), which ends at the first value of another type.
+#
+# The info is any JSON object, so its size, its number of values and its depth are limited. Each value costs 1 to 4 us
+# until its sample is sent, and thousands of lists occupy the garbage collector. The values are counted level by level
+# on encoded parts (`_has_few_values`) before any is made: of {"a": [1, 2], "b": 3}, the levels have 2 and 2 values, 4
+# in all.
+#
+# A message says its end in one of two ways, since clients of several libraries exist: `done`, which an info
+# `TimeLimit.truncated` makes a truncation, as the old Gym did; or `terminated` and `truncated`. If both are given they
+# must agree.
+#
+# Unknown fields are refused: one may be a misspelt `truncated`, and learning would go wrong silently.
 
 from __future__ import annotations
 

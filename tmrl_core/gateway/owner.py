@@ -29,9 +29,9 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Redire
 from starlette.routing import BaseRoute, Mount, Route
 
 from tmrl_core.errors import MissingExtraError
+from tmrl_core.gateway.api_keys import OWNER_FILE
 from tmrl_core.gateway.contracts import GatewayAgent, SessionInfo
 from tmrl_core.gateway.episodes import EpisodeFiles, learning_curve
-from tmrl_core.networking.security.api_keys import OWNER_FILE
 from tmrl_core.token_bucket import TokenBucket
 
 logger = logging.getLogger(__name__)

@@ -43,5 +43,6 @@ ROLE = Role(
     run,
     takes=("announce", "seed"),
     client=True,
+    weighted=True,
     local_text=local_text,
 )

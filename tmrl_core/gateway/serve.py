@@ -1,5 +1,26 @@
 """The gateway as a role: address and TLS, start and end."""
 
+# Theory of operation
+#
+# This file puts the parts of the gateway together and gives them a thread. It knows no message and no session.
+#
+# Order of the start. Everything that may be refused is checked in the constructor and in the caller's thread:
+# credentials, the port, the agents of the configuration. The sockets are bound first, so that a port in use is reported
+# before a policy is loaded. Then the thread starts the agents, and only then uvicorn: the first client must meet agents
+# that can act. The constructor returns when all of that is done, so a gateway that exists serves.
+#
+# Order of the end, by the exit stack in reverse: the sessions are closed first, each with its last samples or its save;
+# then the agents, which send what is left and wait for acknowledgements; at last the files of episodes. uvicorn stops
+# before them, since a request in progress may still use its session.
+#
+# Failures. Tasks that never end by themselves (uvicorn, the check for idle sessions, the TLS listener) are awaited
+# together: the first one that fails ends the gateway in the order above, and `wait` raises its error in the caller's
+# thread.
+#
+# A certificate that `--credentials renew` has made is loaded into the context in use, so that the gateway need not be
+# restarted and open connections stay. Key and certificate are two files; if only one is new, loading fails and is tried
+# again a second later.
+
 from __future__ import annotations
 
 import asyncio
@@ -8,7 +29,6 @@ import errno
 import logging
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -17,9 +37,9 @@ from types import TracebackType
 
 from tmrl_core.config import Config, find_credentials_folder, is_loopback
 from tmrl_core.errors import CredentialsError, MissingExtraError, NetworkError, PortInUseError, TmrlError
+from tmrl_core.gateway.api_keys import ApiKeys, make_owner_token
 from tmrl_core.gateway.from_config import make_agents
 from tmrl_core.gateway.settings import gateway_section, gateway_url
-from tmrl_core.networking.security.api_keys import ApiKeys, make_owner_token
 from tmrl_core.networking.security.tls_contexts import server_context
 from tmrl_core.networking.transports.base import new_event_loop
 from tmrl_core.networking.transports.port_holder import port_holder
@@ -87,7 +107,7 @@ class Gateway:
             owner_token = make_owner_token(folder)
             self._episodes = EpisodeFiles(config.run_folder / "gateway")
             self.agents = make_agents(config)
-            self.sessions = Sessions(self.agents, self._keys, section, self._episodes)
+            self.sessions = Sessions(self.agents, self._keys, section, self._episodes.add)
             owner = OwnerPages(
                 is_owner=self._keys.is_owner,
                 agents={agent.name: agent for agent in self.agents},
@@ -250,13 +270,17 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
     Raises:
         NetworkError: the address or port cannot be had.
     """
-    hosts = ["127.0.0.1", "::1"] if is_loopback(host) else [host]
+    hosts = ["127.0.0.1", *(["::1"] if _has_ipv6() else [])] if is_loopback(host) else [host]
     made: list[socket.socket] = []
     try:
         for one in hosts:
-            if one == "::1" and not _has_ipv6():
-                continue
-            made.append(_listen(one, port if not made else made[0].getsockname()[1]))
+            at = made[0].getsockname()[1] if made else port
+            flags = socket.AI_PASSIVE
+            family, *_, address = socket.getaddrinfo(one, at, type=socket.SOCK_STREAM, flags=flags)[0]
+            # 127.0.0.1 has a socket of its own beside ::1; any other IPv6 address takes IPv4 clients too.
+            both = family == socket.AF_INET6 and one != "::1" and socket.has_dualstack_ipv6()
+            made.append(socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both))
+            made[-1].setblocking(False)
     except OSError as exc:
         for open_one in made:
             open_one.close()
@@ -264,25 +288,6 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
             holder = port_holder(port) or "the program that listens there"
             raise PortInUseError(f"port {port} of {host} is in use: end {holder}, or set gateway.port") from exc
         raise NetworkError(f"the gateway cannot listen on {host} port {port}: {exc.strerror or exc}") from exc
-    return made
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        if sys.platform != "win32":  # there it would let another program listen on the same port
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if host == "::1" else 0)
-        made.bind(address)
-        made.listen(_BACKLOG)
-        made.setblocking(False)
-    except BaseException:
-        made.close()
-        raise
     return made
 
 

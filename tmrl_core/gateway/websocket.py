@@ -1,10 +1,20 @@
-"""The messages of clients over a WebSocket, login included.
+"""The messages of clients over a WebSocket, login included."""
 
-A text message is JSON, a binary one MessagePack; the answer has the same format. A connection remembers the session of
-its login, or of its first message, and further messages need no session key. A refusal has the fields `error` and
-`status`, and the connection goes on. A connection that is lost does not end its session: the client may connect again
-and go on with its key. A connection that shows no session is closed after `LOGIN_S`.
-"""
+# Theory of operation
+#
+# A text message is JSON, a binary one MessagePack, and the answer has the same format. A connection remembers the
+# session of its login, or of its first message, so that further messages need no session key. A refusal is an answer
+# with the fields `error` and `status`, and the connection goes on: an environment that sent one bad number can correct
+# it.
+#
+# A lost connection does not end its session: on unreliable networks a client connects again and goes on with its key. A
+# session has one connection, its latest; an earlier one is closed by `_hold`. There are therefore at most as many
+# connections as sessions, whose number is limited, and `MAX_WITHOUT_SESSION` more, each of which must show a session
+# within `LOGIN_S`. Without these limits, a stranger could hold connections that never log in.
+#
+# A cancelled task has two causes. If the connection is still the session's latest one, the gateway ends and the
+# cancellation goes on. Otherwise another connection has replaced it, or the session has ended, and the client is told
+# the reason.
 
 from __future__ import annotations
 

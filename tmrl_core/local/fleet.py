@@ -59,7 +59,9 @@ def run_fleet(config: Config, arguments: Sequence[str], shutdown: ShutdownSignal
         TmrlError: a worker failed permanently; the message includes its last log lines.
     """
     if config.network.transport == "local":
-        raise ConfigError("network.transport: local connects threads of one process; --workers needs tls or tlspyo")
+        raise ConfigError(
+            "network.transport: local connects threads of one process; --workers needs another one, as tls"
+        )
     roles.ensure_credentials(config)
     if is_probed(config):
         with Probe(config, arguments[1:]) as probe:

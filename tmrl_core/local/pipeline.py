@@ -59,7 +59,7 @@ def run_local(
         passed: command line that gives the child processes the same configuration.
         shutdown: requests the end of the run.
         workers: number of RolloutWorkers.
-        beside: roles to run too by name, such as a gateway, whose clients collect samples. They end with training.
+        beside: roles of rooms to run too, by name, whose clients collect samples. They end with training.
         single_process: True: threads instead of processes.
         quickstart: True: use a free port, and print the next steps. `config` has the name of a new run.
         new: True: `config` has the name of a new run.

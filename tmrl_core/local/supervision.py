@@ -1,5 +1,35 @@
 """Supervision of the roles of one machine, as processes or as threads: start, restart, end in order."""
 
+# Theory of operation
+#
+# A group starts the roles of one machine, restarts those that crash, and ends them. It knows nothing of learning: it
+# sees exit statuses, logs and files of remarks. What a person sees is the affair of the `Watcher`; a `Group` never
+# prints.
+#
+# A child process has three channels. Its standard input takes the lines `stop` and `checkpoint`, and its end means
+# `stop` too, so a child never outlives a parent that was killed. Its log takes all output; the parent reads its last
+# lines for messages only. Its file of remarks says what hinders it now, such as "the environment's step has taken 40
+# s"; that it exists at all says that a worker has stepped its environment. Signals are not used: Ctrl-C of a terminal
+# goes to the whole process group, and would end all roles at once in no order, so each child has a group of its own.
+#
+# Order of the start: Server, whose port the others need; it prints the port as a line of JSON. Then trainer, roles
+# beside them and workers together. Exception: if the environment had no trial before (a machine that must not be
+# started twice), the first worker starts alone and the others wait until it is `proven`, so that a breach of contract
+# is found before anything else runs.
+#
+# Order of the end: workers and roles beside them first, because the trainer must still acknowledge what they deliver;
+# then the trainer, which writes its checkpoint; at last the Server. If the environment holds the trainer up, it
+# acknowledges nothing, and is asked at once with the first ones. Each wait has a limit, after which the child is
+# killed: the drain timeout and 10 s for workers, `TRAINER_END_S` for a checkpoint.
+#
+# Restarts. A role that ended with an error is started again after a pause of 1, 2 and 4 s, at most `RESTARTS` times in
+# a row. Example: a worker crashes at 0:10, starts at 0:11, crashes at 0:15, starts at 0:17, runs for 20 minutes and
+# crashes: longer than `STEADY_S`, so it counts as the first crash again. Exit status 2 is a wrong configuration and
+# never restarted. The trainer is not restarted either: its end is the end of the run, and its error is shown.
+#
+# Failures. A `Pipeline` ends when a role has failed for good; a `Fleet` goes on with its other workers. `Threads`
+# restart nothing: they are for debugging, where the first failure shall be seen.
+
 from __future__ import annotations
 
 import contextlib
@@ -22,7 +52,7 @@ from typing import Any, Protocol
 
 from tmrl_core.blas_threads import THREAD_VARIABLES
 from tmrl_core.config import Config, use, with_changes
-from tmrl_core.config.server_port import PortRecord
+from tmrl_core.config.server_port import FILE as PORT_FILE
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.long_calls import trouble
 from tmrl_core.networking.transports.port_holder import port_holder
@@ -30,6 +60,7 @@ from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.environment_probe import is_probed
 from tmrl_core.roles.shutdown import CHECKPOINT, DROPPED_SAMPLES, STOP, ShutdownSignal
 from tmrl_core.storage import open_now, open_own
+from tmrl_core.storage.port_record import PortRecord
 
 logger = logging.getLogger(__name__)
 
@@ -186,18 +217,11 @@ class Child:
         status = None if self.process is None else self.process.poll()
         return 0 if status == DROPPED_SAMPLES else status
 
-    def ask_to_end(self) -> None:
-        """Send the line that requests its end."""
+    def tell(self, request: bytes) -> None:
+        """Send a line that requests the end or a checkpoint, if the process is running."""
         if self.process is not None and self.process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
-                self.process.stdin.write(STOP + b"\n")
-                self.process.stdin.close()
-
-    def request_checkpoint(self) -> None:
-        """Request a checkpoint from the process, if it is running."""
-        if self.process is not None and self.process.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self.process.stdin.write(CHECKPOINT + b"\n")
+                self.process.stdin.write(request + b"\n")
                 self.process.stdin.flush()
 
     def end_now(self) -> None:
@@ -351,7 +375,7 @@ class Processes(Group):
 
     def _end(self, children: Sequence[Child], wait_s: float, view: Watcher) -> None:
         for child in children:
-            child.ask_to_end()
+            child.tell(STOP)
         began = time.monotonic()
         untold = list(children)
         while any(child.running for child in children) and (waited := time.monotonic() - began) < wait_s:
@@ -462,7 +486,7 @@ class Pipeline(Processes):
                 f"listens on port {port}. --status and --worker for this run find it in {self._config.run_folder}."
             )
         try:
-            self._port_record = PortRecord(self._config.run_folder, port)
+            self._port_record = PortRecord(self._config.run_folder / PORT_FILE, port)
         except OSError as exc:
             view.say(
                 f"The port cannot be recorded in {self._config.run_folder} ({exc.strerror or exc}): --status and "
@@ -544,7 +568,7 @@ class Pipeline(Processes):
 
     def checkpoint(self) -> None:
         """Request a checkpoint from the trainer's process."""
-        self.trainer.request_checkpoint()
+        self.trainer.tell(CHECKPOINT)
 
     def kill(self) -> None:
         """Kill all processes."""

@@ -5,6 +5,37 @@ both branches would overlap in every curve. A checkpoint therefore holds the pos
 moves what follows it to `metrics.cut.jsonl`.
 """
 
+# Theory of operation
+#
+# For: one curve of a run that was killed and resumed. This file knows lines, records and byte positions. It knows
+# neither checkpoints, which keep the position as plain numbers, nor sinks.
+#
+# In numbers: a checkpoint is written at update 1,000, when `metrics.jsonl` has 52,000 bytes. The trainer is killed at
+# update 1,400; the file has 71,000 bytes by then. The resumed trainer begins at 1,000 again and gets other numbers,
+# since its workers have played on. Without a cut, updates 1,000 to 1,400 have two branches in every picture, and every
+# mean over them is wrong. So the bytes from 52,000 on move to `metrics.cut.jsonl`, and an event at update 1,000 takes
+# their place.
+#
+# They are moved and not deleted, because they were measured, and are all that is known of what the killed trainer did.
+#
+# The order that matters:
+#
+# 1. The lines are appended to the cut file, and that file is flushed to the disk. A machine that ends now has them
+#    twice.
+#
+# 2. The event is written over the first of them, and the file is cut behind it. A display that follows the file by its
+#    size never sees it end without the event, which is how it recognizes the cut (`reading.py`).
+#
+# A checksum of the 64 KiB before the position tells whether the file is the one of the checkpoint. A user may have
+# deleted it, or copied the checkpoint beside the file of another run; then nothing is cut, and the run goes on without.
+# 64 KiB are some hundred records, each with its own time, so two runs do not agree in them by chance.
+#
+# Each sink does what it can with the result: TensorBoard gets a purge step, from which on it drops the old branch;
+# wandb cannot delete steps and gets the event, which marks the place in its charts.
+#
+# Nothing is cut if only events follow the position. A trainer that ends in order writes its end after its last
+# checkpoint, and no update is repeated then.
+
 from __future__ import annotations
 
 import logging
@@ -26,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 CUT_NAME = "metrics.cut.jsonl"
 """Name of the file of removed records, beside `metrics.jsonl`."""
+# Also the most that is read for `Cut.last`: the latest value of each axis is in the latest records.
 _TAIL_BYTES = 64 << 10
 _BLOCK_BYTES = 1 << 20
 
@@ -61,9 +93,10 @@ def position_in(path: Path) -> tuple[int, int] | None:
         with open(path, "rb", opener=open_now) as file:
             start = max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES)
             file.seek(start)
+            # Up to the last line end: a process that was killed in a write has left half a line.
             end = start + file.read(_TAIL_BYTES).rfind(b"\n") + 1
             return (end, _checksum(file, end)) if end > start else None
-    except OSError:
+    except OSError:  # a checkpoint without a position is worth more than none
         return None
 
 
@@ -87,6 +120,7 @@ def cut_after(path: Path, position: Sequence[int] | None, *, updates: int, elaps
     if position is None or position_in(path) is None:
         return None
     end, checksum = position
+    # Not through a link: the folder may be one that another user has prepared.
     with open(path, "r+b", opener=open_own) as file:
         if os.fstat(file.fileno()).st_size < end or _checksum(file, end) != checksum:
             logger.info("%s is not the file of this checkpoint, so no record is cut", path)
@@ -122,6 +156,7 @@ def _event(lost: int, last: Sequence[MetricRecord], updates: int, elapsed_s: flo
         step=updates,
         elapsed_s=elapsed_s,
     )
+    # `record` takes them from the values, and the event has none: it stands where the last kept record stood.
     return msgspec.structs.replace(made, env_steps=max((found.env_steps or 0 for found in last), default=0))
 
 

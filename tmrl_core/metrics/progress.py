@@ -1,5 +1,31 @@
 """Live display of a run: phase, rates, returns and network; on a terminal or as plain lines."""
 
+# Theory of operation
+#
+# For: a person who wants to see whether a run learns and what it lacks. The display is made of records alone, the same
+# that are in `metrics.jsonl`. It asks no part of the run for anything, so it can follow a file of another process or of
+# last week, and costs training nothing.
+#
+# Three parts: `ProgressDisplay` takes records and keeps what it shows; `render` and `line` are two pictures of that, a
+# panel and one line; `LiveProgress` puts one of them on a terminal or into a log.
+#
+# Memory is bounded, however long the run and whatever its workers say. Values are kept by name, only for the names of
+# the vocabulary (workers invent others). Returns go into a `Trace` of 512 means: when it is full, neighbours are
+# averaged, and each new mean is of twice as many values. In numbers: after 512 episodes it has 256 means of two, after
+# 1,024 episodes 256 means of four. The curve keeps its shape, and adding is O(1) on average.
+#
+# Times: the records' `elapsed_s` is monotonic over resumes, and the display's clock only says how long ago the last one
+# came. `_started_s` moves back only, except at a new start: a record that was read late must not set the clock back.
+#
+# The phase is told by events. Without any (records of a script, or the first seconds) it is guessed from the counts;
+# one event ends the guessing for good.
+#
+# Rates are those that the trainer recorded; without them, differences over the last ten seconds of records. Of shorter
+# times they would jump with each round of training, of longer ones they would show a stop too late.
+#
+# Nothing here is locked. rich's own refresh thread would render while records are added, so it is off, and the owner of
+# the loop calls `refresh`.
+
 from __future__ import annotations
 
 import itertools
@@ -21,17 +47,12 @@ from tmrl_core.metrics.records import MetricRecord, Value
 from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
 
 PHASES: Final = ("waiting", "collecting", "learning", "evaluating", "done")
-_PHASE_WORDS: Final = {
-    "waiting": "waiting for workers",
-    "collecting": "collecting",
-    "learning": "learning",
-    "evaluating": "evaluating",
-    "done": "done",
-}
+_PHASE_WORDS: Final = {**dict(zip(PHASES, PHASES, strict=True)), "waiting": "waiting for workers"}
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS: Final = "_.-:=+*#"
 _WIDEST: Final = 100
 _RATE_WINDOW_S: Final = 10.0
+# Few enough that the mean follows the policy, and enough to hide a single bad episode.
 _RECENT: Final = 10
 
 
@@ -104,6 +125,7 @@ class ProgressDisplay:
         self._latest.update(
             {name: value for name, value in record.values.items() if value is not None and name in known}
         )
+        # A target that was given wins: the owner may ask for more than the configuration.
         if self.return_target is None:
             self.return_target = record.number(names.RETURN_TARGET)
         samples = record.number(names.SAMPLES_RECEIVED)
@@ -139,6 +161,7 @@ class ProgressDisplay:
         event = record.text(names.EVENT)
         if event == names.EVENT_START:
             self._ended_s = None
+            # Those that left with the trainer before have no event; those that are there join again.
             self._workers.clear()
             self.run_name = record.text(names.RUN_NAME) or self.run_name
         elif event == names.EVENT_WORKER_JOINED:
@@ -209,6 +232,7 @@ class ProgressDisplay:
         """
         width = min(width, _WIDEST)
         left, right = self._work_table(), self._return_table(ascii_only=ascii_only)
+        # Below 72 columns, two tables side by side would break their numbers.
         if width >= 72:
             body = Table.grid(padding=(0, 3), expand=True)
             body.add_column(ratio=1)
@@ -332,6 +356,7 @@ class ProgressDisplay:
         ]
         shown = [(label, values, color) for label, values, color in rows if len(values) >= 2]
         if shown:
+            # One scale: rows with scales of their own would look alike whatever their values.
             low = min(min(values) for _, values, _ in shown)
             high = max(max(values) for _, values, _ in shown)
             for label, values, color in shown:

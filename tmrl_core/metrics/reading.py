@@ -14,6 +14,7 @@ from tmrl_core.metrics.records import MetricRecord, decode_line
 from tmrl_core.storage import open_now
 
 _BYTES_A_READ = 16 << 20
+# A record has its own time to the microsecond, so 256 bytes are enough to know a place again.
 _TAIL_BYTES = 256
 
 
@@ -50,6 +51,7 @@ class RecordReader:
             return records
         with file:
             status = os.fstat(file.fileno())
+            # A file of the same name may be another one, made anew by a run that begins again.
             identity = (status.st_dev, status.st_ino)
             known = self._offset > 0
             if identity != self._identity or status.st_size < self._offset or not self._has_tail(file):
@@ -75,6 +77,7 @@ class RecordReader:
         return file.read(len(self._tail)) == self._tail
 
 
+# The caller has shown the records before the cut already; a second time, its counts would double.
 def _after_cut(records: list[MetricRecord]) -> list[MetricRecord]:
     for index in range(len(records) - 1, -1, -1):
         if records[index].text(names.EVENT) == names.EVENT_CUT:

@@ -1,5 +1,33 @@
 """Recorder of training: it never blocks and never raises because of a sink."""
 
+# Theory of operation
+#
+# For: training that is measured without waiting for whoever stores the measurements. The recorder knows records and the
+# interface of sinks. It does not know what a record means.
+#
+# Each sink has a lane: a bounded queue and a thread. One thread for all of them would be less, and a sink that hangs
+# would take the others with it: wandb's start takes up to 10 s and its `finish` waits for an upload, while the file
+# beside it must have each record at once, since displays follow it.
+#
+# State: `record` gives a record its time and its environment steps, and puts it into every queue; any thread may call
+# it. After that, the lanes share nothing. A lane's numbers are guarded by the lock of its condition; the sink itself is
+# touched by the lane's thread alone, and never with the lock held, because its call may last for seconds.
+#
+# A lane, by what it finds:
+#
+# - a record: write it. After an exception, wait 1 s, 2 s, ... up to a minute and write it again, `attempts` times in
+#   all. A disk may become free, a network come back. Then the record is given up and counted.
+# - an empty queue after a record: flush, once for a burst of records instead of once for each.
+# - a request to flush: the number of requests is compared, so that three requests are served by one flush.
+# - `close`: what is queued is still written; pauses end at once. A sink that does not return is left in its thread,
+#   which is a daemon's, so that the process can end without it.
+#
+# A full queue drops its oldest record: the latest ones say how the run does now. In numbers: at ten records a second,
+# 4,096 of them are seven minutes of a sink that hangs.
+#
+# What is lost is counted and shown (`dropped`); failures are logged once, then at 10, 100 and every 1,000 in a row,
+# since a full disk fails with each record for hours.
+
 from __future__ import annotations
 
 import logging
@@ -75,6 +103,7 @@ class Recorder:
             raise ValueError(f"queue_records and attempts must be at least 1, got {queue_records} and {attempts}")
         self._clock = clock
         self._wall_clock = wall_clock
+        # Monotonic: with the wall clock, NTP or a suspended machine moved the elapsed time by hours.
         self._started_s = clock() - elapsed_s
         self._env_steps = env_steps
         self._closed = False
@@ -110,6 +139,7 @@ class Recorder:
             step: number of updates so far.
         """
         made = record(kind, values, step=step, elapsed_s=self.elapsed_s, time_s=self._wall_clock())
+        # Each record has all three axes, so that a sink can draw it over any of them.
         if made.env_steps is None:
             made = msgspec.structs.replace(made, env_steps=self._env_steps)
         self._env_steps = made.env_steps or 0
@@ -151,6 +181,7 @@ class Recorder:
         for lane in self._lanes:
             if isinstance(lane.sink, JsonLinesSink):
                 lane.wait_flushed(lane.ask_flush(), timeout_s)
+                # Late or not: behind an early position, a resume moves a few records more, and loses none.
                 return position_in(lane.sink.path)
         return None
 
@@ -168,6 +199,7 @@ class Recorder:
             return self._closed_in_time
         self._closed = True
         deadline = time.monotonic() + timeout_s
+        # All are asked before the first is waited for: they close side by side, within one deadline.
         for lane in self._lanes:
             lane.ask_close()
         late = [lane for lane in self._lanes if not lane.join(deadline - time.monotonic())]
@@ -271,11 +303,12 @@ class _Lane:
                     more = bool(self._queue)
                 if more:
                     continue
-            # The queue is empty: flush, so that readers see the records.
+            # Taken before the write: a flush that is asked for during it waits for the next turn.
             if unflushed:
                 self._try("flush", self.sink.flush)
                 unflushed = False
             with self._wake:
+                # Also after a flush that failed: whoever waits for it shall not wait for a sink that is broken.
                 self._flushes_done = max(self._flushes_done, asked)
                 self._wake.notify_all()
             if closing and record is None:
@@ -313,6 +346,7 @@ class _Lane:
                     error,
                 )
             return False
+        # A flush that works says nothing of writes, so it does not end their count.
         if what == "write":
             with self._wake:
                 self._failures_in_a_row = 0

@@ -189,6 +189,7 @@ def episode_values(
     return values
 
 
+# Made once: their types are compiled when they are made.
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(MetricRecord)
 
@@ -206,5 +207,5 @@ def decode_line(line: bytes) -> MetricRecord:
     """
     try:
         return _decoder.decode(line)
-    except RecursionError as exc:
+    except RecursionError as exc:  # a line may be anything: a file was damaged, or is somebody else's
         raise msgspec.DecodeError("it is nested too deeply") from exc

@@ -24,7 +24,7 @@ class MetricSink(abc.ABC):
     """Destination of records.
 
     A sink is a plain, blocking object that one thread uses at a time. `Recorder` gives each sink a thread and a bounded
-    queue, so that a slow or failing one stops neither training nor the other sinks. `tmrl_core.testing` has the
+    queue, so that a slow or failing one stops neither training nor the other sinks. `SinkSuite` is the
     conformance suite for sinks.
     """
 
@@ -124,6 +124,7 @@ class JsonLinesSink(MetricSink):
         if self._file.closed:
             raise ValueError("the sink is closed")
         line = encode_line(record)
+        # What an earlier write has left becomes a line of its own, which readers skip; else it would spoil this one.
         if self._torn:
             line = b"\n" + line
         left = memoryview(line)
@@ -208,6 +209,7 @@ _SHOWN_FIRST = (
 """Metrics of a round in display order. As many as fit are shown; other metrics follow."""
 _TROUBLES = ("train/updates_skipped", names.SAMPLES_STALE, names.REDISTRIBUTED)
 """Metrics shown first if they are not 0."""
+# In the heading already, or of use to programs only.
 _UNSHOWN = (names.EPOCH, names.ROUND, names.UPDATES)
 _LINES = 3
 """Maximum number of lines of a round below its heading."""
@@ -254,7 +256,7 @@ def describe(record: MetricRecord, width: int = 120) -> str:
 
 
 _LABELS = {names.RUN_NAME: "run", names.RETURN_TARGET: "target"}
-"""Maximum number of characters of an event's values on the console."""
+"""Words for an event's values on the console, where the name itself says too little."""
 
 _INDENT = 6
 """Indentation of further lines of a message: two here, four by the command line's log."""

@@ -94,6 +94,7 @@ def open_sinks(
         wanted["tensorboard"] = {}
     if wandb is not None:
         wanted["wandb"] = msgspec.structs.asdict(wandb)
+    # A sink that was opened before one that is refused would keep its file and its thread.
     with contextlib.ExitStack() as undo:
         sinks: list[MetricSink] = [undo.enter_context(JsonLinesSink(run.folder / "metrics.jsonl"))]
         for name, kwargs in {**wanted, **(further or {})}.items():
@@ -103,6 +104,7 @@ def open_sinks(
             check_kwargs(make, kwargs, f"metrics.sinks.{name}")
             try:
                 sinks.append(undo.enter_context(make(run, **kwargs)))
+            # Hours of training are worth more than one of several sinks. A name that is wrong is refused at the start.
             except (MissingExtraError, OSError) as error:
                 logger.warning("%s gets no records: %s", name, error)
         undo.pop_all()

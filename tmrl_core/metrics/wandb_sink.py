@@ -1,17 +1,27 @@
-"""Sink for Weights & Biases, online if possible and else offline. It never delays training.
+"""Sink for Weights & Biases, online if possible and else offline. It never delays training."""
 
-Behaviour of wandb (0.31), and the measures of this file:
-
-- `wandb.init` without a key asks for one on a terminal and raises elsewhere: the key is looked up first, and without
-  one the run is offline.
-- With a key and no network `wandb.init` tries for 90 s and then raises: its limit is set, and an offline run follows.
-- Offline, wandb's own process writes every few seconds. The end of a killed trainer is in `metrics.jsonl` only.
-- `run.finish` waits for the upload forever: it gets a limit, and missing data then stays on disk for `wandb sync`.
-- wandb captures the console. This is turned off, because the live display uses the console.
-
-All of this happens at the first `write`, in the thread of this sink's Recorder. Meanwhile, records wait in the
-Recorder's bounded queue. The key is passed to wandb as an object and never put into `os.environ`.
-"""
+# Theory of operation
+#
+# For: wandb's charts of a run, by all three axes. Everything that can take time, wandb's import included, happens at
+# the first `write`, in the thread of this sink. Meanwhile records wait in the Recorder's bounded queue.
+#
+# Behaviour of wandb (0.31), and what this file does about it:
+#
+# - `wandb.init` without a key asks for one on a terminal and raises elsewhere. So the key is looked up first, where
+#   `wandb login` and the environment put it, and without one the run is offline.
+# - With a key and no network, `wandb.init` tries for 90 s and then raises. Its limit is set (10 s), and an offline run
+#   follows.
+# - Offline, wandb's own process writes every few seconds. The end of a killed trainer is in `metrics.jsonl` only;
+#   `--metrics send` gives wandb all records from there.
+# - `run.finish` waits for the upload for ever. It gets a limit, and what is missing stays on the disk for `wandb sync`.
+# - wandb captures the console. That is off, because the live display draws there.
+# - Its steps only grow, and records of several kinds do not come in one order. So the step is left to wandb, and each
+#   record carries the three axes as values; `define_metric` makes one of them the axis of all charts.
+# - A resumed run keeps its id (of the run's folder), also offline: `wandb sync` then asks for the steps that are there
+#   and goes on after them, instead of sending the resumed part over the first one.
+#
+# The key is a secret. It is passed to wandb as an object, never put into `os.environ`, where child processes and error
+# reports would find it, and taken out of wandb's error texts.
 
 from __future__ import annotations
 
@@ -104,6 +114,7 @@ class WandbSink(MetricSink):
         self._start_limit_s = start_limit_s
         self._finish_limit_s = finish_limit_s
         self._run: Any = None
+        # If the offline start fails too, the next write starts again, and does not wait for the network once more.
         self._unreachable = False
         self._closed = False
 
@@ -118,6 +129,7 @@ class WandbSink(MetricSink):
         if self._run is None:
             self._run = self._start()
         values = record.numbers()
+        # A record of labels alone would be a step without a point.
         if values:
             axes = {names.UPDATES: record.step, names.ELAPSED: record.elapsed_s}
             self._run.log({**axes, names.SAMPLES_RECEIVED: record.env_steps or 0, **values})
@@ -137,6 +149,7 @@ class WandbSink(MetricSink):
     def _start(self) -> Any:
         import wandb
 
+        # wandb takes the system's temporary folder instead of one that is missing.
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.setup().settings
         wanted = str(settings.mode)
@@ -152,6 +165,7 @@ class WandbSink(MetricSink):
                 return self._init(wandb, "online", key=key)
             except Exception as error:
                 self._unreachable = True
+                # The first line: the others are a trace of wandb's own process.
                 text = str(error).strip().splitlines()
                 reason = _without_key(text[0] if text else type(error).__name__, key)
                 logger.warning("wandb is not reachable or refuses (%s); this run is logged offline", reason)
@@ -168,7 +182,7 @@ class WandbSink(MetricSink):
         }
         if key is not None:
             settings["api_key"] = key
-        known = wandb.Settings.model_fields
+        known = wandb.Settings.model_fields  # older ones of the versions that the extra allows have no such limit
         if "finish_timeout" in known:
             settings["finish_timeout"] = self._finish_limit_s
         run = wandb.init(

@@ -1,9 +1,37 @@
-"""The worker of many agents: plays whole episodes that the trainer requests, and sends their experiences.
+"""The worker of many agents: plays whole episodes that the trainer requests, and sends their experiences."""
 
-An `Actor` plays each episode. The collector polls the link between two decisions, so that a cancelled assignment, a
-stop and the end of the run leave the episode at once. Evaluations have a manager and an environment of their own, so
-that they change nothing in the episodes between which they are played.
-"""
+# Theory of operation
+#
+# `MultiAgentCollector` is for a `Schedule` the same as the loop of one agent: it plays the episodes that the
+# `LockstepRule` allows. It knows nothing of the protocol: its `uplink` sends what the recorder holds and brings
+# policies.
+#
+# Stages. A `Stage` is a manager with an environment. Training has one; evaluations get another, made at the first one,
+# so that they draw nothing from the generators of training: a run with evaluations has the same training episodes as
+# one without.
+#
+# One episode. An `Actor` plays it and calls `_before_decision` before each decision is executed. Polling the link at
+# every decision would cost more than many a decision, so decisions are counted in slices: `allow()` returns the length
+# of a slice, 0 ends the episode, and the next length follows from the time that the last one took (`next_slice`). A
+# cancelled assignment, a stop and the end of the run leave the episode by `_EpisodeLeft`, an exception that is no
+# failure. An episode is sent whole or not at all: rounds count whole episodes, and half of one would have no end.
+#
+#     outcome of an episode        what happens
+#     ended in order               chunks to the recorder, a record "terminated" or "truncated"
+#     left (`_EpisodeLeft`)        dropped; a record "aborted" if it had a step
+#     EpisodeError, CodecError     dropped, counted; the next attempt begins with a reset
+#     PolicyFailedError            dropped; the worker waits for a better policy
+#     max_failures in a row        EnvironmentFailedError: the worker ends
+#
+# Seeds. A seed is used for the first episode whose environment has really begun (`stage.env.begun`): after a failed
+# reset the seed is still the next one, so that a failure does not change the run.
+#
+# Policies. A version is loaded as a whole, every policy and the epsilons, or not at all: if one part does not fit, the
+# models from before are loaded back and the version is refused.
+#
+# The environment's calls are watched and followed by `take_back`, because environments may install handlers of signals
+# when they are made, reset or closed. They are made again after a failed reset, since some cannot be reset after an
+# error.
 
 from __future__ import annotations
 

@@ -1,18 +1,34 @@
-"""Experiences of an episode as chunks of samples, and back.
+"""Experiences of an episode as chunks of samples, and back."""
 
-An episode is one run of rows of a worker's stream, sent when the episode has ended:
-
-| step | row |
-| --- | --- |
-| 0 | the *head*: its info holds agents, epsilons, seed, length and performance |
-| 1 to n | the experiences, agent by agent: `state`, `action` and `reward` as fields of a sample, all others as extras |
-| n + 1 | the *end*, with the flag `truncated` |
-
-Only the end has a flag, so a round of lockstep collection counts the run as one episode, and delivery, splitting and
-joining of chunks work as for any other samples. The head names each agent with its number of rows. A column of names
-would cost a text per row, and would make the chunks of two agents with equal columns unequal to join. An agent without
-experiences keeps its (empty) columns in the head.
-"""
+# Theory of operation
+#
+# An episode travels as one run of rows of a worker's stream, sent when the episode has ended. This file knows the form
+# of these rows only: a manager has checked the experiences before, and `round_episodes.py` decides after which episodes
+# count.
+#
+#     step 0        the head: its info holds agents, epsilons, seed, length and performance
+#     steps 1 to n  the experiences, agent by agent: state, action and reward as a sample's fields, others as extras
+#     step n + 1    the end, with the flag `truncated`
+#
+# Example: agents a with 3 experiences and b with 2. The rows are head, a a a, b b, end: 7 rows, steps 0 to 6. The head
+# lists ("a", 3, 0) and ("b", 2, 0); the last number is the index of their keys, which are equal here and stand in the
+# head once.
+#
+# Only the end has a flag, so a round of lockstep collection counts the run as one episode; segments carry its version,
+# and delivery, splitting and joining of chunks work as for any other samples. Every promise of delivery therefore holds
+# without a word about agents in the protocol. Numbers of samples in metrics and in `--status` count rows, so an episode
+# adds two to its experiences.
+#
+# Rejected: a column of agents' names, which would cost a text per row and make the chunks of two agents with equal
+# columns unequal, hence not joinable; one encoded value per episode, which is neither compressed by columns, nor
+# splittable, nor checked for finite numbers on arrival. Columns without rows have no chunk; their dtypes and order of
+# keys travel in the head.
+#
+# Reading. `EpisodeReader` is the state machine of one stream: closed, or open with the step that must come next.
+# Delivery is in order and complete, so rows that do not continue the open episode come from a damaged or hostile
+# worker. They are refused once for the whole episode (`_refused`), and the next head begins anew. Peer bytes are never
+# trusted: the head is converted to its type, the number of rows bounds the body, and `max_bytes` bounds the memory of
+# one open episode.
 
 from __future__ import annotations
 

@@ -192,8 +192,7 @@ def make_worker(
     label = worker_label(
         name or settings.name,
         standalone=standalone,
-        keys_dir=find_credentials_folder(config),
-        certified=network.transport != "local",
+        credentials=None if network.transport == "local" else find_credentials_folder(config),
     )
     release = label.claim.close if label.claim is not None else None
     # Files and credentials are found before the environment is made, which may change the working folder.

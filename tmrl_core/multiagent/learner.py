@@ -1,5 +1,20 @@
 """The learner: episode by episode, it has the agents play, stores their experiences and trains them."""
 
+# Theory of operation
+#
+# The order of one episode is fixed, because each step uses the result of the one before: epsilons and models as they
+# are now -> `roll_out` -> store -> train -> new epsilons. The `EpisodeResult` has the epsilons that were in force, not
+# those for the next episode.
+#
+# The actor is any `RollOut`: an `Actor` in this process, or a `RemoteActor` whose workers play a round of episodes. So
+# a script and a distributed run have the same learner, and with one worker and one seed the same results.
+#
+# Seeds. Tests have seeds of their own, derived from the first seed and the word "test", so that no test repeats a
+# training episode, and every test plays the same episodes: scores over time can be compared.
+#
+# Early stopping looks at scores of tests if there are any, since a training score includes exploration. A score of NaN
+# is an error there and not a silent "never".
+
 from __future__ import annotations
 
 import math

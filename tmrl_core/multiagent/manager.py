@@ -1,5 +1,29 @@
 """The agent manager: several agents look like one."""
 
+# Theory of operation
+#
+# A manager is the one object that a `Learner` and an `Actor` call, in one process and over TLS in the same order:
+# models and epsilons go to the actor, experiences come back, are stored and trained on. It knows nothing of networks
+# and of rounds, and the environment only through shapers.
+#
+# Modes. A manager acts (`inference`) or learns (`training`); methods of the other mode are replaced in the constructor
+# by ones that raise, so the check costs nothing at each decision. Rejected: a manager without a mode, since an actor
+# that trains by mistake would train a copy.
+#
+# Names. A policy has a name of its own, because agents may share it: models, metrics and seeds go by that name. If an
+# override of `assemble_agents` names none, an algorithm has the name of its first agent. Rejected: models by agent id,
+# by which a shared model would be sent several times.
+#
+# Seeds. Each policy's generator is seeded from the episode's seed and the policy's name. With seed 7, the policy "ship"
+# draws the same numbers whether there are one or ten other policies, in whatever process and order.
+#
+# Copies. States and actions are copied, because environments reuse arrays and shapers scale actions in place. Events
+# and metrics are kept as they are: environments return new ones.
+#
+# Checks. Actions are checked before they are executed, one at a time; states and rewards once per episode, over whole
+# columns, which is much cheaper. An error ends the episode, drops its trajectory, and names the part that failed and
+# the decision.
+
 from __future__ import annotations
 
 import math

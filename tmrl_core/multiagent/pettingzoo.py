@@ -1,5 +1,23 @@
 """PettingZoo's environments as event environments, and event environments as PettingZoo's. Needs the extra `marl`."""
 
+# Theory of operation
+#
+# `PettingZooEnvironment` makes each turn of a live agent a decision event. Agents of a parallel environment decide one
+# after another, with the observations of the same time (`ParallelTurns`); then all actions are executed at once.
+#
+# Rewards. PettingZoo gives an agent's reward with its next turn: the sum of all its rewards since its last one.
+# `metrics["rewards"]` of a step therefore has the agents whose turn came, and a shaper adds them to the agent's last
+# decision. Example: agents a and b alternate, a moves, b moves and a loses 1; that -1 arrives when a's turn comes next,
+# and belongs to a's move before. Rewards before an agent's first turn belong to no decision, and count in the episode's
+# returns only.
+#
+# Ends. An agent that has ended gets one more turn from PettingZoo, in which it must not act; these turns are taken here
+# with None, and their observation becomes the final event of a truncated agent, from which learning bootstraps.
+#
+# Observations and infos are copied, because environments reuse their arrays.
+#
+# `EventAECEnv` is the other direction, for tools that take PettingZoo's environments.
+
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,33 @@
 """Episodes of one round of lockstep collection over TLS, with the experiences of many agents."""
 
+# Theory of operation
+#
+# The trainer's side of a round: chunks go in, whole episodes come out. It knows the agents' pools only to compare
+# layouts, and writes nothing into them; `Learner.run_episode` stores the joined experiences after the round.
+#
+# Why everything is checked here. An error in `Learner.run_episode` would end the run, after other workers have
+# delivered a good round. So whatever a worker can send wrongly is refused before an episode counts: the form
+# (`EpisodeReader`), a performance that the manager cannot score, unknown agents and values that are not finite
+# (`experience_problem`), weights below 0, values that the algorithm cannot use (`check_experiences`), and a layout that
+# differs from the pool's. A refusal names the reason, does not count, and the assignment stays open for another
+# episode.
+#
+# State. `round` says which streams have an assignment, and how many episodes each still misses. `_readers` has the open
+# episode of each stream, `_played` the accepted ones in their order. `_layouts` is the layout of the first accepted
+# episode of the round for each pool, because an empty pool has none: two workers with different environments must not
+# both fill it. `_stored` is the layout that the pool itself holds, and has no empty dicts, which arrays cannot express.
+#
+# What counts. `counts` marks one row for each accepted episode, its last one, and the round adds these marks up: 3
+# episodes of 7 rows are 21 rows of which 3 count. Rows of streams without an assignment and of other versions are
+# counted as received and not held.
+#
+# Memory is bounded by the episodes of the round and one open episode of each worker with an assignment, of at most
+# `max_episode_bytes` each. A view of a large message keeps all of it in memory, so rows that are less than half of
+# their message are copied (`VIEWED`). After `MAX_REFUSALS` in one message its rest is discarded unread: a refusal costs
+# more than a row, and a hostile worker would send nothing else.
+#
+# Nothing of a round is in a checkpoint: after a restart the round is collected again.
+
 from __future__ import annotations
 
 import math

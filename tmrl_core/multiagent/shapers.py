@@ -1,5 +1,24 @@
 """Shapers: raw events become states, model actions become executable ones, trajectories become experiences."""
 
+# Theory of operation
+#
+# Shapers are where a user's scenario meets the agents; each is called with what the environment gave and returns what a
+# policy takes. Only the experience shaper has an algorithm of its own.
+#
+# `KStepExperienceShaper` takes each agent's decisions for themselves, whatever other agents did between them. Example
+# with k = 2, gamma = 0.9 and rewards 1, 2, 3 of an agent that is terminated:
+#
+#     decision  reward             discount  next state  terminated
+#     0         1 + 0.9 * 2 = 2.8  0.81      s2          no
+#     1         2 + 0.9 * 3 = 4.7  0.81      s2          yes
+#     2         3                  0.9       s2          yes
+#
+# All k-step returns of an agent are one convolution of its rewards with the powers of gamma, so there is no loop over
+# rows and steps; the rewards are reversed, because a convolution looks backwards.
+#
+# A truncated agent bootstraps from the event that it no longer gets (`final_events` of the metrics). Without it, its
+# last state stands in, and its last reward counts twice: in the return and in the value of the state.
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod

@@ -1,5 +1,29 @@
 """Store of experiences by key: columns of one length, of which a bounded number of rows stays."""
 
+# Theory of operation
+#
+# A store keeps what agents have experienced until an algorithm learns from it. It knows nothing of agents, episodes or
+# algorithms: rows are columns by key, and any key may be a weight to sample by.
+#
+# Rejected: the project's `ReplayMemory`. It makes transitions from neighbouring samples, while experiences come as
+# complete rows with next states and discounts, so nothing is joined here, and scripts use this store without torch,
+# with filters and updates by key. The sum tree of replay memories (`PrioritizedSampler`) would sample faster, at the
+# cost of a second structure that follows every change: here the weights are summed for each batch, so the time grows
+# with the rows. A `SequenceMemory` as a pool lacks the same two things.
+#
+# State. `_leaves` has one array for each leaf of the nested columns, by its path: `{"state": {"a": x}}` is stored at
+# `("state", "a")`. Arrays grow by doubling up to the capacity, so a large capacity costs nothing before it is used.
+# Rows 0 to `_size - 1` are in use; `_next` is the index of the next row once the store is full.
+#
+# Example with capacity 4 and "rolling": after six rows 0 1 2 3 4 5, the places hold 4 5 2 3, `_next` is 2, and
+# `indices` is 2 3 0 1, the oldest first. Of ten rows in one `put`, the first six get the place -1 and are not stored.
+#
+# With "random", a row that is stored has the same chance to be replaced as any other, so old rows die out
+# geometrically; within one `put` no new row replaces another one (`choice` without replacement).
+#
+# Order. `put` allocates and checks everything before it changes anything: refused rows, or arrays that cannot be
+# allocated, leave the store as it was. Rows are addressed by index, and an index is valid until its row is overwritten.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

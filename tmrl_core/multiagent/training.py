@@ -1,5 +1,25 @@
 """Training of many agents over TLS: rounds of `TrainingLockstep` that workers play, and the learner of a manager."""
 
+# Theory of operation
+#
+# `MultiAgentTraining` is a lockstep loop whose round is one `Learner.run_episode` with a `RemoteActor`. Assignments,
+# stalls, restarts, evaluations, records and checkpoints are those of lockstep; what is trained, and in what order, is
+# the learner's. The remote actor calls back into `collect`, which returns when the round is complete.
+#
+#     loop:    _collect_and_train -> learner.run_episode -> actor.roll_out -> loop.collect -> workers
+#     learner: store_experiences -> train -> update_epsilon, on the joined experiences
+#
+# The first stream of a round gets the round's seed as it is, the others seeds derived from it, so one worker plays the
+# episodes that an `Actor` in the learner's process would play.
+#
+# State in checkpoints: the policies by name, the pools by the first agent that uses them, the explorer, all generators,
+# and the counters of lockstep. An unfinished round is collected again. The constructor seeds the manager, and a
+# checkpoint then replaces the state of its generators, so the order of the two matters. On resume agents may be added
+# (`follow_memory`).
+#
+# A round in which every update of some agent was skipped counts as one bad round; too many in a row end the run, as bad
+# updates do for one agent.
+
 from __future__ import annotations
 
 import time

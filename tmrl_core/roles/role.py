@@ -23,6 +23,7 @@ class Role:
         takes: options that go with it, besides those of all roles, such as `seed`.
         options: adds options of its own, which `takes` names too.
         client: True: it connects to a Server.
+        weighted: True: `--credentials bundle NAME` makes a bundle for it, a worker's whose weight may be set.
         local_text: returns the line that `--local` prints if it runs this role too; None: it runs by itself only. With
             `--local`, its clients replace workers.
     """
@@ -32,6 +33,7 @@ class Role:
     takes: tuple[str, ...] = ()
     options: Callable[[argparse.ArgumentParser], object] = lambda parser: None
     client: bool = False
+    weighted: bool = False
     local_text: Callable[[Config], str] | None = None
 
 

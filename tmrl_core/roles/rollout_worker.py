@@ -35,7 +35,6 @@ from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
-from tmrl_core.networking.security.credentials import find as find_credentials
 from tmrl_core.networking.security.tls_contexts import client_name
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.buffer import Buffer
@@ -63,9 +62,7 @@ class RolloutWorker(Worker):
         server_ip: address of the Server; None: this machine.
         server_port: port of the Server.
         password: the token of workers.
-        local_port: for the transport `tlspyo` only.
         security: "TLS" or None.
-        keys_dir: folder of the credentials.
         seed: seed of the environment's first reset and of exploration; None: from the operating system.
         run_name: name of the run; samples and weights of other runs are separate.
         config: source of omitted arguments; None: `tmrl_core.config.current()`.
@@ -97,11 +94,7 @@ class RolloutWorker(Worker):
         server_ip: str | None = None,
         server_port: int | Cfg = CFG,
         password: str | Cfg | None = CFG,
-        local_port: int | Cfg = CFG,
-        header_size: int | Cfg = CFG,
-        max_buf_len: int | Cfg = CFG,
         security: Literal["TLS"] | Cfg | None = CFG,
-        keys_dir: str | Path | Cfg | None = CFG,
         hostname: str | Cfg | None = CFG,
         *,
         name: str | Cfg | None = CFG,
@@ -136,8 +129,7 @@ class RolloutWorker(Worker):
         label = worker_label(
             given(name, settings.name),
             standalone=standalone,
-            keys_dir=given(keys_dir, find_credentials_folder(config)),
-            certified=kind != "local",
+            credentials=None if kind == "local" else find_credentials_folder(config),
         )
         # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
@@ -162,12 +154,8 @@ class RolloutWorker(Worker):
                 port=server_port,
                 transport=kind,
                 security=security,
-                keys_dir=keys_dir,
                 hostname=hostname,
                 password=password,
-                local_port=given(local_port, config.network.local_port_worker),
-                header_size=header_size,
-                max_buf_len=max_buf_len,
             )
         rows = given(envs, settings.envs)
         buffer, metrics = (
@@ -259,20 +247,19 @@ class RolloutWorker(Worker):
         return report
 
 
-def worker_label(name: str | None, *, standalone: bool, keys_dir: str | Path | None, certified: bool = True) -> Label:
+def worker_label(name: str | None, *, standalone: bool, credentials: Path | None) -> Label:
     """Return a worker's label.
 
     Args:
         name: chosen name; None or empty: from the certificate or the machine.
         standalone: True: without a Server, so that no other worker needs a different label.
-        keys_dir: folder of the credentials; None: the default folder.
-        certified: False: there is no certificate.
+        credentials: folder of the credentials; None: there is no certificate.
     """
     if name:
         return Label(name, name)
     if standalone:
         return Label(socket.gethostname(), socket.gethostname())
-    return own_label(client_name(find_credentials(keys_dir), "worker") if certified else None)
+    return own_label(None if credentials is None else client_name(credentials, "worker"))
 
 
 def open_recording(folder: Path, name: str, env: Any, max_bytes: int | None, compressed: bool) -> Recording:

@@ -38,11 +38,9 @@ class Server:
 
     Args:
         port: TCP port; 0: a free port, see `port`.
-        password: token that clients must show if `security` is None; with TLS, tokens come from the credentials. With
-            the transport `tlspyo`: tlspyo's password.
-        local_port: for the transport `tlspyo` only.
+        password: token that clients must show if `security` is None; with TLS, tokens come from the credentials. Other
+            transports may have a password of their own.
         security: "TLS" or None.
-        keys_dir: folder of the credentials.
         config: source of omitted arguments; None: `tmrl_core.config.current()`.
 
     Raises:
@@ -55,13 +53,10 @@ class Server:
         self,
         port: int | Cfg = CFG,
         password: str | Cfg | None = CFG,
-        local_port: int | Cfg = CFG,
-        header_size: int | Cfg = CFG,
         security: Literal["TLS"] | Cfg | None = CFG,
-        keys_dir: str | Cfg | None = CFG,
         max_workers: int | Cfg | None = CFG,
         *,
-        config: Any = None,
+        config: Config | None = None,
     ) -> None:
         from tmrl_core.config import current
         from tmrl_core.networking.security import credentials
@@ -74,10 +69,7 @@ class Server:
             host=server.bind_address,
             port=port,
             security=security,
-            keys_dir=keys_dir,
             password=password,
-            local_port=given(local_port, network.local_port_server),
-            header_size=header_size,
         )
         if isinstance(password, str) and network.transport == "tls" and listens.security is not None:
             logger.warning(

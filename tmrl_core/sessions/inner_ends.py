@@ -46,6 +46,7 @@ class InnerEnds:
         """
         ticks = len(whole)
         flagged = terminated | truncated
+        # Recorders that go on after an end repeat its flag until the person resets: these steps are nobody's.
         again = flagged & np.append(False, flagged[:-1])
         stops = [int(end) + 1 for end in np.flatnonzero(flagged & ~again)]
         inner = sum(stop < ticks for stop in stops)
@@ -56,6 +57,8 @@ class InnerEnds:
         for stop in stops:
             ended, cut = bool(terminated[stop - 1]), bool(truncated[stop - 1])
             known = last_known and stop == ticks
+            # After a termination no value is taken of the next observation, so any may stand there. After a truncation
+            # it is, and the next try's first one would be wrong: the step is left out.
             last = stop if known or ended else stop - 1
             self.left_out += stop - last
             if last > begin:

@@ -48,6 +48,7 @@ class Reading:
         """
         number = self.episodes
         self.episodes += 1
+        # As a whole: half an episode must not reach the learner before its end turns out to be damaged.
         try:
             found = list(read())
         except errors as exc:
@@ -69,6 +70,7 @@ class Reading:
         Raises:
             StorageError: no episode could be read.
         """
+        # Leaving out all of them is no success, whatever the option says.
         if self.bad == self.episodes > 0:
             raise StorageError(
                 f"{dataset}: none of its {self.episodes} episodes can be read; the first: {self.first_bad}"

@@ -91,6 +91,7 @@ class Session:
         """
         rows = len(self) + 1
 
+        # The reset has no action: zeros, which `action_present` marks, keep the columns of one length.
         def after_reset(column: Any) -> Any:
             if isinstance(column, list):
                 return [None, *column]
@@ -148,6 +149,7 @@ class _Tally:
 
     def difference(self, record: EpisodeRecord, returns: bool) -> str:
         """Return the difference that no missing message explains; empty: there is none."""
+        # Where steps do not follow each other, a message was lost, which explains any difference.
         if not self.whole or (record.end == "aborted" and self.steps < record.length):
             return ""  # of an aborted episode, the last message may be missing
         off = abs(self.total - record.episode_return) > RETURN_TOLERANCE * max(1.0, abs(record.episode_return))
@@ -204,6 +206,7 @@ class _Open:
             terminated=bool(last.terminated[-1]),
             truncated=bool(last.truncated[-1]),
             first_step=self.first_step,
+            # Only from the reset on: a seed does not reproduce the middle of an episode.
             seed=record.seed if record is not None and self.first_step == 0 else None,
             source=record.worker if record is not None else "",
             version=last.segments[-1].version,
@@ -256,6 +259,7 @@ class SessionJoiner:
                 if start == stop:
                     continue
             rows = chunk.slice(start, stop)
+            # Cut sessions of one episode share the tally: its record counts the whole episode.
             tally = _Tally(whole=first_step == 0) if session is None else session.tally
             if session is not None and (first_step != session.next_step or not session.takes(rows)):
                 found.append(session.session(recorded.get(episode)))
@@ -307,9 +311,11 @@ class SessionJoiner:
         return _present(found)
 
     def _cut(self) -> Iterator[Session | None]:
+        # Episodes of killed workers never end, and each of them keeps an observation.
         while len(self._open) > MAX_OPEN:
             yield self._open.pop(next(iter(self._open))).session(None)
         while sum(session.nbytes for session in self._open.values()) > self._max_bytes:
+            # The longest: it frees the most, and its rest is a session long enough to learn from.
             key, longest = max(self._open.items(), key=lambda item: item[1].nbytes)
             if not longest.body:
                 return  # single observations, which are as few as `MAX_OPEN` allows
@@ -329,6 +335,7 @@ def _runs(chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
     """Yield (start, stop, episode, first step) of each run of rows that belong to one session."""
     ended = np.flatnonzero(chunk.terminated | chunk.truncated)
     episode, step = chunk.episode, chunk.step
+    # Rows that follow each other in a chunk belong together only if their steps do.
     breaks = np.flatnonzero((np.diff(episode) != 0) | (np.diff(step) != 1)) + 1
     starts = sorted({0, *breaks.tolist(), *(int(row) + 1 for row in ended if row + 1 < chunk.rows)})
     for start, stop in zip(starts, [*starts[1:], chunk.rows], strict=True):

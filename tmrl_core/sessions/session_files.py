@@ -1,13 +1,46 @@
-"""Recorded sessions in a folder.
+"""Recorded sessions in a folder: `SessionWriter` writes them, `read_sessions` reads them."""
 
-    spaces.json           the spaces of observations and actions
-    actions.json          smallest and largest value of each dimension of the actions (action_ranges.py)
-    000000000001.seg ...  a log of records (tmrl_core/storage)
-
-The note of a record is the id of the stream that its samples belong to, one for each opening of the folder. Its payload
-is a message of samples as a worker sends it (samples/codec.py). Episodes are joined when they are read, so a process
-that dies loses no step of the last record before, and memory is bounded while writing and reading.
-"""
+# Theory of operation
+#
+# For: episodes on disk, written as they are played or as whole sessions, and read for training, for a list, or for an
+# export. A folder has:
+#
+#     spaces.json           the spaces of observations and actions
+#     actions.json          smallest and largest value of each dimension of the actions (action_ranges.py)
+#     000000000001.seg ...  a log of records (tmrl_core/storage)
+#
+# This file knows folders, records and spaces. `session.py` knows how samples become sessions, `storage/` how records
+# survive a crash.
+#
+# The content of a record is a message of samples as a worker sends it, not a session. So a worker that records needs no
+# memory for its episode, a killed process loses the samples of one message, and there is one encoding. The price is
+# that sessions are joined when they are read (`SessionJoiner`), which also bounds the memory of reading.
+#
+# The note of a record is the id of the stream: 8 random bytes for each opening of the folder, and a letter. Ids of
+# episodes are unique within a stream only, so two processes that record one after the other do not mix episode 3 of
+# both. The letter says whether returns can be compared with the episodes' records (a worker's compressor may change
+# rewards), and keeps the ids of whole sessions (`write`) apart from those of a worker's episodes (`append`).
+#
+# In numbers: two episodes of 1,000 steps, sent every 400 steps, are records of 400, 400, 400, 400 and 400 samples; the
+# third holds the end of the first episode and the beginning of the second. The record of an episode (seed, return, end)
+# goes with the message that has its last sample (`_with_their_ends`), so that a reader knows the seed when the session
+# is complete.
+#
+# Order of a write: first `actions.json` if a range became wider, then the samples. A process that dies in between
+# leaves ranges that are too wide. The other way round they could be too narrow, and actions outside of the space would
+# be learned from without a word.
+#
+# Order of a read: all checksums of all files first, then the first session. A training that has begun must not find out
+# after an hour that the last file is damaged. Only the last file may end in an incomplete record, which is left out
+# with a warning, because its writer died or still writes; the same in another file is damage.
+#
+# The size of each file is noted at the check, and reading stops there: a recording that grows meanwhile is read as it
+# was.
+#
+# What fails: a folder of other spaces, of another version or with other files is refused before anything is written. A
+# full disk or `max_bytes` raises, and what was written stays.
+#
+# Rejected: one file for each episode (a million files for a million short ones, and a crash loses the whole episode).
 
 from __future__ import annotations
 
@@ -81,17 +114,20 @@ class SessionWriter:
         self.folder = Path(folder)
         self._max_bytes = max_bytes
         self._episodes = 0
+        # Random, not a counter: two recordings may be copied into one folder.
         self._stream = secrets.token_bytes(8) + (_COMPRESSED if compressed else _AS_PLAYED)
         text = _spaces_text(observation_space, action_space)
         self._lock = FolderLock(self.folder, "recorded sessions")
         try:
             if (self.folder / SPACES_FILE).exists():
                 found, given = read_spaces(self.folder), (observation_space, action_space)
+                # Equal, not only compatible: bounds decide which actions are refused.
                 if found != given:
                     problem = spaces_problem(found, given) or "only one of the two has bounds"
                     raise StorageError(
                         f"{self.folder} holds sessions of another environment: {problem}. Record into another folder."
                     )
+                # Before the log opens the file, which would cut damage off as if it were an incomplete record.
                 _check(_files(self.folder)[-1:])
             elif any(self.folder.glob("*.seg")):
                 raise StorageError(f"{self.folder} holds other files of records. Record into another folder.")
@@ -104,7 +140,7 @@ class SessionWriter:
         except OSError as exc:
             self._lock.close()
             raise StorageError(f"{self.folder} cannot be written: {exc}. Record into another folder.") from exc
-        except BaseException:
+        except BaseException:  # also an interrupt: the folder would stay locked until the process ends
             self._lock.close()
             raise
 
@@ -140,6 +176,7 @@ class SessionWriter:
         self._append(chunks, records, self._stream)
 
     def _append(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], stream: bytes) -> None:
+        # Writing to a file without a name succeeds, and nothing would be left of it.
         if self._log.numbers and not self._log.path(self._log.numbers[-1]).exists():
             raise StorageError(f"{self.folder} was removed while sessions were recorded into it")
         self._note_ranges(chunks)
@@ -201,6 +238,7 @@ def read_spaces(path: str | os.PathLike[str]) -> Spaces:
     folders = folders_of(path)
     found = [read_spaces_file(folder / SPACES_FILE) for folder in folders]
     merged = found[0]
+    # One after another: a folder that knows a bound completes those that do not, in any order of names.
     for folder, other in zip(folders, found, strict=True):
         problem = spaces_problem(other, merged)
         merged = completed(merged[0], other[0]), completed(merged[1], other[1])
@@ -272,6 +310,7 @@ def read_spaces_file(file: Path) -> Spaces:
         StorageError: it cannot be read, or describes no spaces.
     """
     try:
+        # Bounds of large pictures are written out where they differ, so some MB are possible.
         if file.stat().st_size > MAX_SPACES_BYTES:
             raise StorageError(f"{file} has more than {MAX_SPACES_BYTES} bytes, so it is no description of spaces")
         value = json.loads(read_whole(file))
@@ -290,6 +329,7 @@ def _groups(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
     """Return the samples in parts of about `RECORD_BYTES`, each of chunks that become one message."""
     groups: list[list[Chunk]] = []
     room = 0
+    # A record costs 160 bytes beside its samples, so the tiny hand-overs of a worker that sends every step share one.
     for chunk in chunks:
         for part in [chunk] if chunk.rows == 1 else split_chunk(chunk, RECORD_BYTES):
             size = part.nbytes
@@ -364,7 +404,7 @@ def _read(folders: Sequence[Sequence[tuple[Path, int]]]) -> Iterator[Session]:
         for file, size in files:
             reader = SegmentReader(file, size)
             try:
-                for record in reader.records(check_payloads=False):
+                for record in reader.records(check_payloads=False):  # `_check` has compared them
                     yield from _sessions_in(record, joiner, file)
             finally:
                 reader.close()

@@ -27,6 +27,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     except OSError as exc:
         raise StorageError(f"{target} cannot be made: {exc}") from exc
     with temporary as name:
+        # In a folder of the temporary one, which is then removed in any case: the rename takes its content away.
         folder = Path(name) / target.name
         folder.mkdir()
         yield folder

@@ -27,6 +27,7 @@ VERSION = 1
 MAGIC = b"TMRLREC%d" % VERSION
 RECORD_MAGIC = b"REC%d" % VERSION
 ALIGNMENT = 8
+# Limits are checked before memory is allocated, because a damaged length may be any number.
 MAX_HEAD_BYTES = 1 << 20
 MAX_NOTE_BYTES = 1 << 26
 MAX_PAYLOAD_BYTES = 1 << 34
@@ -128,6 +129,7 @@ def record_buffers(note: Buffer, buffers: Sequence[Buffer]) -> tuple[list[Buffer
             f"a record with a note of {len(note)} and a payload of {payload_bytes} bytes is too long; "
             f"{MAX_NOTE_BYTES} and {MAX_PAYLOAD_BYTES} are allowed"
         )
+    # CRC-32 goes on from buffer to buffer, so the parts need not be joined. It finds damage, not forgery.
     payload_crc = 0
     for view in views:
         payload_crc = zlib.crc32(view, payload_crc)
@@ -155,7 +157,7 @@ def scan(data: memoryview, start: int, check_payloads: bool) -> Iterator[Record]
         payload_start = note_end + padding(note_bytes)
         payload_end = payload_start + payload_bytes
         end = payload_end + padding(payload_bytes)
-        if end > length:
+        if end > length:  # checked before the checksum, which would read behind the end
             return
         note = bytes(data[start + _RECORD.size : note_end])
         if zlib.crc32(note, zlib.crc32(data[start : start + _RECORD.size - 4])) != crc:
@@ -174,6 +176,7 @@ def cut_short(data: memoryview, start: int) -> bool:
     is the offset at which `scan` ended.
     """
     rest = data[start:]
+    # A file system may note the new length of a file before its data.
     if not bytes(rest).strip(b"\0"):
         return True
     if len(rest) < _RECORD.size:

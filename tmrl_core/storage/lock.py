@@ -1,5 +1,33 @@
 """A lock on a folder for one process at a time, released when the process ends for any reason."""
 
+# Theory of operation
+#
+# For: one owner of a folder at a time, such as a replay memory, a spool, or a worker's name. The lock must end with its
+# process, also with one that is killed, and must not be something that another user can prepare.
+#
+# The lock is the system's: `flock` on POSIX, a locked byte on Windows. Both end when the last descriptor closes, so a
+# crash leaves nothing to clean up. The text in the file (process id and host) is only for the message. It is written
+# after the lock is held, may be missing on a full disk, and never decides anything: after a crash, the id may belong to
+# another process.
+#
+# The order: open without following links (`open_own`), lock, then write. The content of a file that somebody else holds
+# is not touched before its lock is ours.
+#
+# The file stays after `close`. If it were removed, a second process could open the old file just before, lock it, and
+# hold a file without a name, while a third one makes and locks a new file of that name.
+#
+# Why `flock` and not `fcntl` locks: those belong to the process, so that a second part of the same process would get
+# the lock too, and closing any other descriptor of the file would release it. A `flock` belongs to the open file, hence
+# a second `FolderLock` in the same process is refused like another process. The price is that a forked child shares it;
+# the package spawns its processes.
+#
+# Why the locked byte of Windows is at 1 MiB: a byte that is locked there cannot be read by others either, and whoever
+# is refused reads the text to name the holder.
+#
+# Rejected: a file with a process id (after a crash it blocks, or names a stranger); filelock, which opens the lock's
+# file itself and takes a second name (hard link) or another user's file as its own, cannot test a lock without taking
+# it, and would replace 35 of these lines.
+
 from __future__ import annotations
 
 import json
@@ -14,8 +42,7 @@ from tmrl_core.storage.own_files import open_own
 LOCK_FILE = "lock"
 LOCKED_BYTE = 1 << 20
 """Position of the locked byte: after the file's content, because Windows locks bytes against reading too."""
-
-
+# Windows' own wait, LK_LOCK, tries once a second, ten times: too slow for files that are held for a millisecond.
 _RETRY_S = 0.005
 
 
@@ -51,6 +78,7 @@ class FolderLock:
         try:
             lock_file(descriptor)
         except BlockingIOError as exc:
+            # Read before the file is closed: by its name, it could be another file meanwhile.
             holder = _holder(descriptor)
             os.close(descriptor)
             raise FolderLockedError(
@@ -76,7 +104,7 @@ class FolderLock:
     def close(self) -> None:
         """Release the lock; a second call does nothing."""
         if self._descriptor >= 0:
-            self._say(b"")
+            self._say(b"")  # while the lock is held: afterwards, the file may be the next holder's
             os.close(self._descriptor)  # closing the file releases the lock
             self._descriptor = -1
 
@@ -120,7 +148,7 @@ def _try_lock(descriptor: int) -> None:
         os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-        except OSError as exc:
+        except OSError as exc:  # EACCES, which is no BlockingIOError there
             raise BlockingIOError(exc.errno, exc.strerror) from exc
         finally:
             os.lseek(descriptor, 0, os.SEEK_SET)
@@ -138,6 +166,7 @@ def is_locked(descriptor: int) -> bool:
         import fcntl
 
         try:
+            # Shared: two tests at once do not take each other for the holder.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

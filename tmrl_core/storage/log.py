@@ -1,5 +1,42 @@
 """A log: a folder of files of records. The last file is written, and the oldest files are removed."""
 
+# Theory of operation
+#
+# For: a sequence of records that outlives its process, such as the memory on disk, the spools of workers and of the
+# Server, and recorded sessions. The log knows nothing of the content. Its users put into a note what must be read
+# without the payload (row counts, offsets of streams), and into the payload the arrays, which are used in place.
+#
+# Why several files: no system can cut off the beginning of a file. Old data therefore leaves as whole files
+# (`remove_before`), and each file begins with a record of everything that must be known without the files before it
+# (`first_note`). In numbers: a spool with files of 64 MiB holds messages 1 to 900 in file 1 and 901 to 1,700 in file 2.
+# Once message 900 is acknowledged, file 1 goes. That the stream had come to 900 is still known from the first record of
+# file 2.
+#
+# State: `_numbers` are the files that exist. Only the last one is written, through `_file`; the others are read by
+# name. One process uses a folder, since the caller holds its `FolderLock`, and one thread calls the methods. The only
+# other thread is that of the background flush, which touches nothing but the file's descriptor.
+#
+# The order that matters: a full file is on the disk (`_begin` flushes it) before the next one exists. So only the last
+# file can end in an incomplete record, and opening a log of 100 files checks the bytes of one.
+#
+# What fails, and what then happens:
+#
+# - The process dies in a write: the next opening cuts the incomplete record off and counts its bytes in `torn_bytes`.
+# - The last file has no usable head, or no complete first record: it is renamed to `.damaged`, never deleted, and the
+#   file before it becomes the last one. Its records may still be wanted by a person.
+# - The file is of another version of the format: it is refused and stays as it is, since the release that wrote it can
+#   read it. Likewise one of another kind, which is somebody else's folder.
+# - The disk is full: `append` raises, the log is unchanged, and the same record may be tried again. A new file that has
+#   nothing but its first record is not full, so that retries do not leave a file each.
+# - The machine loses its power: `sync` decides, see the class. Waiting for the disk with each record would cost
+#   milliseconds each. With "os", a thread flushes every 4 MiB, so that the end of a 64 MiB file waits for the last of
+#   them instead of all. "never" is for workers, whose samples are worth less than a loop that does not stop: a flush
+#   has lasted half a minute on a busy disk, and the samples that waited for it filled the memory.
+#
+# Rejected: SQLite (a batch of the memory is a gather of rows, not a query, and its pages cannot be mapped as arrays); a
+# ring in one preallocated file (an incomplete write damages old records); rows and offsets in two files (two flushes,
+# which can disagree); one file for each message (an inode and a flush for each).
+
 from __future__ import annotations
 
 import logging
@@ -93,6 +130,7 @@ class RecordLog:
         self._first_note = first_note
         self._calls = calls
         self._mode = mode
+        # None until the first append: a log that is opened only to be read leaves no file.
         self._file: SegmentFile | None = None
         self._sealed = False
         self._closed = False
@@ -107,6 +145,7 @@ class RecordLog:
             self._numbers = sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
         except OSError as exc:
             raise storage_error(f"{folder} cannot be read", exc) from exc
+        # Numbers only grow, also over damaged files that were set aside: a reader may still know the old ones.
         self._next_number = max(self._numbers, default=0) + 1
         self._open_last()
 
@@ -130,6 +169,7 @@ class RecordLog:
             ends = [record.end for record in reader.records()]
             good = reader.good_bytes
             reader.close()
+            # Without its first record, a file says nothing of the files before it, and they may be gone.
             if self._first_note is not None and not ends:
                 self._set_aside(path, size, f"its first record, at byte {first}, is cut short or damaged")
                 continue
@@ -172,7 +212,7 @@ class RecordLog:
         """Size of all files, heads included."""
         total = 0
         for number in self._numbers:
-            with suppress(OSError):
+            with suppress(OSError):  # somebody has removed the file
                 total += self.path(number).stat().st_size
         return total
 
@@ -182,6 +222,7 @@ class RecordLog:
         Raises:
             StorageError: the file cannot be read, its head is damaged, or it is of another kind.
         """
+        # The last file may have an incomplete record behind its end, after a write that failed and was not cut yet.
         last = self._file if self._file is not None and number == self._numbers[-1] else None
         reader = SegmentReader(self.path(number), last.bytes if last is not None else None)
         if reader.format_name != self.format_name:
@@ -237,6 +278,7 @@ class RecordLog:
         return Place(self._numbers[-1], payload_offset, end)
 
     def _flush_in_background(self, file: SegmentFile, end: int) -> None:
+        # One at a time: two would wait for the same disk. The next append that finds it idle starts another.
         if self._flushing is not None and self._flushing.is_alive():
             return
 
@@ -259,6 +301,8 @@ class RecordLog:
         if self._flushing is not None:
             self._flushing.join()
             self._flushing = None
+        # Linux reports an error of writing back once per descriptor, then takes the pages for clean. A second fsync
+        # would succeed without the data: https://wiki.postgresql.org/wiki/Fsync_Errors
         failed, self._not_flushed = self._not_flushed, None
         if failed is not None:
             raise failed
@@ -284,6 +328,7 @@ class RecordLog:
             calls=self._calls,
             mode=self._mode,
         )
+        # Only now: a file that cannot be made leaves the present one in use.
         if self._file is not None:
             self._file.close()
         self._file = file
@@ -300,6 +345,7 @@ class RecordLog:
         A file that cannot be deleted now (Windows, while it is being read) is tried again next time.
         """
         removed = 0
+        # None after one that stays: a reader must never miss a file between two others.
         for old in [n for n in self._numbers[:-1] if n < number]:
             try:
                 self.path(old).unlink(missing_ok=True)

@@ -30,6 +30,9 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
     if sys.platform == "win32":
         return os.open(path, flags | os.O_BINARY, mode)
     try:
+        # Checks follow the opening, on the descriptor: what a name stands for may change between two calls. O_TRUNC is
+        # taken out because it would empty another user's file before it is checked. O_NONBLOCK: a pipe in place of the
+        # file would wait for its reader for ever.
         descriptor = os.open(path, (flags & ~os.O_TRUNC) | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as exc:
         if exc.errno == errno.ELOOP and os.path.islink(path):
@@ -41,8 +44,10 @@ def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o644) -> int
         about = os.fstat(descriptor)
         if stat.S_ISFIFO(about.st_mode):
             raise OSError(errno.EINVAL, "it is a pipe. Remove it, or choose another folder", path)
+        # A hard link needs no right on its target on older systems, and does the same as a symbolic one.
         if stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
             raise OSError(errno.EPERM, "it has a second name (a hard link). Remove it, or choose another folder", path)
+        # Root could do anything anyway, so its files are taken.
         if about.st_uid not in (0, os.getuid()):
             raise OSError(
                 errno.EPERM, f"it belongs to another user ({about.st_uid}). Remove it, or choose another folder", path
@@ -107,6 +112,7 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = Fals
         OSError: the file cannot be written; the old content is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a rename does not cross file systems; with a name that nobody can prepare a link for.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY, mode)
     try:
@@ -120,5 +126,6 @@ def write_whole(path: Path, data: bytes, mode: int = 0o644, *, sync: bool = Fals
         temporary.unlink(missing_ok=True)
         raise
     if sync:
+        # Without it, a power cut may bring the old file back. A trainer would then use its incarnation a second time.
         with contextlib.suppress(OSError):  # some network file systems cannot flush folders
             flush_folder(path.parent)

@@ -1,5 +1,31 @@
 """One append-only file of records: a writer and a reader."""
 
+# Theory of operation
+#
+# For: appending records to one file so that each is there completely or not at all, and reading them back without
+# copies. `format.py` knows the bytes; this file knows the system calls, and `log.py` which file is next.
+#
+# The writer has two numbers. `bytes` is the end of the last complete record, and the place of the next one. `_dirty`
+# says that bytes of a failed write may follow it. In numbers: `bytes` is 1,000, and a record of 400 bytes is to be
+# written. The disk takes 250 and is full. The file is cut to 1,000 again and the error raised, so the caller may try
+# the same record later. If the cut fails too, `_dirty` stays, and the next write cuts first. If the process dies before
+# that, the 250 bytes are an incomplete record, which fails its checksum, and the next opening cuts it. `bytes` grows
+# after everything else, so in no case does it include them.
+#
+# Each write seeks to `bytes` instead of using O_APPEND, which would go to the end of the file, behind such a rest.
+#
+# A payload is a list of buffers that goes to one `writev`: joining would copy each sample once more. Windows has no
+# such call and writes buffer by buffer; a process that dies between two of them leaves an incomplete record like any
+# other.
+#
+# The reader maps the file. Notes can be read without the payloads between them, whose pages are then never loaded, and
+# payloads are views into the mapping, alive as long as somebody refers to them. The price: a file that is cut while it
+# is mapped ends the process with SIGBUS. Hence the lock on the folder, and hence a limit of bytes for readers beside a
+# writer.
+#
+# A checksum does not tell the writer's death from damage. `cut_short` does, for readers that must not drop data
+# silently: what follows the last record either is the beginning of one record or zeros, or it is damage.
+
 from __future__ import annotations
 
 import errno
@@ -76,6 +102,7 @@ class SegmentFile:
         torn_bytes: number of bytes after the last complete record that `open` truncated.
     """
 
+    # `create` and `open` report errors of the system with the path; a constructor would have to do it for both.
     def __init__(self, path: Path, descriptor: int, length: int, sync: Sync, calls: FileCalls) -> None:
         self.path = path
         self.bytes = length
@@ -107,6 +134,7 @@ class SegmentFile:
         parts: list[Buffer] = [head_bytes(format_name, description)]
         if first_note is not None:
             parts += record_buffers(first_note, [])[0]
+        # O_EXCL: neither a file of another writer nor a link that somebody has prepared is written to.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY
         try:
             descriptor = os.open(path, flags, mode)
@@ -119,6 +147,7 @@ class SegmentFile:
                 flush_folder(path.parent)
         except BaseException as exc:
             made.close()
+            # A head without its first record would be taken for a damaged file at the next opening.
             with suppress(OSError):
                 path.unlink()
             if isinstance(exc, OSError):
@@ -127,26 +156,18 @@ class SegmentFile:
         return made
 
     @classmethod
-    def open(
-        cls, path: Path, *, sync: Sync = "os", calls: FileCalls = OS, good_bytes: int | None = None
-    ) -> SegmentFile:
+    def open(cls, path: Path, *, good_bytes: int, sync: Sync = "os", calls: FileCalls = OS) -> SegmentFile:
         """Open an existing file; data after its last complete record is truncated and counted in `torn_bytes`.
 
         Args:
             path: the file.
+            good_bytes: the length up to the end of the last complete record, see `SegmentReader`.
             sync: see `RecordLog`.
             calls: functions that write the file.
-            good_bytes: the length up to the end of the last complete record, if known; otherwise all is read.
 
         Raises:
-            StorageError: the file cannot be read or truncated, or its head is incomplete or damaged.
+            StorageError: the file cannot be opened or truncated.
         """
-        if good_bytes is None:
-            reader = SegmentReader(path)
-            for _ in reader.records():
-                pass
-            good_bytes = reader.good_bytes
-            reader.close()
         try:
             descriptor = open_own(path, os.O_RDWR)
             opened = cls(path, descriptor, good_bytes, sync, calls)
@@ -188,7 +209,7 @@ class SegmentFile:
             pending = [memoryview(part) for part in parts]
             while pending:
                 written = self._calls.write(self._descriptor, pending[:_MOST_BUFFERS])
-                if written <= 0:
+                if written <= 0:  # a call that takes nothing and says nothing would be repeated for ever
                     raise OSError(errno.EIO, "nothing was written")
                 while pending and written >= len(pending[0]):
                     written -= len(pending.pop(0))
@@ -203,6 +224,7 @@ class SegmentFile:
                 self._calls.truncate(self._descriptor, self.bytes)
                 self._dirty = False
             raise storage_error(f"{self.path} cannot be written", exc) from exc
+        # Last: until here, a reader beside the writer sees the record before as the last one.
         self.bytes += length
 
     def flush(self) -> None:
@@ -249,7 +271,7 @@ class SegmentReader:
             with open(path, "rb", opener=open_now) as file:
                 size = os.fstat(file.fileno()).st_size
                 size = size if limit_bytes is None else min(size, limit_bytes)
-                if size == 0:
+                if size == 0:  # an empty file cannot be mapped
                     raise StorageError(f"{path} is cut short within its head")
                 self._mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as exc:
@@ -279,6 +301,7 @@ class SegmentReader:
             check_payloads: False: skip payloads without reading them; headers and notes are checked nevertheless.
         """
         for record in scan(self.view, self.head_bytes, check_payloads):
+            # A second pass that ends early must not lose what the first has found.
             self.good_bytes = max(self.good_bytes, record.end)
             yield record
 

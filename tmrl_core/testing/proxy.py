@@ -3,17 +3,35 @@
     python -m tmrl_core.testing.proxy --listen 55556 --to 127.0.0.1:55555 --latency-ms 80 --jitter-ms 40
 
 Peers then connect to port 55556 instead of the Server's; TLS passes through unchanged.
-
-Theory of operation
--------------------
-Each connection has two directions, *up* (towards the Server) and *down*. A direction has a reader, a bounded queue of
-data in transit, and a writer that sends each part when it is due. TCP neither loses nor changes bytes, so the proxy
-does not either. Data in a black hole is held and continues when the black hole ends, as with retransmission. The end of
-a connection is held too. A new connection is accepted, because the kernel does that, but goes no further. Established
-connections can also end with a reset or a truncation.
-
-One thread runs the proxy. `Proxy`'s public methods may be called from any thread.
 """
+
+# Theory of operation
+#
+# Each connection is a `_Pair` with two directions, up (towards the Server) and down. A direction has a reader, a
+# bounded queue of data in transit, and a writer that sends each part when it is due. The proxy knows nothing of the
+# bytes: TCP neither loses nor changes them, so the proxy does not either. What an application sees of a bad network is
+# time, ends and resets, and these are what it can cause.
+#
+#     latency, jitter   each part is due later; never before the part in front of it, since TCP keeps the order
+#     bytes_per_s       a part is sent in pieces of a 50th of a second, and each waits until the line is free
+#     black_hole        data and the end of a connection are held, and continue after `heal`
+#     reset_all         both sides get a RST; data in transit is lost, as when a router forgets its table
+#     truncate          both sides get a FIN after so many bytes, also in the middle of a frame
+#
+# Example: latency 80 ms, jitter 40 ms. A part read at 0.000 s with a jitter of 25 ms is due at 0.105 s, the next one,
+# read at 0.001 s with a jitter of 5 ms, at 0.105 s too and not at 0.086 s.
+#
+# A black hole looks to peers as it does in a real network. A new connection is accepted, because the kernel does that,
+# but goes no further. With `retransmission`, held data does not continue when the hole ends but when TCP would send it
+# again, after doubling waits from `_RETRANSMIT_S` (for a new connection from `_CONNECT_AGAIN_S`): a recovered network
+# seems dead for up to as long again.
+#
+# The queue of a direction is bounded like a router's buffer; beyond it the reader stops, so that the sender feels the
+# pressure as it would without a proxy. Errors are put into the queue in spite of its limit: a reset arrives after the
+# data before it, and never waits for room.
+#
+# One thread runs all of it, in one event loop. `Proxy`'s public methods may be called from any thread: those that touch
+# sockets run in the loop (`_in_loop`), others set one attribute that is read for data to come.
 
 from __future__ import annotations
 

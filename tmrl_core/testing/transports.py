@@ -251,7 +251,7 @@ class TransportSuite:
                 session.accepted[0].to_send = broken  # type: ignore[method-assign]
                 session.accepted[0].wake()
                 await asyncio.wait_for(driver.ended, self.deadline_s)
-                # Over tlspyo, a separate process notifies each side of the end, in either order.
+                # A transport with a process of its own notifies each side of the end, in either order.
                 await self.until(lambda: len(session.relay.workers) == 1)
                 assert not other.closing
 

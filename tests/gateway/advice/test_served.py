@@ -18,9 +18,9 @@ from tests.command_line import Start, announced, starting
 from tests.gateway.test_serve import Client, new_key
 from tmrl_core.config import Config, from_values
 from tmrl_core.gateway.advice.saves import read_save
+from tmrl_core.gateway.api_keys import make_key
 from tmrl_core.gateway.serve import Gateway
 from tmrl_core.networking.security import credentials
-from tmrl_core.networking.security.api_keys import make_key
 
 SETTINGS = """
 run: {name: small}

@@ -46,7 +46,7 @@ def test_other_certificates_are_refused(made: Any, reason: str) -> None:
 def test_certificates_without_a_role_are_refused(made: str) -> None:
     signed = {
         "server": lambda: make_server_certificate(authority("ours"), ["localhost"], later(1)),
-        "self-signed": lambda: make_self_signed_certificate(["localhost"], later(1)),
+        "self-signed": lambda: make_self_signed_certificate("self", ["localhost"], later(1)),
         "authority": lambda: authority("ours"),
     }[made]()
     with pytest.raises(CredentialsError, match="names no role"):

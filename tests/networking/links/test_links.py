@@ -157,63 +157,6 @@ def test_large_samples_are_sent_in_pieces_in_order(place: Place) -> None:
     assert not done.is_alive()
 
 
-def hand_over_at_once(worker: WorkerLink, chunks: list[Chunk], records: list[EpisodeRecord]) -> None:
-    """Hand over while the link's thread is busy, so that it finds everything waiting."""
-    free = threading.Event()
-    worker._call(free.wait, DEADLINE_S)
-    for chunk in chunks:
-        worker.send([chunk], [])
-    worker.send([], records)
-    free.set()
-
-
-def test_waiting_items_are_joined_in_order(place: Place) -> None:
-    trainer, worker = place.trainer(), place.worker()
-    until(lambda: trainer.members != [], trainer)
-    worker.wait_connected(DEADLINE_S)
-    chunks = [chunk for i in range(20) for chunk in episode(10.0 * i, 10)]
-    hand_over_at_once(worker, chunks, [])
-    assert collect(trainer, 200) == [float(i) for i in range(200)]
-    assert trainer.counts.messages_received <= 2, "twenty small episodes, and the message without samples"
-    until(lambda: worker.counts.samples_acked == 200, worker)
-
-
-def test_joined_messages_keep_the_limits_and_have_one_layout(place: Place) -> None:
-    trainer, worker = place.trainer(), place.worker(queue_bytes=80_000)
-    until(lambda: trainer.members != [], trainer)
-    worker.wait_connected(DEADLINE_S)
-    small = [chunk for i in range(40) for chunk in episode(10.0 * i, 10)]
-    other = Buffer(maxlen=None)
-    other.append_sample((np.zeros(1, np.float32), np.zeros(2, np.float32), 0.0, False, True, {}))
-    hand_over_at_once(worker, [*small[:20], *other.take()[0], *small[20:]], [])
-    sizes: list[int] = []
-    widths: list[int] = []
-    while sum(sizes) < 401:
-        assert trainer.wait(DEADLINE_S)
-        received = trainer.receive()
-        for one in received:
-            assert one.size <= 10_200, "a message is dropped whole: none is a large part of what is held"
-            chunk = decode_message(one.payload, max_bytes=1 << 20).chunk
-            if chunk is not None:
-                sizes.append(chunk.rows)
-                widths.append(np.asarray(chunk.observation).shape[1])
-        trainer.acknowledge(received)
-    assert widths.count(2) == 1
-    assert [rows for rows, width in zip(sizes, widths, strict=True) if width == 2] == [1]
-
-
-def test_samples_that_cannot_be_encoded_do_not_affect_others(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    trainer, worker = place.trainer(), place.worker()
-    until(lambda: trainer.members != [], trainer)
-    worker.wait_connected(DEADLINE_S)
-    chunks = [chunk for i in range(20) for chunk in episode(10.0 * i, 10)]
-    (broken,) = episode(0.0, 10)
-    broken.info[3] = {"what": object()}
-    hand_over_at_once(worker, [*chunks[:7], broken, *chunks[7:]], [])
-    assert collect(trainer, 200) == [float(i) for i in range(200)]
-    assert "could not be encoded" in caplog.text
-
-
 def test_samples_beyond_the_queue_limit_are_sent_in_parts(place: Place) -> None:
     worker, trainer = place.worker(queue_bytes=300_000, when_full="block"), place.trainer()
     done = threading.Thread(target=worker.send, args=(episode(0, 60_000), []))
@@ -222,29 +165,6 @@ def test_samples_beyond_the_queue_limit_are_sent_in_parts(place: Place) -> None:
     assert trainer.counts.messages_received > 2
     done.join(DEADLINE_S)
     assert not done.is_alive()
-
-
-def test_records_are_sent_without_samples(place: Place) -> None:
-    worker, trainer = place.worker(), place.trainer()
-    records = [EpisodeRecord("agent", float(i), i, "test", "truncated", evaluation=3, seed=i) for i in range(10)]
-    worker.send([], records)
-    assert trainer.wait(DEADLINE_S)
-    (received,) = trainer.receive()
-    assert list(decode_message(received.payload, max_bytes=1 << 20).records) == records
-
-
-def test_no_record_follows_the_last_samples_of_a_call(place: Place) -> None:
-    """A lockstep round is complete with its last samples, whatever the number of its episodes."""
-    worker, trainer = place.worker(), place.trainer()
-    worker.send(episode(0, 5), [EpisodeRecord("agent", float(i), 1, "train", "terminated") for i in range(620)])
-    returns: list[float] = []
-    while True:
-        assert trainer.wait(DEADLINE_S)
-        messages = [decode_message(one.payload, max_bytes=1 << 24) for one in trainer.receive()]
-        returns += [record.episode_return for message in messages for record in message.records]
-        if any(message.chunk is not None for message in messages):
-            break
-    assert returns == list(range(620))
 
 
 def test_a_server_restart_loses_and_duplicates_nothing(place: Place) -> None:
@@ -269,11 +189,11 @@ def test_a_trainer_that_ends_between_receipt_and_commit_gets_the_samples_again(p
     worker.send(episode(10, 10), [])
     assert trainer.wait(DEADLINE_S)
     assert len(trainer.receive()) == 1
-    offsets, incarnation = trainer.offsets, trainer.incarnation
+    offsets, incarnation = trainer.trainer.offsets, trainer.trainer.incarnation
     trainer.close()
     again = place.trainer(offsets=offsets, incarnation=incarnation)
     assert collect(again, 10) == list(range(10, 20))
-    assert again.incarnation == incarnation + 1
+    assert again.trainer.incarnation == incarnation + 1
 
 
 def test_directives_and_progress_reach_the_worker(place: Place) -> None:
@@ -329,6 +249,36 @@ def test_a_full_blocking_link_waits_and_close_ends_the_wait(place: Place) -> Non
     assert failed
 
 
+def test_a_call_that_waits_for_space_is_woken(place: Place) -> None:
+    worker = place.worker(queue_bytes=10_000, when_full="block")
+    worker.send(episode(0, 500), [])
+    threading.Timer(0.05, worker.wake).start()
+    with pytest.raises(LinkClosedError):
+        worker.send(episode(0, 500), [])
+    worker.wake()
+    with pytest.raises(LinkClosedError):
+        worker.send(episode(0, 500), [])
+    assert not worker.closed
+
+
+def test_a_link_that_nobody_holds_closes_once_its_samples_are_delivered(place: Place) -> None:
+    worker, trainer = place.worker(), place.trainer()
+    until(lambda: trainer.members != [], trainer)
+    worker.send(episode(0, 10), [])
+    worker.close_soon()
+    assert collect(trainer, 10) == list(range(10))
+    until(lambda: worker.closed, worker)
+    until(lambda: not trainer.members, trainer)
+    assert worker.counts.samples_acked == 10
+
+
+def test_a_link_that_nobody_holds_closes_in_time_without_a_trainer(place: Place) -> None:
+    worker = place.worker(drain_timeout_s=0.1)
+    worker.send(episode(0, 10), [])
+    worker.close_soon()
+    until(lambda: worker.closed, worker)
+
+
 def test_a_full_dropping_link_warns_drops_the_oldest_and_the_trainer_counts_the_gap(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -336,7 +286,7 @@ def test_a_full_dropping_link_warns_drops_the_oldest_and_the_trainer_counts_the_
     with caplog.at_level(logging.WARNING):
         for i in range(20):
             worker.send(episode(i * 100, 100), [])
-        until(lambda: not worker._handed and worker.counts.queued_bytes <= 20_000, worker)
+        until(lambda: not worker._outbox and worker.counts.queued_bytes <= 20_000, worker)
     (warning,) = (message for message in caplog.messages if "dropped" in message)
     assert all(part in warning for part in ("worker.queue_bytes (20000)", "worker.when_full: block"))
     kept = worker.counts.queued_samples
@@ -352,7 +302,7 @@ def test_a_full_dropping_link_warns_drops_the_oldest_and_the_trainer_counts_the_
         caplog.clear()
         for i in range(20):
             worker.send(episode(i * 100, 100), [])
-        until(lambda: not worker._handed and worker.counts.samples_dropped > 2000 - kept, worker)
+        until(lambda: not worker._outbox and worker.counts.samples_dropped > 2000 - kept, worker)
     assert len([message for message in caplog.messages if "dropped" in message]) == 1
 
 
@@ -368,7 +318,7 @@ def await_the_disk(worker: WorkerLink) -> None:
     """Wait until what was sent is encoded, and on the disk as far as it should be."""
     overflow = worker._overflow
     assert overflow is not None
-    poll(lambda: not worker._handed and not overflow._busy, worker)
+    poll(lambda: not worker._outbox and not overflow._busy, worker)
 
 
 def test_samples_of_an_outage_wait_on_the_disk_and_none_is_lost(
@@ -422,7 +372,7 @@ def left_by_a_worker(place: Place, folder: Path, **changes: Any) -> WorkerLink:
         worker.send(episode(i * 100, 100), [])
     worker.drain_timeout_s = 0.05
     assert worker.close() == (100, 0, 0), "900 wait on the disk"
-    place.marks = trainer.offsets
+    place.marks = trainer.trainer.offsets
     trainer.close()
     place.start_server()
     return worker
@@ -692,7 +642,7 @@ def test_a_server_that_refuses_with_new_reasons_fills_neither_log_nor_memory(
 
 def test_directives_for_streams_that_the_trainer_has_forgotten_are_removed() -> None:
     trainer = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
-    state = trainer._trainer
+    state = trainer.trainer
     streams = [number.to_bytes(16, "big") for number in range(20_000)]
     trainer.direct(Directive(revision=1))
     for number, stream in enumerate(streams):
@@ -704,7 +654,7 @@ def test_directives_for_streams_that_the_trainer_has_forgotten_are_removed() -> 
 
 def test_invented_reasons_of_refusals_take_little_memory_and_small_checkpoints() -> None:
     trainer = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
-    state = trainer._trainer
+    state = trainer.trainer
     streams = [number.to_bytes(16, "big") for number in range(100)]
     for stream in streams:
         state.receiver(stream).next_number = 120
@@ -715,11 +665,11 @@ def test_invented_reasons_of_refusals_take_little_memory_and_small_checkpoints()
     told = [reason for one in streams for _, reason in state.receivers[one]._refused]
     assert len(told) == 100 * 120
     assert len({id(reason) for reason in told}) <= 129
-    assert len(msgspec.msgpack.encode(trainer.refusals)) < 100 * 20 * 110
+    assert len(msgspec.msgpack.encode(trainer.trainer.refusals)) < 100 * 20 * 110
     honest = b"h" * 16
     state.receiver(honest).next_number = 1
     trainer.refuse(Received(honest, 0, 1, memoryview(b""), 1), "shape (3,) where (4,) is held")
-    assert trainer.refusals[honest] == ((0, "shape (3,) where (4,) is held"),)
+    assert trainer.trainer.refusals[honest] == ((0, "shape (3,) where (4,) is held"),)
 
 
 def test_a_directive_too_large_for_a_message_is_refused_immediately(place: Place) -> None:

@@ -79,7 +79,7 @@ def test_forged_messages_of_one_certificate_hide_none_of_another(caplog: pytest.
     ends = Ends()
     log = RemarkLog(logger)
     ends.trainer._on_forged = log.forged
-    state = TrainerLink(LinkSettings(), name="node", run="run", seal=ends.trainer)._trainer
+    state = TrainerLink(LinkSettings(), name="node", run="run", seal=ends.trainer).trainer
     link = TrainerConnection(state, silent_s=10, heartbeat_s=3)
     link.connected(Identity("Server"), 0.0)
     give(link, Welcome(1, 1, 1 << 20, 1 << 20, 1 << 20, 3.0))

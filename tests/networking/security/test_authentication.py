@@ -221,7 +221,7 @@ def test_the_certificate_states_the_weight_of_a_gateway(place: Place) -> None:
 
 @pytest.mark.parametrize("weight", [0, -1, 1_001])
 def test_a_weight_out_of_range_is_refused(folder: Path, weight: int) -> None:
-    with pytest.raises(CredentialsError, match=f"is {weight}; allowed: 1, and for a gateway 1 to 1000"):
+    with pytest.raises(CredentialsError, match=f"is {weight}; allowed: 1, and for a worker 1 to 1000"):
         credentials.bundle(folder, "worker", "web", folder.parent, weight=weight)
 
 

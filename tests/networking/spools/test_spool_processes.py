@@ -261,7 +261,7 @@ def test_samples_of_an_outage_survive_a_kill_of_the_worker(place: Place) -> None
     while len(before) < 200:
         assert trainer.wait(DEADLINE_S)
         before += numbers_of(trainer)
-    offsets = trainer.offsets
+    offsets = trainer.trainer.offsets
     server.process.send_signal(signal.SIGKILL)
     server.process.wait(DEADLINE_S)
     trainer.close()

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tmrl_core.networking.security import credentials, handshakes, tlspyo_files
+from tmrl_core.networking.security import credentials, handshakes
 from tmrl_core.networking.transports.base import Transport, new_event_loop
 from tmrl_core.networking.transports.local import LocalTransport
 from tmrl_core.networking.transports.tls import TlsTransport
+from tmrl_core.networking.transports.tlspyo import files
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 from tmrl_core.testing.transports import Session, TransportSuite, make_worker
 
@@ -100,7 +101,7 @@ class TestTlspyoTransport(OurTransportSuite):
 
     @pytest.fixture(autouse=True)
     def use(self, keys: Path) -> None:
-        part = tlspyo_files.load(keys, server=True)
+        part = files.load(keys, server=True)
         self.made = TlspyoTransport(password=part.password, certificate=part.certificate, key=part.key)
 
     def make_transport(self, role: Any) -> Transport:

@@ -228,7 +228,7 @@ def test_offsets_gaps_and_refusals_are_written_before_acknowledgement(tmp_path: 
     training = make_training(tmp_path)
     training.total_samples = 5
     link = TrainerLink(LinkSettings(host="127.0.0.1", port=1, transport="local"), name="t", run="r", incarnation=4)
-    receiver = link._trainer.receiver(STREAM)
+    receiver = link.trainer.receiver(STREAM)
     log = DeliveryLog(training, training.training_memory, link)
     received = []
     # Number, samples, and the position that the worker gave it: it dropped message 1, with 10 samples.
@@ -238,7 +238,7 @@ def test_offsets_gaps_and_refusals_are_written_before_acknowledgement(tmp_path: 
         receiver._uncommitted.append((number, position + samples))
         received.append(Received(STREAM, number, samples, memoryview(b""), 100))
     log.keep(received)
-    assert link.offsets[STREAM] == CommittedOffset(0, 0), "nothing is acknowledged yet"
+    assert link.trainer.offsets[STREAM] == CommittedOffset(0, 0), "nothing is acknowledged yet"
     training.memory.close()
     again = make_training(tmp_path)
     assert again.delivery == {

@@ -16,6 +16,7 @@ from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.training import ReplayMemory, TorchTrainingOffline
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.interface import Delivery, LocalInterface
+from tmrl_core.training.loops import training_loop
 from tmrl_core.training.loops.training_loop import TrainingOffline
 
 SPACES = (gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
@@ -261,7 +262,8 @@ def test_the_wait_reason_names_refused_samples(make_rows: Any) -> None:
     assert training.agent.updates == 30
 
 
-def test_a_stopped_epoch_continues_later(make_rows: Any) -> None:
+def test_a_stopped_epoch_continues_later(make_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_loop, "NOTED_S", 0.0)  # looks for a stop after each update
     interface = Fed(make_rows, 5)
     training = make(interface)
     train = training.agent.train

@@ -259,8 +259,9 @@ def test_damaged_columns_are_refused() -> None:
     columns = memory.data
     state, rows = columns.state_dict(), columns.rows(columns.first, columns.written)
     SampleColumns(60).load_state_dict(state, rows)
-    for bad, found in (({}, rows[1:]), ({"leaves": state["leaves"][1:]}, rows), ({"templates": [None] * 3}, rows)):
+    fields = state["fields"]
+    for bad, found in (({}, rows[1:]), ({"fields": [None, *fields[1:]]}, rows), ({"fields": fields[1:]}, rows)):
         with pytest.raises(ValueError, match="do not fit the saved columns"):
             SampleColumns(60).load_state_dict({**state, **bad}, found)
-    with pytest.raises(ValueError, match="a leaf of the kind 'text'"):
-        SampleColumns(60).load_state_dict({**state, "leaves": [["<f4", [1], "text"]]}, rows)
+    with pytest.raises(ValueError, match="a column of the kind 'text'"):
+        SampleColumns(60).load_state_dict({**state, "fields": [[np.zeros((0, 1)), "text"], *fields[1:]]}, rows)

@@ -75,14 +75,14 @@ class Bare:
 def published(actor: Any) -> PolicyUpdate:
     link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
     RemoteInterface(link).broadcast_model(actor)
-    assert link._trainer.policy is not None
-    update: PolicyUpdate = decode_body(link._trainer.policy[1], PolicyUpdate)
+    assert link.trainer.policy is not None
+    update: PolicyUpdate = decode_body(link.trainer.policy[1], PolicyUpdate)
     return update
 
 
 def _link_workers(interface: RemoteInterface, workers: Mapping[bytes, str]) -> None:
     """Let these be the linked workers, by stream, and the interface notice it."""
-    members = interface.link._trainer.members
+    members = interface.link.trainer.members
     members.clear()
     for stream, name in workers.items():
         members[stream] = Member(stream, name, b"", 0.0)
@@ -172,13 +172,13 @@ def test_a_worker_that_changes_its_name_leaves_series_for_others() -> None:
     interface = RemoteInterface(TrainerLink(LinkSettings(transport="local"), name="t", run="run"))
     stream = bytes(16)
     series: set[str] = set()
-    interface.link._trainer.names[stream] = "thief"  # stands for the name in its certificate
+    interface.link.trainer.names[stream] = "thief"  # stands for the name in its certificate
     for number in range(1_000):
         _link_workers(interface, {stream: f"worker {number}"})
         series |= interface._worker_rates().keys()
     assert len(series) == MAX_CHARTED_NAMES_EACH
     thieves = {stream + bytes([n]): f"thief {n}" for n in range(WORKERS_CHARTED)}
-    interface.link._trainer.names.update(dict.fromkeys(thieves, "thief"))
+    interface.link.trainer.names.update(dict.fromkeys(thieves, "thief"))
     _link_workers(interface, {**thieves, b"honest": "robot7"})
     assert interface._worker_rates().keys() == {"worker/robot7/steps_per_s"}
 
@@ -229,7 +229,7 @@ def test_an_evaluation_whose_record_may_be_lost_is_requested_again_from_the_only
     stream, now = bytes(16), [0.0]
     requested = []
     link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
-    state = link._trainer
+    state = link.trainer
     state.members[stream] = Member(stream, "robot", b"", 0.0)
     evaluator = Evaluator(1, 7, 0, lambda evaluation, _: requested.append(evaluation.id), 60.0, lambda: now[0])
     interface = RemoteInterface(link, evaluator=evaluator)
@@ -254,7 +254,7 @@ def test_a_worker_is_idle_when_it_waits_for_a_round_and_not_for_a_policy() -> No
         (NEXT_ROUND, True),
         ("version 1.2 of the policy, to collect round 2 with; it has 1.1", False),
     ):
-        link._trainer.waits[stream] = text
+        link.trainer.waits[stream] = text
         assert interface.says_idle(stream) == idle
 
 
@@ -265,12 +265,12 @@ def test_the_turn_follows_a_policy_that_gets_its_number_from_the_server() -> Non
         interface = RemoteInterface(link)
         interface.broadcast_model(Bare())  # before the Server admits this trainer
         interface.give_turn()
-        published = link.version
+        published = link.trainer.version
         link.start()
         try:
-            until(lambda: link.version != published)
+            until(lambda: link.trainer.version != published)
             assert interface.has_turn()
-            assert interface.progress.turn == link.version
+            assert interface.progress.turn == link.trainer.version
         finally:
             link.close()
 
@@ -288,7 +288,7 @@ def test_the_report_of_the_worker_ends_the_wait_for_the_turn() -> None:
             interface.give_turn()
             worker.say_waits(turn_text((0, 0)))
             until(lambda: not interface.has_turn())
-            threading.Timer(0.1, worker.say_waits, [turn_text(link.version)]).start()
+            threading.Timer(0.1, worker.say_waits, [turn_text(link.trainer.version)]).start()
             started = time.monotonic()
             interface.wait_for_turn(60.0)
             assert time.monotonic() - started < 30.0
@@ -353,9 +353,9 @@ def test_a_worker_plays_if_it_has_sent_something_lately_or_waits(caplog: pytest.
         interface = RemoteInterface(link, recorder=recorder, clock=lambda: now)
         plays, waits, idle = (bytes([number]) * 16 for number in range(3))
         _link_workers(interface, {plays: "plays", waits: "waits", idle: "idle"})
-        link._trainer.names.update({waits: "waits", idle: "idle"})
-        link._trainer.waits[waits] = NEXT_ROUND
-        link._trainer.inbox.append(Received(plays, 0, 0, memoryview(encode_message(None, [])), 1))
+        link.trainer.names.update({waits: "waits", idle: "idle"})
+        link.trainer.waits[waits] = NEXT_ROUND
+        link.trainer.inbox.append(Received(plays, 0, 0, memoryview(encode_message(None, [])), 1))
         interface.receive()
         assert [interface.plays(stream) for stream in (plays, waits, idle)] == [True, True, False]
         now = 60.0
@@ -394,8 +394,8 @@ def test_requests_to_streams_that_have_left_are_not_kept_forever() -> None:
     interface = RemoteInterface(link)
     for number in range(5_000):
         stream = number.to_bytes(16, "big")
-        link._trainer.members.clear()
-        link._trainer.members[stream] = Member(stream, "robot", b"", 0.0)
+        link.trainer.members.clear()
+        link.trainer.members[stream] = Member(stream, "robot", b"", 0.0)
         interface.receive()
         interface.collect(Collect(1, (1, 1), 5), stream)
     assert stream in interface._shares
@@ -408,10 +408,10 @@ def test_the_numbers_of_streams_that_have_left_are_not_kept() -> None:
     payload = memoryview(encode_message(None, []))
     streams = [number.to_bytes(16, "big") for number in range(100)]
     for stream in streams:
-        link._trainer.members[stream] = Member(stream, "robot", b"", 0.0)
+        link.trainer.members[stream] = Member(stream, "robot", b"", 0.0)
         interface.receive()
-        link._trainer.members.clear()
-        link._trainer.inbox.append(Received(stream, 0, 0, payload, len(payload)))
+        link.trainer.members.clear()
+        link.trainer.inbox.append(Received(stream, 0, 0, payload, len(payload)))
         assert len(interface.receive()) == 1  # its samples are used nevertheless
     assert not interface._next_numbers
 
@@ -424,7 +424,7 @@ def test_refused_streams_that_have_left_are_not_kept(monkeypatch: pytest.MonkeyP
         stream = number.to_bytes(16, "big")
         _link_workers(interface, {stream: "robot"})
         _link_workers(interface, {})
-        link._trainer.inbox.append(Received(stream, 0, 0, memoryview(b"no message"), 10))
+        link.trainer.inbox.append(Received(stream, 0, 0, memoryview(b"no message"), 10))
         assert interface.receive() == []
         interface.commit()
     assert not interface._strange
@@ -436,12 +436,12 @@ def test_a_worker_that_invents_metrics_makes_a_bounded_number_of_series() -> Non
     link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
     interface = RemoteInterface(link, recorder=recorder)
     stream = bytes(16)
-    link._trainer.members[stream] = Member(stream, "robot", b"", 0.0)
+    link.trainer.members[stream] = Member(stream, "robot", b"", 0.0)
     for number in range(20):
         metrics = {f"made_up_{number}_{key}": 1.0 for key in range(32)} | {"is_success": 1.0}
         metrics.pop(f"made_up_{number}_0")
         payload = encode_message(None, [episode(0.0, metrics=metrics)])
-        link._trainer.inbox.append(Received(stream, number, 0, memoryview(payload), len(payload)))
+        link.trainer.inbox.append(Received(stream, number, 0, memoryview(payload), len(payload)))
     deliveries = interface.receive()
     recorder.close()
     series = {name for record in sink.records for name in record.values if "/ep_info/" in name}
@@ -457,15 +457,15 @@ def test_messages_that_stand_for_much_are_read_a_few_at_a_time(make_rows: Callab
     payload = memoryview(encode_message(chunk, []))
     assert len(payload) < decoded_bytes(payload) // 100
     for number in range(30):
-        link._trainer.receiver(bytes(16))
-        link._trainer.inbox.append(Received(bytes(16), number, 20_000, payload, len(payload)))
+        link.trainer.receiver(bytes(16))
+        link.trainer.inbox.append(Received(bytes(16), number, 20_000, payload, len(payload)))
     rows = 0
     for _ in range(30):
         deliveries = interface.receive()
         assert sum(decoded_bytes(payload) for _ in deliveries) <= TAKEN_BYTES + decoded_bytes(payload)
         rows += sum(chunk.rows for one in deliveries for chunk in one.chunks)
         interface._outstanding.clear()
-        if not link._trainer.inbox:
+        if not link.trainer.inbox:
             break
     assert rows == 600_000
 
@@ -477,12 +477,12 @@ def test_names_in_episode_records_are_kept_as_one_short_line() -> None:
     recorder = Recorder([sink])
     evaluator = Evaluator(1, 7, 0, ask=lambda evaluation, stream: None)
     interface = RemoteInterface(link, evaluator=evaluator, recorder=recorder)
-    link._trainer.names[stream] = "gateway"
+    link.trainer.names[stream] = "gateway"
     evaluator.start(1, (1, 1), [stream])
     played = [episode(1.0), episode(1.0, mode="test", seed=7, evaluation=evaluator.next_id - 1)]
     records = [msgspec.structs.replace(one, agent="a" * 1_000_000, worker="gateway/\x9b2J") for one in played]
     payload = encode_message(None, records)
-    link._trainer.inbox.append(Received(stream, 0, 0, memoryview(payload), len(payload)))
+    link.trainer.inbox.append(Received(stream, 0, 0, memoryview(payload), len(payload)))
     interface.receive()
     recorder.close()
     (latest,) = interface._latest
@@ -496,7 +496,7 @@ def test_a_message_has_a_bounded_number_of_episode_records() -> None:
     interface = RemoteInterface(link)
     for number, records in enumerate((250, 60_000)):
         payload = encode_message(None, [episode(1.0)] * records)
-        link._trainer.inbox.append(Received(bytes(16), number, 0, memoryview(payload), len(payload)))
+        link.trainer.inbox.append(Received(bytes(16), number, 0, memoryview(payload), len(payload)))
     honest, hostile = interface.receive()
     assert len(honest.records) == 250
     assert len(hostile.records) == MAX_RECORDS

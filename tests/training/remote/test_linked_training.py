@@ -33,7 +33,7 @@ def test_evaluations_know_the_certificate_of_each_stream(caplog: Any) -> None:
     linked = LinkedTraining(LinkSettings(transport="local", port=1), config, "run", lambda _: None)
     interface = linked.open(training, recorder)
     try:
-        state = interface.link._trainer
+        state = interface.link.trainer
         state.names.update({THIEF: "thief", OTHER: "thief", HONEST: "robot"})  # stand for the names in certificates
         for stream in (THIEF, OTHER, HONEST):
             state.members[stream] = Member(stream, "robot", b"", 0.0)

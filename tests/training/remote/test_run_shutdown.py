@@ -64,9 +64,9 @@ def full_inbox(
         stream = bytes([number % 2]) * 16
         head = SAMPLES_HEAD.pack(number, 0, 0, ROWS, len(body))
         frame = Frame(Kind.DATA, FIRST | LAST, 1, 1, bytearray(HEADER_BYTES) + head + body)
-        received, _ = link._trainer.receiver(stream).frame(frame, 1 << 30)
+        received, _ = link.trainer.receiver(stream).frame(frame, 1 << 30)
         assert isinstance(received, Received)
-        link._trainer.inbox.append(received, stream.hex())
+        link.trainer.inbox.append(received, stream.hex())
 
     for _ in range(messages):
         arrive()
@@ -82,7 +82,7 @@ def test_all_that_has_arrived_is_inserted_at_the_end_but_nothing_endlessly(make_
 
     training = Slow(refill)
     RunShutdown(training, interface).take_arrived()
-    assert all(one.number >= MESSAGES for one in interface.link._trainer.inbox)
+    assert all(one.number >= MESSAGES for one in interface.link.trainer.inbox)
     assert training.total_samples >= MESSAGES * ROWS
 
 
@@ -96,16 +96,16 @@ def test_a_disk_that_accepts_no_samples_does_not_delay_the_end(make_rows: Callab
     calls: list[None] = []
     RunShutdown(Slow(lambda: calls.append(None)), interface).take_arrived()
     assert len(calls) == 2, "what was taken before is stored first"
-    assert interface.link._trainer.inbox
+    assert interface.link.trainer.inbox
 
 
 def test_messages_that_take_long_to_decode_are_taken_one_at_a_time(make_rows: Callable[..., Chunk]) -> None:
     interface, _ = full_inbox(make_rows, cost=2 * DECODED_BYTES)
     interface._clock = itertools.count(0.0, 2 * DECODE_S).__next__  # decoding takes that long
     taken = []
-    while interface.link._trainer.inbox:
+    while interface.link.trainer.inbox:
         taken.append(len(interface.receive()))
-        assert interface.has_more == bool(interface.link._trainer.inbox)
+        assert interface.has_more == bool(interface.link.trainer.inbox)
     assert taken == [1] * MESSAGES
     interface, _ = full_inbox(make_rows, cost=2 * DECODED_BYTES)
     interface._clock = lambda: 0.0

@@ -1,7 +1,7 @@
 """Collector of episodes for a schedule: the parts that environments of one agent and of many share.
 
 It keeps the seed of the next episode, follows the trainer's evaluations, and counts failures. `EnvironmentLoop` plays
-episodes of one agent, `MultiAgentCollector` those of many.
+episodes of one agent; a room may play those of many.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The step recorder: makes samples and episode records of steps, whichever code makes the steps.
 
-An environment loop, or a gateway whose environments run elsewhere, pushes each step. The recorder knows neither the
+An environment loop, or a server of environments that run elsewhere, pushes each step. The recorder knows neither the
 environment nor the policy. It records one episode at a time, for one thread at a time.
 """
 

@@ -1,8 +1,9 @@
 """Uplink: send samples; receive policies, directives and the end of the run.
 
 It depends on neither sockets nor episodes: the link is any `RolloutLink`, or None for a worker without a Server.
-Samples come from a recorder, policies go to a `PolicyTarget`. A worker has one of each, and so has a gateway with
-hundreds of sessions. One thread makes all calls, except `stop`, which any thread and any signal handler may call.
+Samples come from a recorder, policies go to a `PolicyTarget`. A worker has one of each, and so has a role with
+hundreds of client sessions. One thread makes all calls, except `stop`, which any thread and any signal handler may
+call.
 """
 
 # Theory of operation
@@ -68,9 +69,6 @@ logger = logging.getLogger(__name__)
 WAIT_S = 0.1 if os.name == "nt" else 1.0
 """Maximum wait of an idle worker, for what depends on time: what arrives ends it, and so does `stop`. On Windows, no
 signal handler runs during a wait."""
-
-FULL_S = 0.1
-"""Maximum wait for space in the link's queue, which limits the delay of `stop`."""
 
 
 class PolicyTarget(Protocol):
@@ -251,7 +249,7 @@ class Uplink:
             piece, rest = chunks[:1], chunks[1:]
             ended = [] if rest else records
             try:
-                self.link.send(piece, ended, timeout_s=FULL_S)
+                self.link.send(piece, ended, timeout_s=WAIT_S)
             except TmrlError as exc:
                 closed = isinstance(exc, LinkClosedError)
                 if closed and not self.link.closed and not self._stopping:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tmrl_core.compat.config import settings
 from tmrl_core.config import Config, current, find_config_file, find_credentials_folder
 from tmrl_core.config.loading import token_from_environment
@@ -37,14 +39,19 @@ def _of_env(name: str) -> Callable[[Config], Any]:
     return lambda config: settings.as_tmrl(config)["ENV"][name]
 
 
+def _of_network(key: str) -> Callable[[Config], Any]:
+    """Return the function that looks up a key which the transport tlspyo adds; None without that transport."""
+    return lambda config: msgspec.structs.asdict(config.network).get(key)
+
+
 _NAMES: dict[str, Callable[[Config], Any]] = {
     "PASSWORD": lambda config: token_from_environment(os.environ),
     "PORT": lambda config: config.server.tcp_port,
-    "LOCAL_PORT_SERVER": lambda config: config.network.local_port_server,
-    "LOCAL_PORT_WORKER": lambda config: config.network.local_port_worker,
-    "LOCAL_PORT_TRAINER": lambda config: config.network.local_port_trainer,
-    "HEADER_SIZE": lambda config: config.network.header_size,
-    "BUFFER_SIZE": lambda config: config.network.max_buf_len,
+    "LOCAL_PORT_SERVER": _of_network("local_port_server"),
+    "LOCAL_PORT_WORKER": _of_network("local_port_worker"),
+    "LOCAL_PORT_TRAINER": _of_network("local_port_trainer"),
+    "HEADER_SIZE": _of_network("header_size"),
+    "BUFFER_SIZE": _of_network("max_buf_len"),
     "SECURITY": lambda config: None if config.network.security is None else "TLS",
     "CREDENTIALS_DIRECTORY": find_credentials_folder,
     "HOSTNAME": lambda config: config.network.hostname or config.server.host,

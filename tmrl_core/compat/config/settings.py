@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
+
+import msgspec
 
 from tmrl_core.config import Config
 from tmrl_core.envs.real_time import RTGYM_ID
@@ -89,9 +90,12 @@ IMAGE_SIZE, HISTORY = (64, 64), 4
 """tmrl's defaults of image sizes and of the number of images in an observation."""
 
 
-def value_at(config: object, path: str) -> Any:
-    """Return the value of a dotted path in a configuration."""
-    return reduce(getattr, path.split("."), config)
+def value_at(config: Config, path: str) -> Any:
+    """Return the value of a dotted path in a configuration; None for a key of a room that is not here."""
+    found: Any = config
+    for name in path.split("."):
+        found = msgspec.structs.asdict(found).get(name)
+    return found
 
 
 def algorithm_name(config: Config) -> str:

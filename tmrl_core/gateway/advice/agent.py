@@ -1,4 +1,22 @@
-"""An agent of the gateway whose sessions learn by themselves and advise each other."""
+"""The agent of the mode `advice`: a learner for each session, in a thread of its own."""
+
+# Theory of operation
+#
+# The event loop must never wait for a learner, and a learner's library may own its loop. So each session has a thread,
+# and a `Channel` between the two: the event loop posts one message and awaits the future of its action; the thread
+# receives, answers, and learns afterwards. The end of an episode is answered at once, while the learner may still be
+# updating.
+#
+# A thread starts with the session's first message, so a login costs none. Torch gets one thread in each: learners use
+# the cores by running beside each other.
+#
+# Order of the end of a session: close the channel, which wakes the learner with `SessionClosedError`; wait for
+# `_ended`, which it sets when it has saved; join the thread. `_ended` counts as running from the start, because a
+# cancelled task that waits for it must not cancel it.
+#
+# Failures stay in their session: the channel closes with a reason that the client reads, the log has the rest, and the
+# save before the failure stays the newest one. At the gateway's start, a learner is made from the newest save and acts
+# once (`_try`), so that settings that do not fit are an error of the start and not of each session.
 
 from __future__ import annotations
 
@@ -16,13 +34,13 @@ import gymnasium
 import torch
 
 from tmrl_core.actor.rollout.step_checks import is_finite
-from tmrl_core.envs.shepherd import Channel, Message
 from tmrl_core.errors import SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.learner import Learner, SessionContext
 from tmrl_core.gateway.advice.saves import Saves
 from tmrl_core.gateway.first_action import try_action
 from tmrl_core.gateway.settings import GatewayAgentSection
+from tmrl_core.gateway.shepherd import Channel, Message
 from tmrl_core.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)

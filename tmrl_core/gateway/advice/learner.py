@@ -1,4 +1,31 @@
-"""A learner of the project's own off-policy algorithms, for one session."""
+"""Learners of one session: the interface, and that of the project's own off-policy algorithms."""
+
+# Theory of operation
+#
+# A learner plays one client session in a thread of its own: it receives messages from a `Channel`, answers with
+# actions, and learns from the results. It knows nothing of HTTP, of the event loop and of other sessions, except for
+# the policies that these publish on the `Board`.
+#
+# Order of one message in `OwnLearner`: record it, answer, and only then update, so that updates run while the client
+# takes its step. The end of an episode needs no answer. `updates_per_step` is a rate: with 0.5, `_updates_due` reaches
+# 1.0 at every second step, and the rest stays for the next one. Every `PUBLISH_EVERY` updates the board gets a copy of
+# the policy; copies never change, so advisors read them without a lock. A session without updates advises no other.
+#
+# State. The thread of `run` owns the agent, the memory, the recorder and the generator. Only the channel, the board and
+# the saves are shared, and each has its own lock.
+#
+# Saves. A save has the state of the agent (networks, optimizers, counters) and the newest transitions, at most
+# `SAVED_MEMORY_BYTES`. After a login the learner acts by the loaded policy at once, and updates at once if the saved
+# transitions are at least `start_training`; with its own few samples alone it would unlearn. Two sessions from one save
+# are two branches: the one with more steps is the newest.
+#
+# Failures. Saved transitions may be bad or of another structure. The first update with them that is not finite, or the
+# first sample that does not fit, drops them with a warning (`_drop_memory`); otherwise one bad save would end each
+# session that loads it. Any other failure ends the session without a save of the present state, and the other sessions
+# go on. A save that cannot be written is logged, and tried again after `save_every_steps`.
+#
+# Rejected: a process for each learner (each would load torch, 200 MB); averaging the weights of sessions (networks that
+# were trained apart have no common coordinates).
 
 from __future__ import annotations
 
@@ -12,12 +39,12 @@ import gymnasium
 import numpy as np
 
 from tmrl_core.actor.rollout.recorder import StepRecorder
-from tmrl_core.envs.shepherd import Channel, Message
 from tmrl_core.errors import CheckpointError, SampleRefusedError, SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.policies import advised_policy
 from tmrl_core.gateway.advice.saves import Save, Saves
 from tmrl_core.gateway.settings import GatewayAgentSection
+from tmrl_core.gateway.shepherd import Channel, Message
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.checkpoints.capture import Captured, capture_part
 from tmrl_core.training.checkpoints.restore import decoded, restore_part

@@ -6,9 +6,9 @@ Shape suffixes: B batch, N discrete actions, A action elements.
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Generic
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,113 +37,71 @@ from tmrl_core.gateway.advice.combine import (
 )
 
 
-class AdvisedPolicy(ABC, Generic[Advice]):
+class AdvisedPolicy(Protocol[Advice]):
     """The policy of a session, which acts with the advice of others and advises them."""
 
-    @abstractmethod
     def act(self, obs: Any, advisors: Sequence[Advisor[Advice]], rng: np.random.Generator) -> Any:
         """Return an action of the product of the behaviour policy, exploration included, and the advisors' policies."""
 
-    @abstractmethod
     def snapshot(self) -> Advisor[Advice]:
         """Return the present policy without exploration as an advisor, which later updates do not change."""
 
 
-class _QValues(AdvisedPolicy[Choice]):
-    def __init__(self, actor: QValueMLPActor, temperature: float) -> None:
+class _Discrete:
+    """A policy over numbered actions.
+
+    Args:
+        actor: of the agent.
+        own: `(actor, obs)` returns the behaviour policy.
+        advice: `(actor, obs)` returns the policy without exploration.
+    """
+
+    def __init__(self, actor: Any, own: Callable[[Any, Any], Choice], advice: Callable[[Any, Any], Choice]) -> None:
         self._actor = actor
-        self._temperature = temperature
-        self._actions = discrete_actions("QValueMLPActor", actor.action_space)
+        self._own = own
+        self._advice = advice
+        self._actions = discrete_actions(type(actor).__name__, actor.action_space)
 
     def act(self, obs: Any, advisors: Sequence[Advisor[Choice]], rng: np.random.Generator) -> Any:
-        own_N = epsilon_greedy(_values(self._actor, obs), self._actor.epsilon)
+        own_N = self._own(self._actor, obs)
         return self._actions.of(sample_choice(choice_product(own_N, [each(obs) for each in advisors]), rng))
 
     def snapshot(self) -> Advisor[Choice]:
-        actor, temperature = _frozen(self._actor), self._temperature
-        return lambda obs: softmax(_values(actor, obs), temperature)
+        return partial(self._advice, _frozen(self._actor))
 
 
-class _Categorical(AdvisedPolicy[Choice]):
-    def __init__(self, actor: CategoricalMLPActor) -> None:
+class _Continuous:
+    """A policy over a Box. Before its first update its exploration is uniform, so advisors alone decide.
+
+    Args:
+        actor: of the agent.
+        gaussian: `(actor, obs)` returns the behaviour policy, as a Gaussian.
+        limited: returns a sample of the Gaussian within [-1, 1].
+    """
+
+    def __init__(
+        self,
+        actor: SquashedGaussianMLPActor | DeterministicMLPActor,
+        gaussian: Callable[[Any, Any], Gaussian],
+        limited: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
         self._actor = actor
-        self._actions = discrete_actions("CategoricalMLPActor", actor.action_space)
-
-    def act(self, obs: Any, advisors: Sequence[Advisor[Choice]], rng: np.random.Generator) -> Any:
-        own_N = _probabilities(self._actor, obs)
-        return self._actions.of(sample_choice(choice_product(own_N, [each(obs) for each in advisors]), rng))
-
-    def snapshot(self) -> Advisor[Choice]:
-        actor = _frozen(self._actor)
-        return lambda obs: _probabilities(actor, obs)
-
-
-class _Continuous(AdvisedPolicy[Gaussian]):
-    """A policy over a Box. Before its first update its exploration is uniform, so advisors alone decide."""
-
-    def __init__(self, actor: SquashedGaussianMLPActor | DeterministicMLPActor) -> None:
-        self._actor = actor
+        self._gaussian = gaussian
+        self._limited = limited
         self._bounds = action_bounds(type(actor).__name__, actor.action_space)
 
     def act(self, obs: Any, advisors: Sequence[Advisor[Gaussian]], rng: np.random.Generator) -> Any:
         advice = [each(obs) for each in advisors]
         explores = self._actor.random > 0.0 and rng.random() < self._actor.random
-        policy = gaussian_product(advice if explores else [self.gaussian(obs), *advice])
+        policy = gaussian_product(advice if explores else [self._gaussian(self._actor, obs), *advice])
         if policy is None:
-            return self._scaled(rng.uniform(-1.0, 1.0, self._bounds.size))
-        return self._scaled(self.limited(sample_gaussian(policy, rng)))
-
-    def _scaled(self, action_A: np.ndarray) -> np.ndarray:
-        """Return an action scaled to [-1, 1] as one of the action space."""
+            action_A = rng.uniform(-1.0, 1.0, self._bounds.size)
+        else:
+            action_A = self._limited(sample_gaussian(policy, rng))
         return self._bounds.clipped(self._bounds.scaled(action_A))
 
-    @abstractmethod
-    def gaussian(self, obs: Any) -> Gaussian:
-        """Return the behaviour policy."""
-
-    @staticmethod
-    @abstractmethod
-    def limited(action_A: np.ndarray) -> np.ndarray:
-        """Return a sample of the Gaussian within [-1, 1]."""
-
-
-class _Squashed(_Continuous):
-    _actor: SquashedGaussianMLPActor
-
-    def gaussian(self, obs: Any) -> Gaussian:
-        return _moments(self._actor, obs)
-
-    @staticmethod
-    def limited(action_A: np.ndarray) -> np.ndarray:
-        squashed_A: np.ndarray = np.tanh(action_A)
-        return squashed_A
-
     def snapshot(self) -> Advisor[Gaussian]:
-        actor = _frozen(self._actor)
-        return lambda obs: _moments(actor, obs)
-
-
-class _Noisy(_Continuous):
-    """A deterministic policy with Gaussian noise, where actions are scaled to [-1, 1]."""
-
-    _actor: DeterministicMLPActor
-
-    def gaussian(self, obs: Any) -> Gaussian:
-        return self._around(self._actor, obs)
-
-    def _around(self, actor: DeterministicMLPActor, obs: Any) -> Gaussian:
-        low, high = self._bounds.low, self._bounds.high
-        mean_A = (_row(actor, obs).ravel().astype(np.float64) - low) / (high - low) * 2.0 - 1.0
-        # Without noise a policy would have infinite precision, and no advice could change it.
-        return Gaussian(mean_A, np.full(mean_A.shape, max(actor.noise, 1e-3)))
-
-    @staticmethod
-    def limited(action_A: np.ndarray) -> np.ndarray:
-        return action_A.clip(-1.0, 1.0)
-
-    def snapshot(self) -> Advisor[Gaussian]:
-        actor = _frozen(self._actor)
-        return lambda obs: self._around(actor, obs)
+        return partial(self._gaussian, _frozen(self._actor))
 
 
 def advised_policy(actor: ActorModule, temperature: float) -> AdvisedPolicy[Any]:
@@ -158,13 +116,17 @@ def advised_policy(actor: ActorModule, temperature: float) -> AdvisedPolicy[Any]
     """
     match actor:
         case QValueMLPActor():
-            return _QValues(actor, temperature)
+            return _Discrete(
+                actor,
+                lambda actor, obs: epsilon_greedy(_values(actor, obs), actor.epsilon),
+                lambda actor, obs: softmax(_values(actor, obs), temperature),
+            )
         case CategoricalMLPActor():
-            return _Categorical(actor)
+            return _Discrete(actor, _probabilities, _probabilities)
         case SquashedGaussianMLPActor():
-            return _Squashed(actor)
+            return _Continuous(actor, _moments, np.tanh)
         case DeterministicMLPActor():
-            return _Noisy(actor)
+            return _Continuous(actor, _noisy, lambda action_A: action_A.clip(-1.0, 1.0))
     raise ConfigError(
         f"a session cannot be advised with a {type(actor).__name__}, whose distribution is unknown; allowed: "
         "QValueMLPActor, CategoricalMLPActor, SquashedGaussianMLPActor, DeterministicMLPActor and subclasses. Use "
@@ -207,3 +169,11 @@ def _moments(actor: SquashedGaussianMLPActor, obs: Any) -> Gaussian:
         features_BH = actor.encode(flatten_batch(actor.layout, collate_one(obs, "cpu")))
         mean_A, log_std_A = actor.mu(features_BH)[0], actor.log_std(features_BH)[0].clamp(LOG_STD_MIN, LOG_STD_MAX)
     return Gaussian(mean_A.numpy().astype(np.float64), np.exp(log_std_A.numpy().astype(np.float64)))
+
+
+def _noisy(actor: DeterministicMLPActor, obs: Any) -> Gaussian:
+    """Return the policy with its noise, where actions are scaled to [-1, 1]."""
+    bounds = action_bounds(type(actor).__name__, actor.action_space)
+    mean_A = (_row(actor, obs).ravel().astype(np.float64) - bounds.low) / (bounds.high - bounds.low) * 2.0 - 1.0
+    # Without noise a policy would have infinite precision, and no advice could change it.
+    return Gaussian(mean_A, np.full(mean_A.shape, max(actor.noise, 1e-3)))

@@ -1,12 +1,22 @@
-"""Saves of learners: zip files in the folder that all sessions of an agent share.
+"""Saves of learners: zip files in the folder that all sessions of an agent share."""
 
-    000000012000_5f3a.zip      steps of the learner, and its session
-      save.json                format, algorithm, steps, session; the tree of `training.checkpoints.capture`
-      arrays.safetensors       its arrays
-
-A save is written to another name and renamed, so a file of this name is complete. Its entries are not compressed, so
-that reading one never takes more memory than the file, and contain no code.
-"""
+# Theory of operation
+#
+#     000000012000_5f3a.zip      steps of the learner, and its session
+#       save.json                format, algorithm, steps, session; the tree of `training.checkpoints.capture`
+#       arrays.safetensors       its arrays
+#
+# A save is written under another name and renamed, so a file of this name is complete, and other sessions may read the
+# folder at any time. The name begins with the steps in twelve digits, so the order of names is the order of steps, and
+# the newest save is found without opening any.
+#
+# Reading trusts nothing, because a save may come from another machine. The two entries are not compressed, so reading
+# takes no more memory than the file, at most `MAX_BYTES`; the end record is read before `zipfile` sees the file, since
+# a directory of millions of entries would fill the memory (`_check_end`). Rejected: the files of stable-baselines3,
+# which contain pickles.
+#
+# A damaged save is skipped with a warning and the one before it counts. One that is deleted by another session between
+# listing and reading is no error: the list is read again.
 
 from __future__ import annotations
 

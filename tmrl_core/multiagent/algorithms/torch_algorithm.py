@@ -3,6 +3,23 @@
 Shape suffixes: B batch, N discrete actions.
 """
 
+# Theory of operation
+#
+# `Algorithm` is the base for users who bring their own networks: it checks and names models, optimizers and losses,
+# moves weights as safetensors, and makes one step of all optimizers on one loss. Losses, targets and masks are the
+# project's (`training/agents/losses.py`), and so is the generator of exploration.
+#
+# The attributes are the state in checkpoints, as those of agents are (`training/checkpointable.py`), except
+# `transient`; an algorithm of a user needs no code for checkpoints.
+#
+# Not shared with the project's agents: `minimise`. Theirs steps one optimizer, and updates that are not finite are
+# rolled back by the loop, with copies of the state. Here several optimizers step on one loss, a user calls it from code
+# of his own, and no loop stands around it. So it looks at the loss and the gradients before the first step, and changes
+# nothing if one is not finite.
+#
+# `check_choices` runs the model on experiences of a worker before they are stored: values that no update could use are
+# refused with the worker's name, instead of ending the run.
+
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,30 @@
 """Training agents of this project as algorithms of agents."""
 
+# Theory of operation
+#
+# A training agent is divided in two classes with the same arguments: `TrainingAgentAlgorithm` learns and imports torch,
+# `ActingPolicy` acts with the NumPy backend of its policy, and workers import that one only. The first derives from the
+# second, so both act alike. Rejected: one class that makes the training agent when it first learns, since a checkpoint
+# could meet it before.
+#
+# Three kinds of training, by the agent:
+#
+# - from single transitions in a pool: DQN, SAC, TD3, ... Their batch is a sample of the pool.
+# - from rounds (`trains_on_rounds`): PPO, whose batch is the whole pool in its order, since it computes returns itself.
+#   Discounts other than gamma show returns over several steps, and are refused.
+# - from sequences (`_on_sequences`): recurrent agents with a replay memory. The rows of their pool are padded sequences
+#   that `rows_of` cuts from whole runs, so sampling by weights, priorities and checkpoints of a pool work for them too.
+#   Workers send single steps; the trainer cuts.
+#
+# Recurrent states. Agents may share a policy, so an `Agent` keeps the state between two decisions and lends it: it sets
+# `carried` before an action and reads it after. The states are extras of the decisions, hence columns that travel and
+# are stored as others are. Rejected: states by agent within the policy (each algorithm would need the agents' ids).
+#
+# Priorities. Agents leave TD errors only if their batch has weights; without any these are 1, which changes no update.
+#
+# Acting follows training lazily (`_follow`): the acting half loads the agent's weights when the first action after an
+# update is asked for, since a trainer with remote workers never acts.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

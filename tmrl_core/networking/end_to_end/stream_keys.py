@@ -1,17 +1,43 @@
-"""Keys that one stream and one trainer share, the proofs that end each message of samples, and letters.
+"""Keys that one stream and one trainer share, the proofs that end each message of samples, and letters."""
 
-A worker makes an X25519 key pair for each stream, the trainer one for each run. Both ends derive the same keys from
-them, so that a message that was stored for weeks can still be checked after both processes have ended.
-
-A message of samples ends with a trailer of constant size: 64 bytes of proof and one byte that names the mode.
-
-- `MAC`: GMAC of AES-128 over header and body; the body is readable.
-- `ENCRYPTED`: AES-128-GCM.
-- `SIGNED`: signature by the worker's certificate, if the worker has not received a run key yet.
-
-A letter is what the trainer sends to one stream alone. It is encrypted under a random nonce, because trainers that
-restart have the same keys again.
-"""
+# Theory of operation
+#
+# A worker makes an X25519 key pair for each stream, the trainer one for each run. Both ends derive the same keys from
+# them, so that a message that was stored for weeks can still be checked after both processes have ended, without a
+# message between them. This file is the arithmetic of that: it knows neither certificates nor who may be believed.
+#
+# The shared secret and the public facts (run, stream, both public keys) give 96 bytes, five keys of which each has one
+# use and one direction:
+#
+#     bytes  0-16   GMAC of messages of samples         worker -> trainer, nonce: the counter of seals
+#           16-32   AES-128-GCM of messages of samples  worker -> trainer, nonce: the counter of seals
+#           32-64   HMAC of acknowledgements            trainer -> worker, no nonce
+#           64-80   AES-128-GCM of letters              trainer -> worker, random nonce
+#           80-96   GMAC of policies                    trainer -> worker, random nonce
+#
+# Separate keys, because a nonce must not come twice under one key, and the two modes and the two directions could not
+# agree on whose turn it is. Where one end has a counter that lasts as long as the keys, the nonce is the counter (a
+# process that continues the stream of another one begins at a random number of 62 bits); where the same keys come back
+# without one (a trainer that restarts), it is random. 2^32 random nonces of 96 bits are the recommended limit, and
+# neither letters nor policies come near it.
+#
+# A message of samples ends with a trailer of constant size: 64 bytes of proof and one byte that names the mode, so that
+# the size of a message on the link is known before it is sealed.
+#
+# - `MAC`: GMAC of AES-128 over header and body; the body is readable.
+# - `ENCRYPTED`: AES-128-GCM.
+# - `SIGNED`: signature by the worker's certificate, if the worker has not received a run key yet.
+#
+# What a proof covers begins with its subject and has the length of each field (`statement`), or a fixed size
+# (`header`). A proof of one kind, place or stream is therefore never valid for another. The header holds stream, mode,
+# number, floor, position and samples: a relay can neither move a message to another place nor change the gap that it
+# explains.
+#
+# Replays. A relay may send a message again; its number is then a duplicate (`delivery.py`). It may repeat an
+# acknowledgement, which repeats a fact. So neither needs a record of what was seen.
+#
+# A letter is what the trainer sends to one stream alone. A policy's MAC covers its bytes as they are sent, encrypted or
+# not, so that it is checked before anything is decrypted.
 
 from __future__ import annotations
 

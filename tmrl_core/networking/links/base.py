@@ -6,6 +6,42 @@ from other threads. Passing work wakes the event loop only when the loop is idle
 environment's loop more than all other work for a step.
 """
 
+# Theory of operation
+#
+# A link is the only place of a client where threads, an event loop and sockets meet the sans-I/O objects. It knows when
+# to connect, and nothing of what is said: no rule of the protocol stands here.
+#
+# One I/O thread for each link owns the loop, the connection and the role's state. The application's thread calls the
+# public methods, from its own thread alone, and waits on `_changed`, or on `_news` for any change. Nothing here waits
+# for the application, and the application waits for nothing but what it asks for.
+#
+# Two directions of waking, both rare on purpose, because a wake-up costs more than handling a message:
+#
+# - application -> I/O: work is put where `_serve` finds it, and `_wake_thread` wakes the loop once. `_poked` is True
+#   until the loop has found nothing to do, 2 ms after the last work, so an environment that hands over a sample each
+#   millisecond writes to the loop's pipe once and not a thousand times a second. The flag is reset under the lock and
+#   the work looked for once more after it, or work that was submitted in between would wait for ever.
+# - I/O -> application: `_on_change` asks for one `_notify`, at most one in a millisecond. It evaluates the conditions
+#   of those that wait and wakes them only if one is met.
+#
+# States: start -> (dialling -> greeting -> open -> ended)* -> closed or failed. The role's state outlives connections,
+# so each attempt begins with a new connection object and the same streams. An attempt ends with a reason:
+#
+#     refused for good (wrong token or certificate), never admitted   the link fails, and its owner gets the error
+#     refused for good, but admitted before                           the longest wait: a person may be changing it
+#     closed or refused for the moment                                waits that double, up to backoff_max_s
+#     nothing answered                                                at most 2.5 s, so that a link is soon back
+#     certificates of this machine have changed                       again at once
+#
+# A link that lasted less than the wait before it does not reset the waits: a Server that admits and drops would
+# otherwise be asked hundreds of times a second. Waits are shortened at random by up to a half, or a fleet would come
+# back together.
+#
+# The end. `close` of a role sends what it must, then `_stop_thread` sets the event that every wait of the thread
+# includes, and joins it for 10 s. If the thread itself ends, for any reason, `_closed` is set and everybody who waits
+# is woken, so no application waits on a link without a thread. A forked child has no such thread: `end_in_child` gives
+# it new locks, since the old ones may be held by threads that the child lacks, and makes every call fail.
+
 from __future__ import annotations
 
 import asyncio
@@ -74,7 +110,8 @@ class Link:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._connection: Connection | None = None
-        self._stopping: asyncio.Event | None = None
+        self._stop: asyncio.Future[None] | None = None
+        """Done: the thread is to end."""
         self._closed = False
         self._failure: TmrlError | None = None
         self._welcomes = 0
@@ -86,6 +123,9 @@ class Link:
         self._notify_scheduled = False
         self._notified = 0.0
         self._waiting: list[Callable[[], bool]] = []
+        self._has_work: Callable[[], bool] = lambda: False
+        """Returns True if `_serve` has work to do now."""
+        # The connection calls it in the I/O thread; nothing else of the link is known to it.
         state.on_change = self._on_change
         if identity is not None:
             state.on_revocations = identity.take_revocations
@@ -106,6 +146,7 @@ class Link:
             target=self._run, args=(transport, started), name=f"tmrl-{self._state.role}-link", daemon=True
         )
         self._thread.start()
+        # Without it, a call that follows at once would find no loop, and its message would be lost.
         started.wait()
 
     @property
@@ -201,10 +242,6 @@ class Link:
 
     # --- in the I/O thread ---
 
-    def _has_work(self) -> bool:
-        """Return True if `_serve` has work to do now."""
-        return False
-
     def _serve(self) -> bool:
         """Do part of the submitted work. Return True if there was some."""
         return self._has_work()
@@ -240,22 +277,11 @@ class Link:
             self._notify()
 
     async def _keep_connected(self, transport: Transport, started: threading.Event) -> None:
-        self._stopping = asyncio.Event()
+        self._stop = stop = asyncio.get_running_loop().create_future()
         started.set()
-        stop = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await self._connect_again_and_again(transport, self._stopping, stop)
-        finally:
-            stop.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await stop
-
-    async def _connect_again_and_again(
-        self, transport: Transport, stopping: asyncio.Event, stop: asyncio.Future[Any]
-    ) -> None:
         settings = self.settings
         delay = settings.backoff_min_s
-        while not stopping.is_set():
+        while not stop.done():
             connection = self._end(
                 self._state,
                 silent_s=settings.silent_s,
@@ -277,12 +303,10 @@ class Link:
                 self._wake_thread()
                 begun = asyncio.get_running_loop().time()
                 await self._until_ended(driver, stop)
-                if stopping.is_set():
-                    await self._close_driver(driver)
-                    break
-                if not driver.ended.done():
-                    logger.info("certificates were reloaded; connecting again")
-                    await self._close_driver(driver)
+                if stop.done() or not driver.ended.done():
+                    await driver.leave()
+                    if not stop.done():
+                        logger.info("certificates were reloaded; connecting again")
                     continue
                 reason = self._explained(connection.reason)
                 lasted_s = asyncio.get_running_loop().time() - begun
@@ -310,8 +334,7 @@ class Link:
                 self._logged_reasons.append(text)
             wait = most if final is not None else min(delay, most)
             delay = min(2 * delay, most)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.shield(stop), wait * random.uniform(0.5, 1.0))
+            await asyncio.wait({stop}, timeout=wait * random.uniform(0.5, 1.0))
 
     async def _until_ended(self, driver: Driver, stop: asyncio.Future[Any]) -> None:
         """Wait until the connection ends, the link stops, or the certificates of this machine have changed."""
@@ -339,17 +362,15 @@ class Link:
             return reason
         return reason if isinstance(reason, HandshakeError) else None
 
-    async def _close_driver(self, driver: Driver) -> None:
-        driver.connection.close()
-        driver.wake()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(driver.ended), 2.0)
-        driver.abort()
+    def _end_soon(self) -> None:
+        if self._stop is not None and not self._stop.done():
+            self._stop.set_result(None)
 
     def _stop_thread(self) -> None:
         self._closed = True
-        if self._stopping is not None:
-            self._call(self._stopping.set)
+        self._call(self._end_soon)
         self._notify()
         if self._thread is not None and self._thread is not threading.current_thread():
+            # A thread that hangs in a name look-up or a full disk must not keep the program from ending: it is a
+            # daemon.
             self._thread.join(timeout=10.0)

@@ -69,6 +69,7 @@ class TrainerLink(Link):
         cost_of: returns the bytes that a message's payload takes in memory, see `trainer.inbox`.
 
     Attributes:
+        trainer: state of the trainer's side. What needs neither the thread nor the connection is read and called there.
         has_more: True: the latest `receive` has left messages that had arrived.
         on_time: called in the I/O thread from the start on; returns the seconds until the next call. None: not called.
 
@@ -101,7 +102,7 @@ class TrainerLink(Link):
             identity, seal, files = seal_trainer(settings, run, log)
             if files is not None:
                 incarnation, hold = max(incarnation, files.highest), files.hold
-        self._trainer = TrainerState(
+        self.trainer = TrainerState(
             run=run,
             name=name,
             peer=os.urandom(16),
@@ -113,17 +114,16 @@ class TrainerLink(Link):
             seal=seal,
             hold=hold,
         )
-        self._trainer.inbox.cost_of = cost_of
-        self._trainer.inbox.max_message_bytes = settings.max_message_bytes
-        self._trainer.on_remark = log.remark
+        self.trainer.inbox.cost_of = cost_of
+        self.trainer.inbox.max_message_bytes = settings.max_message_bytes
+        self.trainer.on_remark = log.remark
         self.has_more = False
         self.on_time: Callable[[], float] | None = None
-        self._trainer.gap_messages, self._trainer.gap_samples = gaps
-        # These methods of the room need nothing of the link's thread.
-        self.worker_name, self.origin = self._trainer.worker_name, self._trainer.origin
-        self.offsets_after, self.waits_of = self._trainer.offsets_after, self._trainer.waits_of
-        self.has_of_first, self.take_member_changes = self._trainer.has_of_first, self._trainer.take_member_changes
-        super().__init__(settings, self._trainer, identity, log)
+        self.trainer.gap_messages, self.trainer.gap_samples = gaps
+        super().__init__(settings, self.trainer, identity, log)
+        # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them
+        # in batches.
+        self._has_work = lambda: bool(self.trainer.to_acknowledge) and self.connected
 
     # --- samples ---
 
@@ -135,27 +135,11 @@ class TrainerLink(Link):
         Args:
             most_bytes: return messages that take about so many bytes in memory, and at least one if there is one.
         """
-        state = self._trainer
+        state = self.trainer
         with state.lock:
             received = state.inbox.take(most_bytes)
             self.has_more = bool(state.inbox)
         return received
-
-    @property
-    def arrived(self) -> int:
-        """Return the number of messages that have arrived, those that `receive` has returned included."""
-        return self._trainer.inbox.appended
-
-    @property
-    def received(self) -> int:
-        """Return the number of messages that calls of `receive` have returned."""
-        with self._trainer.lock:
-            return self._trainer.inbox.appended - len(self._trainer.inbox)
-
-    @property
-    def received_bytes(self) -> int:
-        """Return the bytes that the messages take in memory which calls of `receive` have returned."""
-        return self._trainer.inbox.taken_cost
 
     def wait(self, timeout_s: float, condition: Callable[[], bool] = lambda: False) -> bool:
         """Wait until `receive` would return something, or a condition on what workers report is met.
@@ -163,28 +147,18 @@ class TrainerLink(Link):
         Raises:
             NetworkError: the Server refuses this trainer permanently.
         """
-        return self._wait(lambda: bool(self._trainer.inbox) or condition(), timeout_s)
+        return self._wait(lambda: bool(self.trainer.inbox) or condition(), timeout_s)
 
     def acknowledge(self, received: Iterable[Received]) -> None:
         """Acknowledge messages that the memory has committed."""
         for one in received:
-            self._trainer.acknowledge(one)
+            self.trainer.acknowledge(one)
         self._wake_thread()
 
     def refuse(self, received: Received, reason: str) -> None:
         """Acknowledge a message that the memory cannot store as refused; the worker receives the reason."""
-        self._trainer.refuse(received, reason)
+        self.trainer.refuse(received, reason)
         self._wake_thread()
-
-    @property
-    def offsets(self) -> dict[bytes, CommittedOffset]:
-        """Return the committed offset of each stream, for the checkpoint."""
-        return self._trainer.offsets
-
-    @property
-    def refusals(self) -> dict[bytes, tuple[tuple[int, str], ...]]:
-        """Return the recent refusals of each stream, with shortened reasons, for the checkpoint."""
-        return self._trainer.refusals
 
     # --- messages to workers ---
 
@@ -194,7 +168,7 @@ class TrainerLink(Link):
         Raises:
             LocalProtocolError: workers could not decode the weights.
         """
-        version = self._trainer.publish(PolicyUpdate((0, 0), dict(policies), dict(exploration or {})))
+        version = self.trainer.publish(PolicyUpdate((0, 0), dict(policies), dict(exploration or {})))
         if (connection := self._connection) is not None:
             self._call(connection.wake)
         return version
@@ -205,14 +179,14 @@ class TrainerLink(Link):
         Raises:
             ValueError: the directive is larger than `MAX_BODY_BYTES`.
         """
-        self._trainer.direct(directive, stream)
+        self.trainer.direct(directive, stream)
         if (connection := self._connection) is not None:  # otherwise the next one sends it
             self._call(connection.direct, stream)
 
     def report(self, progress: Progress) -> None:
         """Send the trainer's progress to all workers."""
-        if progress != self._trainer.progress:
-            self._trainer.progress = progress
+        if progress != self.trainer.progress:
+            self.trainer.progress = progress
             if (connection := self._connection) is not None:
                 self._call(connection.report)
 
@@ -224,38 +198,28 @@ class TrainerLink(Link):
     # --- state ---
 
     @property
-    def incarnation(self) -> int:
-        """Highest known incarnation of a trainer, for the checkpoint."""
-        return self._trainer.incarnation
-
-    @property
-    def version(self) -> Version:
-        """The version of the latest published policy."""
-        return self._trainer.version
-
-    @property
     def members(self) -> list[Member]:
         """Return the streams of linked workers."""
-        with self._trainer.lock:
-            return list(self._trainer.members.values())
+        with self.trainer.lock:
+            return list(self.trainer.members.values())
 
     @property
     def waits(self) -> list[tuple[str, str]]:
         """Return the label of each linked worker and its wait reason; empty: it collects."""
-        state = self._trainer
+        state = self.trainer
         with state.lock:
             return [(member.name, state.waits.get(stream, "")) for stream, member in state.members.items()]
 
     @property
     def lateness(self) -> dict[bytes, Lateness]:
         """Return the lateness of the steps of linked workers whose environments have a rate, by stream."""
-        with self._trainer.lock:
-            return dict(self._trainer.lateness)
+        with self.trainer.lock:
+            return dict(self.trainer.lateness)
 
     @property
     def counts(self) -> TrainerCounts:
         """Return the counters of this link."""
-        state = self._trainer
+        state = self.trainer
         return TrainerCounts(
             min(state.samples_received, MAX_COUNT),
             state.messages_received,
@@ -280,11 +244,6 @@ class TrainerLink(Link):
     def _call_on_time(self) -> None:
         if self.on_time is not None and self._loop is not None:
             self._loop.call_later(self.on_time(), self._call_on_time)
-
-    def _has_work(self) -> bool:
-        # The connection collects acknowledgements and credit when it is asked for output. A pause in between sends them
-        # in batches.
-        return bool(self._trainer.to_acknowledge) and self.connected
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Send pending acknowledgements, weights and directives, then close the link."""

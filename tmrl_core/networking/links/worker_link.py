@@ -1,5 +1,36 @@
 """A worker's link: samples out, policies and directives in."""
 
+# Theory of operation
+#
+# `WorkerLink` is what a worker's program holds of the network. It joins five parts, of which each has its rules, and
+# adds the thread (`base.py`), the calls and the log:
+#
+#     application -> Outbox -> StreamSender -> WorkerConnection -> Server          samples, encoded in the I/O thread
+#                               Overflow -> files                                  samples that wait long
+#     application <- take_policy, directive, progress, waits <- WorkerState        last values
+#
+# Full queues. With `drop_oldest` the application never waits: an environment's control loop goes on whatever the
+# network does, and what finds no place in memory or on the disk is dropped, the oldest first, and counted. With
+# `block`, `send` waits until acknowledgements or a close end the wait. It waits for an eighth of the queue and not for
+# its own size, so that a queue that stays full costs eight wake-ups for its content and not one for each sample.
+#
+# Values for the application are copied from the state in `_notify`, in the I/O thread, and each is replaced by one
+# assignment: readers need no lock, and see one that was whole. Only the policy is taken under the lock, because it must
+# be taken once.
+#
+# Samples of earlier processes (`_continue_stream`) get a sender and an overflow of their own on this link, since they
+# have numbers of their own. They belong to the run, the CA and the certificate that they were collected with; others
+# stay where they are.
+#
+# The end. `close` marks the state as ending, asks the Server to store what no trainer takes, and waits until every
+# message is acknowledged or stored, up to `drain_timeout_s`. Then the stream is closed, so that the Server forgets it,
+# or what is left goes to the disk for the next process. The report says what became of each sample. `close_soon` does
+# the same without waiting and without a lock: a finalizer may run in any thread at any point, also in one that holds
+# the lock.
+#
+# The log. A robot may stand for a weekend without a Server: whatever can repeat is logged once for each reason, or once
+# an outage, and the sets of reasons are bounded, because a Server can invent them.
+
 from __future__ import annotations
 
 import contextlib
@@ -8,21 +39,18 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from tmrl_core.errors import CodecError, LinkClosedError, TmrlError
+from tmrl_core.errors import LinkClosedError, TmrlError
 from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.overflow import CHECK_S, Overflow
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_worker
 from tmrl_core.networking.protocol.delivery import (
-    Body,
     CloseReport,
     StreamSecret,
     StreamSender,
@@ -46,29 +74,15 @@ from tmrl_core.networking.spools.stream_files import (
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
 from tmrl_core.networking.worker import WorkerConnection, WorkerState
+from tmrl_core.networking.worker.outbox import Outbox
 from tmrl_core.rate_limited_log import RateLimitedLog
-from tmrl_core.samples import (
-    Chunk,
-    EpisodeRecord,
-    encode_message_buffers,
-    encode_value,
-    same_layout,
-    split_chunk,
-)
+from tmrl_core.samples import Chunk, EpisodeRecord, encode_value
 
 if TYPE_CHECKING:
     from tmrl_core.networking.worker.seal import WorkerSeal
 
 logger = logging.getLogger(__name__)
 
-_PIECE_RECORDS = 250
-"""Maximum number of episode records in a message; with all their metrics they have less than 1 MB."""
-_PIECE_BYTES = 1 << 20
-"""Approximate size of a message of samples."""
-_AHEAD_BYTES = 8 << 20
-"""Limit of encoded unsent bytes, beyond which a link that must not drop samples stops encoding."""
-_DRAIN_CHECK_S = 0.1
-"""Time between two checks of a link that nobody waits for and that is to close once it is drained."""
 _MOST_LEFT = 256
 """Maximum number of earlier processes whose samples are delivered at a time; a link carries 1,024 streams."""
 _REFUSALS_SAID = 20
@@ -89,15 +103,6 @@ class WorkerCounts(NamedTuple):
     """Messages to this worker without a valid proof of their origin."""
     outdated: int = 0
     """Messages of a trainer to this worker that were older than accepted ones."""
-
-
-class _Handed(NamedTuple):
-    """Samples and records that the application passed in one call, not encoded yet."""
-
-    chunk: Chunk | None
-    records: Sequence[EpisodeRecord]
-    size: int
-    """Size of the chunk, as `Chunk.nbytes` counts it; computed once."""
 
 
 class WorkerLink(Link):
@@ -153,45 +158,53 @@ class WorkerLink(Link):
         super().__init__(settings, self._worker, identity, log)
         self.drain_timeout_s = drain_timeout_s
         self._queue_bytes = queue_bytes
-        self._drop_oldest = when_full == "drop_oldest"
-        # In `block` mode, `send` enforces the limit, and submitted samples are never refused.
+        drop_oldest = when_full == "drop_oldest"
         stream = self._worker.new_stream()
         announced = encode_value(dict(signature or {}))
         authority = identity.authority if identity is not None else ""
         files: StreamFiles | None = None
         if spool_dir is not None and spool_bytes is None:
+            # Once, at the start: a limit that followed the free space would shrink with what this worker writes.
             spool_bytes = default_limit(spool_dir)
-        if spool_dir is not None and spool_bytes and self._drop_oldest:
+        if spool_dir is not None and spool_bytes and drop_oldest:
             info = SpooledStreamInfo(stream=stream.hex(), run=run, name=name, signature=announced)
             if seal is not None:
                 info = msgspec.structs.replace(info, authority=authority, **seal.stream_secret(stream)._asdict())
             files = StreamFiles(spool_dir / stream.hex(), info, spool_bytes)
         self._sender = StreamSender(
             stream,
-            queue_bytes=queue_bytes if self._drop_oldest else 1 << 62,
-            drop_oldest=self._drop_oldest,
+            # In `block` mode, `send` waits for room before, and samples that were handed over are never refused.
+            queue_bytes=queue_bytes if drop_oldest else 1 << 62,
+            drop_oldest=drop_oldest,
             sealer=seal,
             store=files,
             store_bytes=spool_bytes or 0,
         )
+        compression: Literal["auto", "zstd", "none"] = settings.compression
+        if compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
+            compression = "none"  # on a loopback link, copying is faster than compressing
+        self._outbox = Outbox(
+            self._sender,
+            queue_bytes=queue_bytes,
+            drop_oldest=drop_oldest,
+            max_message_bytes=settings.max_message_bytes,
+            compression=compression,
+        )
+        self._has_work = self._outbox.ready
         self._overflow = Overflow(self._sender, files, self._call, self._check_overflow) if files is not None else None
         self._left: list[Overflow] = []
-        self._abandoned = False
-        """True: nobody is left to call `close`."""
         """Streams of earlier processes with samples on the disk."""
+        self._closes_itself = self._abandoned = False
+        """True: nobody is left to call `close`; and such a link has ended."""
+        self._interrupted = False
+        """True: `wake` was called, and no call of `send` has waited since."""
         self._overflow_timer = False
         """True: `_check_overflow` will be called by a timer."""
         self._worker.add_stream(self._sender, announced)
         if files is not None:
+            # After this process has its own stream, which holds channel 0: `Lateness` and wait reasons are about that.
             for left, messages in itertools.islice(left_streams(files.folder.parent), _MOST_LEFT):
                 self._continue_stream(left, messages, authority)
-        self.expert = False
-        """True: this worker is an expert, whose policy is not the trainer's."""
-        self._handed: deque[_Handed] = deque()
-        self._handed_bytes = self._handed_samples = 0
-        self._pieces: Iterator[tuple[Body, int]] | None = None
-        self._singly = 0
-        """Number of next items that are encoded separately, because one of them cannot be encoded."""
         self._policy: tuple[Version, bytes | memoryview] | None = None
         self.versions_published = 0
         """Number of versions published up to the newest policy that arrived, skipped versions included."""
@@ -212,9 +225,15 @@ class WorkerLink(Link):
         self._logged_halts: set[str] = set()
         self._receiver_line = RateLimitedLog(logger.info, "changes of the receiver of samples")
         self._halt_line = RateLimitedLog(logger.warning, "reasons to keep samples")
-        self._compression: Literal["auto", "zstd", "none"] = settings.compression
-        if settings.compression == "auto" and (settings.transport == "local" or is_loopback(settings.host)):
-            self._compression = "none"  # on a loopback link, copying is faster than compressing
+
+    @property
+    def expert(self) -> bool:
+        """True: this worker is an expert, whose policy is not the trainer's."""
+        return self._outbox.signature == EXPERT
+
+    @expert.setter
+    def expert(self, expert: bool) -> None:
+        self._outbox.signature = EXPERT if expert else b""
 
     @property
     def stream(self) -> bytes:
@@ -250,6 +269,7 @@ class WorkerLink(Link):
         )
         sender.restore(messages)
         worker.add_stored_stream(sender, info.signature, info.name)
+        # What an earlier process has left uses up the same limit of the disk.
         self._sender.store_bytes = max(0, self._sender.store_bytes - sender.held_bytes)
         self._left.append(Overflow(sender, files, self._call, self._check_overflow, restored=True))
         logger.info("%d samples of an earlier process wait in %s and are delivered", samples, files.folder)
@@ -259,52 +279,36 @@ class WorkerLink(Link):
     def send(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], timeout_s: float | None = None) -> None:
         """Submit samples, which are encoded and sent in the background. The caller must not use them afterwards.
 
-        If the queue is full and nothing may be dropped, wait for free space. Acknowledgements and `close` end the wait.
+        If the queue is full and nothing may be dropped, wait for free space. Acknowledgements, `close` and `wake` end
+        the wait.
 
         Raises:
-            LinkClosedError: the link was closed, before or while waiting, or `timeout_s` is over.
+            LinkClosedError: the link was closed, before or while waiting, `timeout_s` is over, or `wake` was called.
         """
         self.check()
         last = len(chunks) - 1
         for i, chunk in enumerate(chunks or ((None,) if records else ())):
             size = chunk.nbytes if chunk is not None else 0
-            # When the queue is full, wait for more space than this item needs, because a wake-up for each item is
-            # expensive.
-            if not (
-                self._drop_oldest
-                or self._has_room(size)
-                or self._wait(partial(self._has_room, max(size, self._queue_bytes // 8)), timeout_s)
-            ):
-                raise LinkClosedError("samples were not queued: the link was closed, or no space became free in time")
-            with self._changed:
-                self._handed.append(_Handed(chunk, tuple(records) if i >= last else (), size))
-                self._handed_bytes += size
-                self._handed_samples += chunk.rows if chunk is not None else 0
+            if not self._outbox.has_room(size):
+                self._wait_for_room(size, timeout_s)
+            self._outbox.add(chunk, tuple(records) if i >= last else (), size)
             self._wake_thread()  # after every call, because the next call may wait for these samples
 
-    def _has_room(self, size: int) -> bool:
-        waiting = self._handed_bytes + self._sender.held_bytes
-        return waiting == 0 or waiting + size <= self._queue_bytes
-
-    def _has_work(self) -> bool:
-        # Without dropping, encoding far ahead has no benefit and doubles the memory.
-        return bool(self._handed) and (self._drop_oldest or self._sender.unsent_bytes < _AHEAD_BYTES)
+    def _wait_for_room(self, size: int, timeout_s: float | None) -> None:
+        # More space than this item needs, because a wake-up for each item is expensive.
+        room = max(size, self._queue_bytes // 8)
+        met = self._wait(lambda: self._interrupted or self._outbox.has_room(room), timeout_s)
+        interrupted, self._interrupted = self._interrupted, False
+        if interrupted or not met:
+            raise LinkClosedError("samples were not queued: the link was closed, or no space became free in time")
 
     def _serve(self) -> bool:
-        encoded = 0
-        while self._has_work() and encoded < _PIECE_BYTES:
-            if self._pieces is None:
-                self._pieces = self._encode()
-            body, samples = next(self._pieces, ((), 0))
-            if not body:
-                self._pieces = None
-                continue
-            self._sender.offer(body, samples)
-            self._warn_of_drops()
-            encoded += sum(map(len, body))
-        if encoded:
-            self._check_overflow()
-        return encoded > 0
+        if not self._outbox.encode():
+            return False
+        self._warn_of_drops()
+        self._check_overflow()
+        self._on_change()
+        return True
 
     def _check_overflow(self) -> None:
         """Write samples that wait long to the disk. Repeated while some wait."""
@@ -348,58 +352,6 @@ class WorkerLink(Link):
             )
         self._has_dropped = self._sender.messages_dropped
 
-    def _encode(self) -> Iterator[tuple[Body, int]]:
-        """Encode the first submitted item, together with the following ones that fit the same message.
-
-        The link never waits for more items. Items that arrived while it was busy are sent together.
-        """
-        chunk, records, size = self._handed[0]
-        chunks, records, rows, joined = [] if chunk is None else [chunk], list(records), 0, 1
-        limit = min(_PIECE_BYTES, self.settings.max_message_bytes)
-        if self._singly:
-            self._singly -= 1
-        elif chunk is not None:
-            # Messages are dropped as a whole, so in `drop_oldest` mode no message may be a large part of the queue.
-            room = min(limit, self._queue_bytes // 8) - size
-            while joined < len(self._handed):
-                follower, its_records, its_size = self._handed[joined]
-                if follower is None or its_size > room or not same_layout(chunk, follower):
-                    break
-                room -= its_size
-                rows += follower.rows
-                chunks.append(follower)
-                records.extend(its_records)
-                joined += 1
-        if chunk is not None:
-            rows += chunk.rows
-        pieces: list[tuple[Chunk | Sequence[Chunk], int]] = [(chunks, rows)]
-        if joined == 1 and chunk is not None and size > limit:
-            pieces = [(piece, piece.rows) for piece in split_chunk(chunk, limit)]
-        encode = partial(
-            encode_message_buffers, signature=EXPERT if self.expert else b"", compression=self._compression
-        )
-        before = max(0, (len(records) - 1) // _PIECE_RECORDS * _PIECE_RECORDS)
-        try:
-            for piece, its_rows in pieces[:-1]:
-                yield encode(piece, ()), its_rows
-            last = encode(pieces[-1][0], records[before:])  # before records are sent, which must not be sent again
-            # A lockstep round ends with the last of its samples, so no record follows them.
-            for start in range(0, before, _PIECE_RECORDS):
-                yield encode((), records[start : start + _PIECE_RECORDS]), 0
-            yield last, pieces[-1][1]
-        except CodecError:
-            if joined > 1:
-                # One of them cannot be encoded. None was sent yet, because joined items form one piece.
-                self._singly = joined
-                return
-            logger.exception("samples could not be encoded and are lost")
-        with self._changed:
-            for _ in range(joined):
-                item = self._handed.popleft()
-                self._handed_bytes -= item.size
-                self._handed_samples -= item.chunk.rows if item.chunk is not None else 0
-        self._on_change()
-
     # --- policies, directives, progress ---
 
     def _is_new(self, reason: str) -> bool:
@@ -440,6 +392,10 @@ class WorkerLink(Link):
             self._log_receiver()
             if self._taken is not taken:
                 self._on_change()  # threads that wait have already checked this
+        if self._closes_itself and not self._abandoned and self._drained():
+            if (connection := self._connection) is not None:
+                connection.end_streams()
+            self._abandon()
 
     def _log_receiver(self) -> None:
         """Log when this worker's samples lose their receiver and when they have one again."""
@@ -501,8 +457,15 @@ class WorkerLink(Link):
         return changed
 
     def wake(self) -> None:
-        """End the present or the next call of `wait_change`. It takes no lock, so a signal handler may call it."""
-        self._call(self._news.set)
+        """End the present or the next wait of `wait_change` and of `send`.
+
+        It takes no lock, so a signal handler may call it.
+        """
+        self._call(self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._notify()
 
     def say_waits(self, text: str) -> None:
         """Send the trainer this worker's wait reason; empty: it collects again."""
@@ -520,14 +483,14 @@ class WorkerLink(Link):
     def counts(self) -> WorkerCounts:
         """Return the counters of this worker's stream."""
         sender, seal = self._sender, self._worker.seal
-        handed = self._handed_samples
+        waiting = self._outbox.samples
         return WorkerCounts(
-            sender.samples_offered + handed,
+            sender.samples_offered + waiting,
             sender.samples_acked,
             sender.samples_refused,
             sender.samples_dropped,
-            sender.held_bytes + self._handed_bytes,
-            sender.held_samples + handed,
+            sender.held_bytes + self._outbox.bytes,
+            sender.held_samples + waiting,
             max(0, self._worker.connections - 1),
             seal.forged if seal is not None else 0,
             seal.outdated if seal is not None else 0,
@@ -538,6 +501,7 @@ class WorkerLink(Link):
     def close(self, drain: bool = True) -> CloseReport:
         """Drain and close: wait up to `drain_timeout_s` for acknowledgements, then close the link."""
         if drain and not self.closed and self._thread is not None:
+            # First, so that a `Halt` that arrives meanwhile is answered with `HandOver`.
             self._worker.ending = True
             if (connection := self._connection) is not None:
                 self._call(connection.hand_over)
@@ -545,6 +509,7 @@ class WorkerLink(Link):
                 self._wait(self._drained, self.drain_timeout_s)
             if self._drained() and (connection := self._connection) is not None:
                 self._call(connection.end_streams)
+        # The thread ends before the rest is written, so that nobody else touches the sender.
         self._stop_thread()
         kept = self._keep_rest()
         counts = self.counts
@@ -559,21 +524,19 @@ class WorkerLink(Link):
     def close_soon(self) -> None:
         """Begin to close the link as `close` does, without waiting and without a lock, as a finalizer must."""
         self._worker.ending = True
-        self._call(self._close_later, time.monotonic() + self.drain_timeout_s)
+        self._call(self._close_once_drained)
 
-    def _close_later(self, deadline: float) -> None:
-        connection = self._connection
-        if connection is not None:
+    def _close_once_drained(self) -> None:
+        self._closes_itself = True
+        if (connection := self._connection) is not None:
             connection.hand_over()
-        if self._drained():
-            if connection is not None:
-                connection.end_streams()
-        elif time.monotonic() < deadline and self._loop is not None:
-            self._loop.call_later(_DRAIN_CHECK_S, self._close_later, deadline)
-            return
+        if self._loop is not None:
+            self._loop.call_later(self.drain_timeout_s, self._abandon)
+        self._notify()  # it may be drained already; otherwise the change that drains it leads there
+
+    def _abandon(self) -> None:
         self._abandoned = True
-        if self._stopping is not None:
-            self._stopping.set()
+        self._end_soon()
 
     def _run(self, transport: Transport, started: threading.Event) -> None:
         super()._run(transport, started)
@@ -587,7 +550,7 @@ class WorkerLink(Link):
             return 0
         overflow.end_thread()
         # Nobody waits for samples of a run that is over, unless an outage has put some of them on the disk before.
-        if not self._sender.settled or self._handed:
+        if not self._sender.settled or self._outbox:
             while (not self.finished or overflow.has_files) and not overflow.failed:
                 overflow.write_all()
                 if not self._serve():
@@ -604,4 +567,4 @@ class WorkerLink(Link):
         return kept
 
     def _drained(self) -> bool:
-        return not self._handed and self._sender.settled
+        return not self._outbox and self._sender.settled

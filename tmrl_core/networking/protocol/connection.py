@@ -11,6 +11,42 @@ A transport drives a `Connection` with these calls and nothing else:
 `connection.wake` is called when the input of another connection gives this one data to send.
 """
 
+# Theory of operation
+#
+# A `Connection` is one end of one link, for any role. It joins frames to messages that are legal now, and orders what
+# is to be sent. It knows no roles: which messages a state allows comes from `LEGAL`, what they mean from the subclass.
+# It never waits, sleeps or reads a clock; each call of the transport brings the time, so a test drives years in
+# milliseconds.
+#
+# State. `state` is "greeting" until the other side has identified itself, then a word of the subclass's ("open",
+# "worker", ...). `closing` is set once and never reset: from then on received bytes are ignored, and `to_send` returns
+# what is left (a `Bye`, or the reason of a refusal) and then nothing. `lost` is the transport's end. A link therefore
+# ends in this order: closing, the last output, lost; or lost at once, if the network fails. `_on_closed` is called once
+# in both cases.
+#
+# Order of sending. Control messages go first, in order (`send`). Last values follow (`put`): one slot a key, in which a
+# newer message replaces an unsent one, so a slow reader costs one message a key however often the value changes. Data
+# comes last, from `source`, one frame at a time and about 128 kB a call. An acknowledgement or a heartbeat therefore
+# waits for at most one such piece, while gigabytes of samples are waiting. `flush` turns a last value
+# into a message in order, where what follows must not overtake it.
+#
+# Example: 10 MB of samples wait, and the trainer acknowledges a message. The next call of `to_send` returns the
+# acknowledgement and 128 kB of samples; the one after it 128 kB of samples.
+#
+# Time. Each end sends a PING after `heartbeat_s` without another frame, and takes the link for dead after `silent_s`
+# without a byte: with 3 s and 10 s, three heartbeats may be late. Any byte counts, also one inside a large frame on a
+# slow link. A greeting has its own deadline, which other bytes do not extend, so that a peer cannot hold a place by
+# talking. Time in which this process did not run (a suspended laptop, a debugger) is discounted, because the other
+# side's bytes are then waiting in the socket and only need to be read.
+#
+# Bounds. Input is bounded by the reader's frame and by what handlers store. Output is bounded by the source's credit,
+# by the number of slot keys, and for control messages by `MAX_UNREAD_BYTES`: a peer that asks and never reads the
+# answers loses its link. A peer's fault is never an exception to the caller: `received` refuses the peer with the
+# reason, as a RemoteProtocolError says it.
+#
+# Rejected: events in a queue, as h11 has them. Each small message would pass one more object and one more loop, and the
+# Server's time goes into the calls that a small message takes.
+
 from __future__ import annotations
 
 import sys
@@ -132,8 +168,7 @@ class Connection:
         self.bytes_in += n
         self._last_in = now
         try:
-            self._reader.received(n)
-            for frame in self._reader.take():
+            for frame in self._reader.received(n):
                 self.frames_in += 1
                 if frame.kind == Kind.CONTROL:
                     self._control_frame(frame)
@@ -171,6 +206,7 @@ class Connection:
             frame = self._control.popleft()
             out.append(frame)
             size += len(frame)
+        # Last values describe the present of a link that goes on; a link that ends needs only its closing message.
         if self._slots and not self.closing:
             slots, self._slots = self._slots, {}
             for message in slots.values():
@@ -207,6 +243,7 @@ class Connection:
         elif now - self._last_out >= self.heartbeat_s and self.state != "greeting":
             # The heartbeat counts as sent even if the transport accepts nothing. Otherwise heartbeats would accumulate.
             self._last_out = now
+            # Control messages that wait are as good as a heartbeat: the other side hears from this one once it reads.
             if not self._control:
                 self._control.append(PING_FRAME)
 
@@ -266,6 +303,8 @@ class Connection:
 
     def put(self, key: Hashable, message: Control) -> None:
         """Queue a control message that replaces an unsent one of the same key."""
+        # Removed first, so that the new value takes its place at the end: last values keep the order of their latest
+        # changes.
         self._slots.pop(key, None)
         self._slots[key] = message
         self.wake()
@@ -279,12 +318,6 @@ class Connection:
         while key in self._slots:
             self.send(self._slots.pop(next(iter(self._slots))))
 
-    def prioritize(self, key: Hashable) -> None:
-        """Send the message that `put` has queued under `key` before later messages."""
-        message = self._slots.pop(key, None)
-        if message is not None:
-            self.send(message)
-
     def close(self) -> None:
         """Close in order: send a closing message, then nothing more."""
         if not self.closing:
@@ -297,6 +330,7 @@ class Connection:
         if now is not None:
             self._now = now
         if not self.closing:
+            # What waits is answers to a peer that is refused now. The reason must not wait behind megabytes of them.
             self._control.clear()
             self.unread_bytes = 0
             self.send(Refused(code, reason[:1000]))
@@ -312,6 +346,8 @@ class Connection:
     def _control_frame(self, frame: Frame) -> None:
         try:
             message = decode_control(frame.payload)
+        # A peer of a later version may greet in a form that this version cannot decode. Only the subclass that awaits a
+        # greeting can tell this from garbage.
         except RemoteProtocolError:
             if self._on_unreadable(frame.payload):
                 return

@@ -1,27 +1,58 @@
-"""Both ends of a stream: sequence numbers, credit, acknowledgements, resume, de-duplication. Sans-I/O.
+"""Both ends of a stream: sequence numbers, credit, acknowledgements, resume, de-duplication. Sans-I/O."""
 
-Theory of operation
--------------------
-The worker's end (`StreamSender`) numbers messages and stores each until it is acknowledged. It sends only after a
-resume, which names the first number that the trainer lacks, and only complete messages that fit its credit. The
-trainer's end (`StreamReceiver`) accepts numbers in order: a lower number is a duplicate, a higher one is a gap.
-
-A gap is either intended or a loss. Each message carries its *floor*: the worker no longer stores the messages from the
-floor up to this one. A floor at or below the receiver's next number therefore explains the whole gap, and the gap is
-counted. Either the worker dropped the messages, or an earlier trainer acknowledged them and its memory is lost. A
-higher floor means that the link lost messages that the worker still has, and the receiver requests a resume.
-
-With end-to-end authentication, the sender seals each message when it cuts it into frames, because only then is its
-floor final. The receiver opens a message before its number counts as received. A message that does not open counts as
-not received: the rest of its epoch is ignored, and the connection requests the message again.
-
-A message counts as dropped only if the other side cannot have received it. A message that was sent completely and then
-dropped counts as dropped when a later resume requests it, and as acknowledged when a later message is acknowledged.
-
-With a `BodyStore` (files on the worker's disk), the owner moves bodies out of the memory while acknowledgements are
-missing: `take_unwritten` returns the oldest ones in memory, `written` records their places, and `next_frame` loads each
-again when it is sent. They leave in the order of their numbers, so those in memory are always the newest.
-"""
+# Theory of operation
+#
+# Both ends of a stream, which together keep promise 1: a sample is delivered once, and acknowledged means committed.
+# The relay between them keeps no state that matters here: it may lose what it has, or be replaced. This file knows
+# neither links nor roles; channel, epoch and credit are numbers that its callers bring.
+#
+# The worker's end (`StreamSender`) numbers messages and stores each until it is acknowledged. It sends only after a
+# resume, which names the first number that the trainer lacks, and only complete messages that fit its credit. The
+# trainer's end (`StreamReceiver`) accepts numbers in order: a lower number is a duplicate, a higher one is a gap.
+#
+# A message of the sender is in one of these places, always in the order of numbers:
+#
+#     _gone         sent completely, then dropped for space: only its number and its samples are left
+#     _sent         sent completely in this epoch or an earlier one, not acknowledged
+#     _current      being sent, frame by frame
+#     _queue        waiting to be sent
+#
+# An acknowledgement removes from the left. A resume moves messages between `_sent` and `_queue`: those from the
+# requested number on go back to the queue. A drop takes the oldest message of the queue, or, if that is empty, of
+# `_sent`.
+#
+# Example. Messages 0 to 4 were offered, 0 to 2 were sent, 3 is being sent; the trainer has committed 0, 1 has arrived,
+# and the link breaks. `halt` puts 3 back in front of 4. The trainer's next link requests message 2, its first missing
+# one. 2 goes back to the queue, 1 stays in `_sent` without being sent again, and the sender goes on with 2, 3, 4 under
+# a new epoch. Frames of the old epoch that are still in a relay are discarded there by their number. When the trainer
+# commits 1, its acknowledgement of 0 and 1 releases both.
+#
+# Gaps. A gap is either intended or a loss. Each message carries its *floor*: the worker no longer stores the messages
+# from the floor up to this one. A floor at or below the receiver's next number therefore explains the whole gap, and
+# the gap is counted, in messages and, by `position`, in samples. Either the worker dropped the messages, or an earlier
+# trainer acknowledged them and its memory is lost. A higher floor means that the link lost messages that the worker
+# still has, and the receiver requests a resume. The number of the oldest stored message would not do: with 5 in transit
+# and 6 to 9 dropped, the oldest is 5, which explains no gap before 10. 10's floor is 6, which does.
+#
+# A message counts as dropped only if the other side cannot have received it. One that was sent completely and then
+# dropped counts as dropped when a later resume requests it, and as acknowledged when a later message is acknowledged.
+# Until then it is in `_gone`.
+#
+# With end-to-end authentication, the sender seals each message when it cuts it into frames, because only then is its
+# floor final. The receiver opens a message before its number counts as received. A message that does not open counts as
+# not received: the rest of its epoch is ignored, and the connection requests the message again. So a forger delays a
+# stream and cannot make it lose or accept a sample.
+#
+# Credit is in bytes from the beginning of the epoch: `_limit` is what may be sent, `_sent_bytes` what was, `_wanted`
+# what was requested. All three only grow within an epoch, so a message that arrives late or twice does no harm. A
+# message that does not fit the rest of the credit waits as a whole: half a message would occupy the relay's memory
+# until the other half gets credit, and many halves would wait for each other.
+#
+# With a `BodyStore` (files on the worker's disk), the owner moves bodies out of the memory while acknowledgements are
+# missing: `take_unwritten` returns the oldest ones in memory, `written` records their places, and `next_frame` loads
+# each again when it is sent. They leave in the order of their numbers, so those in memory are always the newest. A
+# message is then unwritten (in `_unwritten`), being written (`writing`), or in the store (`place`); it may be
+# acknowledged or dropped in each of the three, which `held` tells a write that ends later.
 
 from __future__ import annotations
 
@@ -247,17 +278,14 @@ class StreamSender:
         """Number of the next message."""
         return self._next_number
 
-    def fits(self, body_bytes: int) -> bool:
-        """Return True if a message of this size can be offered without dropping another one."""
-        return self.held_bytes == 0 or self.memory_bytes + body_bytes <= self.queue_bytes
-
     def offer(self, body: Body, samples: int) -> bool:
         """Offer one message, as buffers in order. False: it does not fit, and no message may be dropped for it.
 
         If messages may be dropped, a new message that does not fit together with the one being sent is dropped itself.
         """
         body_bytes = sum(map(len, body))
-        while not self.fits(body_bytes):
+        # A message larger than the whole queue must be possible, or one large observation would stop a worker for ever.
+        while self.held_bytes and self.memory_bytes + body_bytes > self.queue_bytes:
             if not self.drop_oldest:
                 return False
             alone = self._current is not None and self._current.memory_bytes + body_bytes > self.queue_bytes
@@ -491,6 +519,7 @@ class StreamSender:
 
     def _stop_sending(self) -> None:
         if self._current is not None:
+            # It is sent from its beginning: the receiver has discarded what had arrived of it with the link.
             self._requeue(self._current)
             self._current = None
             self._cutter = None
@@ -509,6 +538,7 @@ class StreamSender:
         """
         if self._sealer is not None and not self._sealer.check_ack(self.stream, ack.next, ack.refused, ack.tag):
             return
+        # After the proof, so that a forged acknowledgement is counted as forged and cannot end the link.
         if ack.next > self._next_number:
             raise RemoteProtocolError(
                 f"message {ack.next - 1} was acknowledged; this stream has made {self._next_number} messages"
@@ -521,6 +551,8 @@ class StreamSender:
         while self._sent and self._sent[0].number < ack.next:
             self._release(self._sent[0])
             gone.append(self._sent.popleft())
+        # It may cover messages in `_queue`: an earlier epoch, or the earlier process of a restored stream, has sent
+        # them.
         while self._queue and self._queue[0].number < ack.next:
             self._release(self._queue[0])
             gone.append(self._unqueue())
@@ -536,6 +568,7 @@ class StreamSender:
 
     def credit(self, *, epoch: int, limit: int) -> None:
         """Raise the credit: the relay allows bytes up to `limit` in `epoch`."""
+        # Credit of an earlier epoch counts from another beginning.
         if epoch == self._epoch and limit > self._limit:
             self._limit = limit
 
@@ -554,6 +587,9 @@ class StreamSender:
                 self._drop_one(0)
                 continue
             self._unqueue()
+            # Nothing sent and unacknowledged is before it: then every gap before this message is explained, however old
+            # the checkpoint of the trainer is. Otherwise a trainer could lack a message of `_sent`, and must request
+            # it.
             fields = MessageHead(message.number, message.floor if self._sent else 0, message.position, message.samples)
             if self._sealer is not None:
                 sealed = self._sealer.seal(self.stream, fields, body)
@@ -582,6 +618,8 @@ class StreamSender:
             return None
         begun = self._current.size - self._current_sent if self._current is not None else 0
         ahead = max(self._limit, self._wanted) - self._sent_bytes - begun
+        # A request takes a round trip, so the next one leaves before the credit is used up. A large message may need
+        # more than a quarter of the window, and then its own size decides.
         if ahead >= window_bytes // 4 and ahead >= self._queue[0].size:
             return None
         for message in self._uncovered():
@@ -615,6 +653,7 @@ class StreamSender:
         size = self._wanted - self._sent_bytes
         if size <= 0:
             return None
+        # As the relay will count them, so that both ends agree on what is left.
         self._sent_bytes = self._wanted
         return Unused(self._channel, self._epoch, size)
 
@@ -738,11 +777,14 @@ class StreamReceiver:
             self._head = number, floor, position, _, length = samples_head(payload)
             if length > max_message_bytes:
                 raise RemoteProtocolError(f"a message of {length} bytes; at most {max_message_bytes} are allowed")
+            # The messages between are stored by the worker. The rest of this epoch is ignored, since all of it comes
+            # after the gap, and one request is enough for it.
             if number > self.next_number and floor > self.next_number:
                 self._ignored_epoch = frame.epoch
                 self.abandon()
                 return None, True
             self.in_message = True
+            # A duplicate needs no memory; its frames are only counted.
             self._skip_body = number < self.next_number
             self._body = None if self._skip_body else self._bodies.take(length)
             self._filled = 0
@@ -775,6 +817,7 @@ class StreamReceiver:
             except (ForgedError, UnknownRunKeyError):
                 self._ignored_epoch = frame.epoch
                 raise
+        # Asked once the body can be read, because its cost without compression is stated inside it.
         if not admits(body):
             self._ignored_epoch = frame.epoch
             raise PostponedError
@@ -783,6 +826,8 @@ class StreamReceiver:
             self.gap_samples += max(0, position - self._position)
         self.next_number = number + 1
         self._position = position + samples
+        # The position is kept with each number: a commit of message 7 makes the offset that of 7, although 8 and 9 have
+        # arrived.
         self._uncommitted.append((number, self._position))
         return Received(self.stream, number, samples, body, self._size), False
 
@@ -811,6 +856,8 @@ class StreamReceiver:
 
     def next_ack(self, channel: int) -> Ack | None:
         """Return the next acknowledgement, as far as one frame holds it; None: nothing new."""
+        # Everything below the offset is acknowledged with one number, so acknowledgements that are lost or replaced by
+        # newer ones need no repetition.
         upto = self.offset.next_number
         if upto <= self._acked:
             return None

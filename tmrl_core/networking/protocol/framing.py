@@ -5,6 +5,46 @@ reader hands out the buffer that the transport fills (`get_buffer`), so that byt
 are copied out of a scratch buffer, the rest of a large one is received into its final place.
 """
 
+# Theory of operation
+#
+# This file turns bytes into frames and back. It knows no messages: what a payload means, who may send it and in which
+# order is decided in `messages.py`, `connection.py` and `delivery.py`. It opens nothing and has no clock.
+#
+#     payload length u32 | kind u8 | flags u8 | epoch u16 | channel u32 | payload                        (little-endian)
+#
+# CONTROL carries one MessagePack message, DATA a part of a message of samples, WEIGHTS a part of a policy. PING is a
+# heartbeat without content and without an answer. `FIRST` and `LAST` mark the ends of a message. Epoch and channel say
+# which sending of which stream a part belongs to. They are in the header, and not in the message's head, so that a
+# relay rewrites them in each frame in place and never looks at a payload.
+#
+# A full frame has 65,536 bytes, four TLS records without a remainder. A message of 150,000 bytes, its head included,
+# becomes frames with 65,524 (FIRST), 65,524 and 18,952 (LAST) bytes of payload: 150,036 bytes on the link.
+#
+# Receiving. Copies are what a fast relay spends its time on, so the reader owns the memory into which the transport
+# writes, and decides before each read where the next bytes should lie:
+#
+# - scratch: they may be anything. They go into 16 kB, out of which complete frames are copied. Small frames are copied
+#   once, and a read that holds forty of them costs one call.
+# - direct: a header has announced a frame of which at least 4 kB are missing. What has arrived is copied into a buffer
+#   of the frame's own, and the rest is received there.
+# - ahead: the last frame was full and not its message's last, so another full one is likely, and even its header is
+#   received into its final place. If the guess was wrong, the bytes are split as those of the scratch buffer are.
+#
+# In the example, with reads of 16 kB: the first read fills the scratch buffer, and its 16,384 bytes are copied into the
+# first frame's buffer. 49,152 bytes follow without a copy, and so does all of the second frame. The third begins ahead,
+# is not full, and costs one copy of what had arrived of it.
+#
+# Limits. A length is compared with `max_payload_bytes` before memory is allocated. The relay sets it to 8 kB until a
+# peer has proved its identity. An unauthenticated peer therefore costs the scratch buffer and one small frame, and a
+# member the scratch buffer and one full frame. A header that is wrong is a RemoteProtocolError, and the link ends.
+# There is no search for the next valid header: TCP loses no bytes, so the peer speaks another protocol or has a bug.
+#
+# Memory. Fresh memory costs the system nearly as much as encrypting it, page by page. Whoever has used a frame's buffer
+# up passes it to `spare`. The lists of spares belong to a thread, so they need no lock; a link lives in one thread.
+#
+# Sending. `cut` makes one frame at a time, when the transport asks for it, and refers to the message's buffers. A
+# message of 1 GB therefore needs no second gigabyte, and control frames can go between two frames of it.
+
 from __future__ import annotations
 
 import struct
@@ -18,6 +58,7 @@ from tmrl_core.errors import RemoteProtocolError
 HEADER = struct.Struct("<IBBHI")
 """Header of a frame: payload length, kind, flags, epoch, channel."""
 HEADER_BYTES = HEADER.size
+# Four TLS records of 16,384 bytes. The header is inside, or each frame would need a fifth record of 12 bytes.
 MAX_FRAME_BYTES = 65_536
 MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER_BYTES
 
@@ -89,6 +130,7 @@ def spare(buffer: bytes | bytearray | memoryview) -> None:
     much as encrypting it. A thread keeps at most 8 MiB. Shared buffers (`bytes`, views) are not reused.
     """
     size = len(buffer)
+    # Smaller ones were never received into their own buffer, so no reader would ask for this size.
     if size < _DIRECT_BYTES or not isinstance(buffer, bytearray):
         return
     if size == MAX_FRAME_BYTES:
@@ -98,6 +140,8 @@ def spare(buffer: bytes | bytearray | memoryview) -> None:
     by_size = _spares.by_size
     spares = by_size.get(size)
     if spares is None:
+        # A stream's messages usually have one size, and so have their last frames. Forgetting all sizes at the fifth
+        # one is simpler than an order of use, and costs a few allocations when streams of many sizes share a thread.
         if len(by_size) >= _SPARE_SIZES:
             by_size.clear()
         spares = by_size[size] = []
@@ -108,8 +152,8 @@ def spare(buffer: bytes | bytearray | memoryview) -> None:
 class FrameReader:
     """Parser from received bytes to frames.
 
-    To use it, fill (part of) `get_buffer()`, call `received` with the number of bytes, then take the frames. The parser
-    never allocates more than one frame.
+    To use it, fill (part of) `get_buffer()`, then call `received` with the number of bytes. The parser never allocates
+    more than one frame.
 
     Bytes are received into a scratch buffer; the rest of a large frame is received into its own. After a full frame
     that is not its message's last, another full one is likely, which is received into its own buffer from its first
@@ -135,6 +179,7 @@ class FrameReader:
         """Return the buffer for the next bytes; never empty."""
         if self._direct_view is not None:
             return self._direct_view[self._filled :] if self._filled else self._direct_view
+        # With bytes in the scratch buffer the next header has begun there, and must end there.
         if self._likely and not self._end:
             self._ahead = new_buffer(MAX_FRAME_BYTES)
             self._direct_view = memoryview(self._ahead)
@@ -142,23 +187,25 @@ class FrameReader:
             return self._direct_view
         return self._scratch_view[self._end :]
 
-    def received(self, n: int) -> None:
-        """`n` bytes have been written to the start of the last `get_buffer()`.
+    def received(self, n: int) -> list[Frame]:
+        """Handle `n` bytes at the start of the last `get_buffer()`. Return the frames that they complete, in order.
 
         Raises:
             RemoteProtocolError: a header announces an unknown kind or a payload that is too long.
         """
         if self._ahead is not None:
             self._filled += n
+            # A read may end inside the header: then the next one goes on where this one has stopped.
             if self._filled >= HEADER_BYTES:
                 self._look_ahead(self._ahead)
-            return
-        if self._direct is not None:
+        elif self._direct is not None:
             self._filled += n
             if self._filled == len(self._direct.buffer):
                 self._finish(self._direct)
-            return
-        self._split(self._scratch, self._end + n)
+        else:
+            self._split(self._scratch, self._end + n)
+        frames, self._frames = self._frames, []
+        return frames
 
     def _finish(self, frame: Frame) -> None:
         self._frames.append(frame)
@@ -196,6 +243,8 @@ class FrameReader:
             if end - start >= total:
                 self._frames.append(Frame(kind, flags, epoch, channel, source[start : start + total]))
                 start += total
+            # The rest is not worth a buffer of its own unless it is large, or unless the scratch buffer cannot hold all
+            # of it: a frame of 20 kB of which 1 kB is missing would never become complete there.
             elif total - (end - start) >= _DIRECT_BYTES or total > _SCRATCH_BYTES:
                 buffer = new_buffer(total)
                 self._filled = end - start
@@ -207,19 +256,15 @@ class FrameReader:
             else:
                 break
         self._end = end - start
+        # Bytes that already lie at the beginning of the scratch buffer stay, which is the usual end of a short read.
         if self._end and (start or source is not self._scratch):
             self._scratch[: self._end] = source[start:end]
-
-    def take(self) -> list[Frame]:
-        """Return the complete frames in order."""
-        frames, self._frames = self._frames, []
-        return frames
 
     @property
     def empty(self) -> bool:
         """Return True if the byte stream is between two frames."""
         inside = self._direct is not None or (self._ahead is not None and self._filled > 0)
-        return not inside and self._end == 0 and not self._frames
+        return not inside and self._end == 0
 
 
 PING_FRAME = HEADER.pack(0, Kind.PING, 0, 0, 0)
@@ -267,9 +312,11 @@ def cut(kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: i
             flags |= LAST
         buffers: list[bytes | memoryview] = []
         small: list[bytes | memoryview] = [HEADER.pack(length, kind, flags, epoch, channel)]
+        # An empty message still has one frame, so the loop over the content comes inside the loop over frames.
         lacking = length
         while lacking:
             if not piece:
+                # A column may be a view of floats, whose length counts items and not bytes.
                 piece = memoryview(next(pieces)).cast("B")
                 continue
             part = piece[:lacking]

@@ -4,6 +4,50 @@ Data from a peer is decoded into one of these declared types, or its connection 
 application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes and never decodes them.
 """
 
+# Theory of operation
+#
+# This file says what peers can tell each other, and nothing about when: the state in which a message is legal stands in
+# `LEGAL`, and what it causes in the connections of each role. There are three layers, which three kinds of reader
+# decode:
+#
+# - heads: fixed structs at the start of a DATA or WEIGHTS message. The relay reads them to count and to limit.
+# - control messages: MessagePack arrays with a tag, one in a frame. Both ends of a link decode them.
+# - envelopes (`PolicyUpdate`, `Directive`, `Progress`): bytes inside a control message or a policy. Worker and trainer
+#   decode them; the relay forwards them. It can therefore neither be broken by their content nor change with it, and
+#   they may be sealed or encrypted without its knowledge.
+#
+# A peer's bytes become one of the declared types with values in the declared ranges, or a RemoteProtocolError that ends
+# its link. Ranges stand in the types (`Number`, `Label`, ...), so that msgspec checks them while it decodes: no code
+# after it meets a negative count or a text of a megabyte. `Number` ends at 2^63 - 1 and `MAX_NUMBER` at half of that. A
+# number that a peer chooses can then be increased by one, or added to a count, without leaving the range of any field
+# that carries the sum: a record that cannot be encoded would fail at an honest peer, because of somebody else.
+#
+# Arrays and not maps: a control message about samples has 10 to 20 bytes then, and the names of its fields would be
+# most of a map. `Hello` must stay readable for ever in its first field, which lists versions (`versions_of`).
+#
+# Which message travels where:
+#
+#     worker   -> relay             OpenStream, CloseStream, HandOver, Want, Unused, Have, Forged, Place
+#     worker   -> relay -> trainer  DATA, Waits, Lateness
+#     trainer  -> relay             Credit, Announce, Forged, WEIGHTS
+#     trainer  -> relay -> worker   Resume, Halt, Ack, Direct, Report, Announce, WEIGHTS
+#     relay    -> worker            Welcome, Refused, Resume, Halt, Stored, Credit, Place, Revoked
+#     relay    -> trainer           Welcome, Refused, StreamOpened, StreamClosed, Have, Notice, Incarnation, Revoked
+#
+# One message of samples, with everything around it, for a stream that the trainer has never seen:
+#
+#     worker:   OpenStream(0, id)      relay: StreamOpened(7, id)     trainer: Resume(7, next=0)
+#     relay:    Resume(0, next=0, epoch=1, credit=65536)              worker: DATA(channel 0, epoch 1, number 0)
+#     relay:    DATA(channel 7, epoch 1, number 0)                    trainer, after its commit: Ack(7, next=1)
+#     relay:    Ack(0, next=1)                                        worker: forgets message 0
+#
+# Wait reasons are texts and not codes, because people read them in the log, in `--status` and in the run's records.
+# Those that the trainer must recognise (`TURN`, `NEXT_ROUND`, `EPISODE_END`, `Collect.done`) are made and compared here
+# alone, so that worker and trainer cannot differ in them.
+#
+# `tests/networking/protocol/wire.json.xz` records the bytes of each message. A change of them fails a test until
+# `PROTOCOL_VERSION` is raised, so nobody changes the wire by accident.
+
 from __future__ import annotations
 
 import struct
@@ -74,6 +118,7 @@ RETRYABLE: frozenset[str] = frozenset({"full", "trainer_present"})
 def plain(text: str, most: int = 1_000) -> str:
     """Return a peer's text in a form that is safe for logs and terminals: short, without control characters."""
     text = text[:most]
+    # Nearly every text is printable, and then one scan in C suffices. Terminal escapes and line breaks become "?".
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
@@ -108,6 +153,7 @@ def samples_head(payload: memoryview) -> tuple[int, int, int, int, int]:
     """
     if len(payload) < SAMPLES_HEAD.size:
         raise RemoteProtocolError("the first frame of a message is too short for its header")
+    # The sample count and the length are u32: their ranges need no check of their own.
     head = number, floor, position, _, _ = SAMPLES_HEAD.unpack_from(payload)
     if max(number, floor, position) >= MAX_NUMBER:
         raise RemoteProtocolError(f"message {number} (floor {floor}) at sample {position} is out of range")
@@ -239,6 +285,7 @@ class Progress(msgspec.Struct, frozen=True):
 # --- control messages -------------------------------------------------------------------------------------------------
 
 
+# Frozen, because last values are shared between links, and between the I/O thread and the application's.
 class _Control(msgspec.Struct, frozen=True, array_like=True, tag_field="type", forbid_unknown_fields=False):
     pass
 
@@ -723,6 +770,8 @@ def control_frame(message: Control) -> bytes:
     payload = encode_control(message)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ValueError(f"{type(message).__name__} takes {len(payload)} bytes; a frame holds {MAX_PAYLOAD_BYTES}")
+    # Flags, epoch and channel mean nothing here: one frame is one message, and channels are fields of the messages that
+    # have one.
     return HEADER.pack(len(payload), Kind.CONTROL, 0, 0, 0) + payload
 
 
@@ -739,6 +788,8 @@ def decode_control(data: bytes | bytearray | memoryview) -> Control:
         raise RemoteProtocolError(f"a control message could not be decoded: {plain(str(exc), 200)}") from exc
 
 
+# The beginning of a `Hello` in any version: msgspec ignores the fields after the first one. A `Hello` that this version
+# cannot decode still tells which versions its peer speaks, so both can be named in the refusal.
 class _AnyHello(msgspec.Struct, frozen=True, array_like=True, tag="hello", tag_field="type"):
     versions: tuple[Number, ...]
 
@@ -769,6 +820,9 @@ def check_update_head(begin: bytes | bytearray | memoryview) -> None:
         RemoteProtocolError: the bytes begin differently.
     """
     start = bytes(begin[: 1 + len(_UPDATE_BEGINS)])
+    # The Server stores this policy for every worker of the run, also for those that come later. Bytes that no worker
+    # can read would stop all of them, so the cheapest test is made before. Decoding all of it would cost the Server the
+    # time of a copy, and an encrypted one would still be unread.
     # A map of at least two fields, beginning with the version.
     if not start or not 0x82 <= start[0] <= 0x8F or start[1:] != _UPDATE_BEGINS:
         raise RemoteProtocolError("the published bytes are not a policy update")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.decodable import decodable
 
 MAX_STATUS_BYTES = 4 << 20
 """Maximum size of a snapshot. Peers and streams beyond it are left out and counted."""
@@ -130,6 +130,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
+@decodable
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the Server.
 
@@ -205,24 +206,3 @@ def rates(earlier: ServerStatus, later: ServerStatus) -> Rates | None:
             for stream in later.streams
         },
     )
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ServerStatus)
-
-
-def encode_status(status: ServerStatus) -> bytes:
-    """Return a snapshot as MessagePack."""
-    return _encoder.encode(status)
-
-
-def decode_status(data: bytes) -> ServerStatus:
-    """Return the snapshot in `data`.
-
-    Raises:
-        RemoteProtocolError: the bytes are not a snapshot.
-    """
-    try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"the Server's status could not be decoded: {exc}") from exc

@@ -1,5 +1,36 @@
 """The Server's end of one link. Sans-I/O."""
 
+# Theory of operation
+#
+# One link at the Server: its state, its greeting, and the account of its costs. What a message causes is the hub's
+# matter (`Hub`, which `Relay` is), with these few calls; the link decides only whether a message may come now, and when
+# the link ends.
+#
+#     greeting -> worker | trainer | observer | probe -> closing -> left
+#
+# Until a peer is admitted, it may send frames of 8 kB and nothing but `Hello` or `Probe`. A refusal because of wrong
+# credentials is sent later (`refuse_later`), so that guessing takes time; meanwhile the link is in "greeting" and
+# accepts nothing. After admission the hub sets `takes`, `sink` and `source`: which frames of data the peer may send,
+# who takes them, and what is sent to it. So the path of a frame of samples has no look at roles.
+#
+# Leaving is separate from closing. `leave` removes the link from the relay at once, whatever the transport still does,
+# because a peer that connects again must find its place free. It is called from every way in which a link can end, and
+# works once.
+#
+# Three reasons close a link of an honest-looking peer: it reads nothing for `stalled_s` (what waits for it costs
+# memory), it uses no credit for `stalled_s` while others wait for credit, or its acknowledgements pile up to 16 MB.
+# Each is refused with "full", after which its peer connects again, and nothing is lost.
+#
+# Processor time. The transport measures each read with its decryption and tells `charge`; the principal pays for all of
+# it that was not samples, since those are limited by credit and turns. The share of samples in a read is found from
+# frames and bytes, because nothing is measured inside it: a full frame is samples entirely, one of 128 bytes by
+# 128/512. Samples in TLS records of a few bytes each are charged in full, because decrypting a record costs nearly the
+# same however small it is. Example: a read of 64 kB takes 0.2 ms and brings one full frame of samples: 0 is charged.
+# The same bytes as 2,000 requests for credit may take 20 ms: 30 ms are charged, which a tenth of a core earns in 0.3 s.
+#
+# A read that took longer than 2 ms makes the next ones shorter (`ReadSize`) and lets the others be read first, because
+# the event loop serves nobody else within a read.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -87,6 +118,7 @@ class RelayConnection(Connection):
         settings = hub.settings
         super().__init__(silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=settings.greeting_s)
         self.hub = hub
+        # Assigned by the hub at admission, so that a frame of data needs no decision by role.
         self.sink: Callable[[RelayConnection, Frame], object]
         """Takes frames of data. For samples, it returns True if they are of the present epoch."""
         self._reader.max_payload_bytes = GREETING_PAYLOAD_BYTES
@@ -194,6 +226,7 @@ class RelayConnection(Connection):
             first, ack = (earlier, ack) if earlier.next <= ack.next else (ack, earlier)
             if first.refused:
                 self.send(first)
+        # The usual case: an acknowledgement without refusals covers the one before it.
         self.put(key, ack)
         if self.unread_bytes > _UNREAD_BYTES:
             self.refuse("full", f"more than {_UNREAD_BYTES >> 20} MB of acknowledgements were not read")
@@ -269,6 +302,8 @@ class RelayConnection(Connection):
 
     def next_policy_frame(self) -> memoryview | None:
         """Return the next frame of a policy for a worker; None: nothing now."""
+        # One version is in transit to each worker: the next one is chosen when this has arrived, and it is then the
+        # latest. A slow worker skips versions in place of falling behind.
         if self.sent is not None:
             return None
         policy = self.policy
@@ -296,6 +331,7 @@ class RelayConnection(Connection):
 
     def refuse_later(self, code: str, reason: str, delay_s: float) -> None:
         """Send a delayed rejection, within the time that the other side has to identify itself."""
+        # At most half of what is left, or the deadline of the greeting would close the link without the reason.
         left_s = max(0.0, self.greeting_s - self.linked_s(self._now))
         self._held = (self._now + min(delay_s, 0.5 * left_s), code, reason)
         self.wake()
@@ -350,6 +386,8 @@ class RelayConnection(Connection):
         if self._held is not None:
             deadline = min(deadline, self._held[0])
         if self.hub.unfinished:
+            # As soon as possible: input of other links comes first, since the transport handles what has arrived before
+            # timers.
             deadline = min(deadline, self._now)
         return min(deadline, self.noticed_at + self.heartbeat_s) if self.state == "trainer" else deadline
 

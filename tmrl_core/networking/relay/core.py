@@ -2,10 +2,58 @@
 
 `Relay` knows the linked peers and routes their messages. `credit_flow.py` forwards samples. `spooling.py` stores the
 samples of workers that end while no trainer is linked.
-
-Weights are stored as frames, once for all workers (`policies.py`). All other messages of the trainer to workers are
-last values, so that a slow worker costs at most one value of each kind.
 """
+
+# Theory of operation
+#
+# `Relay` is the Server without its sockets: it knows the linked peers, decides who is admitted, and routes messages
+# between links. It never decodes a payload, keeps no sample that its worker does not keep too, and can be killed at any
+# moment: what matters is with the workers and the trainer, who find each other again through any Server. Transports
+# drive the links (`RelayConnection`), which call the relay; its answers go out through the links' `send` and `put`. All
+# of it happens in one thread, so nothing here has a lock.
+#
+# Parts with rules of their own stand beside it: `credit_flow.py` forwards samples, `spooling.py` acts as trainer while
+# there is none, `latest_policy.py` stores weights, `status.py` takes snapshots; `processor_time.py`,
+# `stream_budget.py`, `id_registry.py`, `sent_weights.py` and `places.py` bound what one principal may take from the
+# others.
+#
+# Who is who. A *peer* is a process, named by 16 random bytes of its own. A *principal* is the holder of a certificate,
+# or of a role's token: the owner of ids, the unit of every limit. A *stream* belongs to the principal that opened it
+# first. Names that peers choose are labels and decide nothing.
+#
+# A worker's way: `Hello` -> authenticated -> `Welcome`, then the card, the report and the directive of its run, if
+# there is a trainer -> `OpenStream` -> announced to the trainer (`StreamOpened`), or halted (`Halt`) -> the trainer's
+# `Resume`, from which on samples flow (`credit_flow.py`). The other order, a trainer that comes to streams that wait,
+# passes the same function, `introduce`.
+#
+# The order of three things matters. Revocations go before streams, so that a trainer never opens a stream of a
+# certificate that it will hear to be revoked. A card goes before what its trainer has sent, so that a worker can check
+# it. And a stream that is taken over by a new link is detached from the old one first, so that one number is never in
+# two queues.
+#
+# What peers tell each other is of two kinds. Acknowledgements, resumes and halts are messages in order. Everything else
+# from the trainer (weights, directives, report, card, incarnation) is a last value: a slow worker holds one value of
+# each kind, whatever the trainer sends meanwhile. Values that must outlive their trainer are kept here for the run: its
+# card, and the directive that says that the run is over. Both are bounded in number, the oldest run goes first.
+#
+# Incarnations. Policies have versions (incarnation, counter), which must never go back, and a Server that restarts has
+# forgotten them. So peers report what they know in `Hello`. The relay gives each new trainer a number above all that it
+# has heard of. Example: the Server dies with incarnation 4 known and starts again with 0. A worker that has policy 4.17
+# connects and reports 4; the trainer, still running, reports `holding=4` and keeps it, and its next policy is 4.18. If
+# the trainer had come first, as a new process, it would be 1; the worker's report then raises the number to 5, which
+# `Incarnation` tells the trainer, and it publishes again under 5.
+#
+# A number from a peer may be invented, so it is believed within limits (`_BELIEVED`), which leave room to exceed it,
+# and 16 times for one principal (`_MOST_RAISES`), because each makes the trainer publish again. A peer beyond them is
+# not refused but told to forget its numbers (`anew`). Rejected: a limit relative to the Server's own count (after a
+# restart it refused every peer that knew the number), and counting from the clock (the clocks of Servers and trainers
+# can be wrong). A trainer that authenticates chooses its own incarnation, since a Server that was taken over must not
+# decide which policy is newer; the relay then only suggests.
+#
+# What fails. A peer that breaks the protocol loses its link, with the reason, and nobody else notices: `_fail` and
+# `refuse` end in `left`, which takes its streams' complete messages as they are and forgets the rest. A trainer that
+# leaves makes every queue worthless, because the next one resumes elsewhere: queues are cleared, and workers told to
+# halt.
 
 from __future__ import annotations
 
@@ -245,6 +293,7 @@ class Relay:
                 if link.has_kept:
                     raise RemoteProtocolError("it has told its number already")
                 link.has_kept = True
+                # Otherwise another worker has got the number while this one was away, and keeps it.
                 if message.number not in self._places_of(link):
                     link.place = message.number
             case Announce():
@@ -375,6 +424,7 @@ class Relay:
         connection.version = version
         if len(hello.peer) != 16:
             raise RemoteProtocolError("a peer's id has 16 bytes")
+        # Before anything of the message is used, and before its id could tell who else is linked.
         verdict = self.authenticate(hello, connection)
         if verdict is not None:
             self.refuse_peer(connection, *verdict)
@@ -477,6 +527,8 @@ class Relay:
                 f"{LINKS_OF_ONE} workers with this certificate are connected already; make bundles for others",
             )
             return
+        # A dead link may look alive for `silent_s`. Its peer is here, so the old one is closed without waiting for
+        # that.
         if older is not None:
             older.refuse("superseded", "the same worker has connected again")
             older.leave()
@@ -575,6 +627,8 @@ class Relay:
             if worker is not None and not stream.handing:  # the spool still acts as the stream's trainer
                 self._halt(worker, stream)
             return
+        # Never reused on this link: messages about a stream that has left, still on their way from the trainer, must
+        # not hit another one.
         stream.trainer_channel = self._next_trainer_channel
         self._next_trainer_channel += 1
         self._by_trainer_channel[stream.trainer_channel] = stream
@@ -703,6 +757,7 @@ class Relay:
             self._lasting[connection.run] = self._direct_all
             if len(self._lasting) > _MAX_RUNS:
                 self._lasting.popitem(last=False)
+        # Before the trainer is forgotten: the workers to notify are those of its run.
         self.policies.abandon()
         self.limit_old_policies()
         self.notify_policy()  # workers may have received only a part of it
@@ -711,6 +766,8 @@ class Relay:
         self._report = None
         self._direct_all = None
         self._announced = None
+        # Queued messages are dropped and not kept for the next trainer: it may resume from an older checkpoint, or
+        # belong to another run, and the workers still have them.
         for stream in list(self.streams.values()):
             stream.trainer_channel = 0
             stream.in_turn = False
@@ -722,7 +779,7 @@ class Relay:
                 self.flow.leave(stream)
                 self._stream_budget.release(stream.id)
             else:
-                stream.worker.prioritize("report")  # the report of the trainer that has left
+                stream.worker.flush("report")  # the report of the trainer that has left
                 stream.worker.send(Halt(stream.channel))
         self.flow.trainer_left()
 
@@ -739,9 +796,11 @@ class Relay:
         self.flow.void(stream)
         stream.handing = False
         stream.next_number = message.next
+        # Spooled messages come first: their numbers are lower than all that the worker sends.
         following = self.spool_handoff.replay(stream, message.next)
         self.flow.activate(stream)
         if stream.worker is not None:
+            # The card before the resume: a worker seals its first message with it.
             stream.worker.flush("announce")
             stream.worker.send(Resume(stream.channel, following, stream.epoch, stream.limit))
         if stream.replay is not None:
@@ -775,6 +834,7 @@ class Relay:
         stream = self._by_trainer_channel.get(message.channel)
         if stream is None:
             return
+        # The spool first: `forget_if_done` asks what it still has.
         if self.spool_handoff.spool is not None:
             self.spool_handoff.acknowledged(stream, message)
         if stream.worker is not None:

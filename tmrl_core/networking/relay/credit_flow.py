@@ -1,27 +1,56 @@
-"""Forwarding of samples through the relay: credit pool, queues and fair scheduling. Sans-I/O.
+"""Forwarding of samples through the relay: credit pool, queues and fair scheduling. Sans-I/O."""
 
-Theory of operation
--------------------
-The relay buffers complete messages of samples as the received frames, in one queue per stream. It rewrites each frame's
-channel and epoch in place and never decodes a payload. Streams take turns by bytes (start-time fair queueing, Goyal et
-al. 1996), one message at a time, as the trainer's credit allows. A message counts some kB more than it has, since small
-ones cost more than their bytes. Principals take turns first, then the streams of each. Busy principals get shares in
-proportion to their weights, which are equal but for gateways, and a stream that sends little need not wait until all
-busy streams have had a turn.
-
-All memory for samples comes from one pool of `budget_bytes`. A stream reserves from the pool the bytes that it may send
-and that are not forwarded yet: a small standing credit, and the amount that it requested with `Want`. Each `Want` is
-granted in full or not at all, in the order of turns. A worker sends only messages that fit its credit completely. Every
-reserved byte therefore belongs to a message that will be complete, and incomplete messages cannot fill the pool and
-wait for each other.
-
-A principal that has reserved more than `_SHARE_OF_FREE` times the free bytes waits (dynamic thresholds, Choudhury and
-Hahne 1998), and so does one that would leave less than one request of another principal (`request_bytes`). Whatever one
-principal reserves, a part of the pool therefore stays free for the others. One request at a time is granted to each
-principal regardless of these rules. The time of a message grows with the logarithm of the numbers of principals and of
-the sender's own streams. Bytes that come free may suffice for thousands of small requests of one principal, so a call
-of `grant` takes a few steps for each principal, and the relay's links continue it when other input had its turn.
-"""
+# Theory of operation
+#
+# `Flow` holds every sample that is inside the Server, and answers two questions: who may send how much (credit), and
+# whose message goes to the trainer next (turns). It knows the streams and their principals, and nothing of who they are
+# or why they come and go.
+#
+# The relay buffers complete messages as the received frames, in one queue per stream. It rewrites each frame's channel
+# and epoch in place and never decodes a payload.
+#
+# Turns. Streams take turns by bytes (start-time fair queueing, Goyal et al. 1996), one message at a time, as the
+# trainer's credit allows. A message counts 4 kB more than it has, since small ones cost more than their bytes.
+# Principals take turns first, then the streams of each. Busy principals get shares in proportion to their weights, and
+# a stream that sends little need not wait until all busy streams have had a turn. Example: A sends messages of 1 MB all
+# the time, B one of 100 kB each second. B's turn is behind A's by nearly all that A has sent meanwhile, so its message
+# goes after the one of A that is being sent. What is unused counts for at most 64 kB: after an idle hour, B cannot send
+# for an hour.
+#
+# Credit. All memory for samples comes from one pool of `budget_bytes`. A stream reserves from the pool the bytes that
+# it may send and that are not forwarded yet: a small standing credit, and the amount that it requested with `Want`.
+# Each `Want` is granted in full or not at all, in the order of turns. A worker sends only messages that fit its credit
+# completely. Every reserved byte therefore belongs to a message that will be complete, and incomplete messages cannot
+# fill the pool and wait for each other.
+#
+# All counters of a stream are bytes since the beginning of its epoch and only grow, so a lost or late message about
+# them does no harm:
+#
+#     forwarded <= received <= limit        limit - forwarded   reserved from the pool
+#                                           limit - received    credit that the worker has not used
+#     wanted                                what it has asked for; above limit while it waits
+#
+# Example with a pool of 64 MB: a stream begins with limit 65,536. Its worker has a message of 1 MB, asks for a total of
+# 1,000,224, and waits in `wants`. A grant raises limit to that and reserves 934,688 bytes more. When the last frame has
+# gone to the trainer, forwarded is 1,000,224, nothing is reserved, and the standing credit is renewed: limit 1,065,760,
+# of which the worker hears once half of it is new to it.
+#
+# Fairness of the pool. A principal that has reserved more than `_SHARE_OF_FREE` times the free bytes waits (dynamic
+# thresholds, Choudhury and Hahne 1998), and so does one that would leave less than one request of another principal
+# (`request_bytes`). Whatever one principal reserves, a part of the pool therefore stays free for the others: alone it
+# gets four fifths, and a newcomer finds the last fifth. One request at a time is granted to each principal regardless
+# of these rules. Nothing is revoked: a principal that uses none of its credit while others wait loses its link
+# (`connection.py`), and its reservations with it.
+#
+# Time. A message takes the logarithm of the numbers of principals and of the sender's own streams, since both orders
+# are heaps of heaps. Heaps are not searched: an entry that became wrong (a stream closed, a turn moved) stays, and is
+# dropped or pushed again when it comes to the top. Bytes that come free may suffice for thousands of small requests of
+# one principal, so a call of `grant` takes a few steps for each principal, and the relay's links continue it when other
+# input had its turn.
+#
+# Rejected: fixed windows for each worker (200 windows that suit one fast worker exceed any budget); revoking granted
+# windows (one more round trip, and a second state machine); interleaving frames of many messages (200 half-received
+# messages fill the trainer's inbox without one complete message).
 
 from __future__ import annotations
 
@@ -133,6 +162,8 @@ class Flow:
 
     def activate(self, stream: RelayStream) -> None:
         """Begin a new epoch of a stream whose credit was forfeited, with its standing credit."""
+        # The field in the header has 16 bits. An old frame would need to be 65,536 resumes late to be taken for a new
+        # one.
         stream.epoch = (stream.epoch + 1) & 0xFFFF
         if stream.worker is None:
             return
@@ -220,6 +251,7 @@ class Flow:
             return False
         size = len(frame.buffer)
         stream.received += size
+        # A worker that ignores its credit would fill the memory that others have reserved.
         if stream.received > stream.limit:
             raise RemoteProtocolError(f"{stream.received - stream.limit} bytes more were sent than credit was given")
         if frame.flags & FIRST:
@@ -238,6 +270,8 @@ class Flow:
             raise RemoteProtocolError("a message was continued without a beginning")
         stream.partial.append(frame.buffer)
         stream.partial_bytes += size
+        # Now and not when it is forwarded: the header is in the cache, and a stream has one channel until it is
+        # announced anew.
         frame.readdress(frame.epoch, stream.trainer_channel)
         if frame.flags & LAST:
             if stream.partial_bytes != stream.partial_length:
@@ -261,6 +295,7 @@ class Flow:
         stream = connection.stream(message.channel)
         if not stream.active or message.epoch != stream.epoch:
             return
+        # A request that could never be granted would stop all that come after it.
         if message.total > stream.limit + self._most_bytes:
             raise RemoteProtocolError("more credit was asked for than the window allows")
         if message.total > stream.wanted:
@@ -420,6 +455,7 @@ class Flow:
             heappush(share.queued, (stream.turn, next(self._order), stream))
         if not share.in_turn:
             share.in_turn = True
+            # The head start lets a principal that sends now and then come next, and limits what it may save up.
             share.turn = max(share.turn, self._turn - _HEAD_START_BYTES)
             heappush(self._turns, (share.turn, next(self._order), share))
         if self._relay.trainer is not None:
@@ -457,11 +493,14 @@ class Flow:
                 continue
             stream = share.queued[0][2]
             spooled = None if stream.replay is None else self._relay.spool_handoff.upcoming(stream)
+            # It has nothing more, and leaves the turns; `take_turns` brings it back.
             if spooled is None and not stream.queue.nbytes:
                 heappop(share.queued)
                 stream.in_turn = False
                 continue
             size = stream.queue.first_bytes if spooled is None else spooled
+            # The whole message or nothing, as for workers: the trainer's memory must never hold parts that wait for
+            # credit. The first in turn waits, whatever its size, or a large message would be overtaken for ever.
             if self._trainer_sent + size > self._trainer_limit:
                 return False
             if spooled is None:

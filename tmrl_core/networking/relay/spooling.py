@@ -1,17 +1,39 @@
-"""Handoff: the relay acts as trainer for workers that end while no trainer takes their samples. Sans-I/O.
+"""Handoff: the relay acts as trainer for workers that end while no trainer takes their samples. Sans-I/O."""
 
-Theory of operation
--------------------
-A worker that ends while it is halted sends `HandOver`. The relay answers like a trainer: with a `Resume` from the first
-message that is not spooled yet, in a separate epoch, and with credit from the usual pool. The credit returns to the
-pool when the spool has stored a message. `Stored` is the acknowledgement. The worker keeps all messages until it ends,
-so that the Server can request them again after any failure.
-
-When a trainer of the run connects, the relay announces every spooled stream to it, and the trainer resumes each as any
-other stream. Spooled messages are sent first (*replayed*, with one message in memory at a time). Messages of a worker
-that is still connected follow: the relay forwards the resume to it from the end of the spool. Only the trainer's
-acknowledgements delete the spool's copies.
-"""
+# Theory of operation
+#
+# A worker that ends while no trainer takes its samples would lose them. This file lets the Server take them in the
+# trainer's place, with the trainer's own messages, so that the worker's end needs no second protocol. It knows streams
+# and the `Spool` (in memory or in files), and decides what is said to whom; the spool decides what is stored and when
+# that is durable.
+#
+# Handing over. A worker that ends while it is halted sends `HandOver`. The relay answers like a trainer: with a
+# `Resume` from the first message that is not spooled yet, in a separate epoch, and with credit from the usual pool.
+# `handing` is True from then on, and complete messages go to the spool and not into the queue. The credit returns to
+# the pool when the spool has stored a message, so a slow disk slows the worker down and fills no memory. `Stored` is
+# the acknowledgement. The worker keeps all messages until it ends, so that the Server can request them again after any
+# failure.
+#
+# Example: a worker holds messages 5 to 9, and the spool has 5 and 6 from its last attempt, whose link broke. `HandOver`
+# is answered with `Resume(7)`; 7 to 9 come, `Stored(10)` follows once they are written, the worker says `CloseStream`
+# and ends.
+#
+# Giving back. When a trainer of the run connects, the relay announces every spooled stream to it, and the trainer
+# resumes each as any other stream. Spooled messages are sent first (*replayed*, with one message in memory at a time),
+# in turn with other streams. Messages of a worker that is still connected follow: the relay forwards the resume to it
+# from the end of the spool. Only the trainer's acknowledgements delete the spool's copies, so a trainer that dies with
+# what it has received gets it again.
+#
+# A trainer may come while a stream is handed over. Its `Resume` ends the handing over: the accepted messages are
+# replayed, and the worker goes on with the rest, to the trainer.
+#
+# What fails. A full spool, or a full disk: the worker hears the reason (`Stored` with a refusal), keeps the rest, and
+# may try again after its next halt; nothing that is stored is dropped for it, because the worker of that has ended and
+# has reported it as handed over. A message that cannot be read is discarded and counted by the trainer as a gap, unless
+# the reason may pass (too many open files). A refusal goes in order behind earlier messages and not into a slot, since
+# a trainer may have come meanwhile whose `Resume` must not be overtaken by it.
+#
+# Lines of the log are limited in rate: a worker causes one with each message that it hands over.
 
 from __future__ import annotations
 
@@ -103,8 +125,11 @@ class SpoolHandoff:
         number, floor, position, samples, _ = SAMPLES_HEAD.unpack_from(frames[0], HEADER_BYTES)
         kept = self.kept(stream)
         expected = kept.next_number if kept is not None else 0
+        # The worker was told where to begin. A hole would be delivered as samples that the worker has dropped, which it
+        # has not.
         if number < expected or floor > expected:
             raise RemoteProtocolError(f"message {number} (floor {floor}) was handed over instead of message {expected}")
+        # Without copies: the spool owns the frames from here on.
         body = [memoryview(frame)[HEADER_BYTES:] for frame in frames]
         body[0] = body[0][SAMPLES_HEAD.size :]
         info = StreamInfo(stream.id, stream.run, stream.name, stream.signature, stream.share.principal)
@@ -140,6 +165,7 @@ class SpoolHandoff:
         stored = self.spool.streams[stream_id].stored
         if stream.worker is not None:
             stream.worker.put(("stored", stream.channel), Stored(stream.channel, stored))
+        # Only now do the bytes return to the pool: until it is written, a message is in memory.
         while stream.handed and stream.handed[0][0] < stored:
             _, size = stream.handed.popleft()
             self.relay.flow.hold(stream, -size)

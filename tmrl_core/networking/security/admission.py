@@ -1,29 +1,42 @@
-"""Limits for unauthenticated clients: rate of connections, number of open ones, and delay of rejections.
+"""Limits for unauthenticated clients: rate of connections, number of open ones, and delay of rejections. Sans-I/O."""
 
-Sans-I/O: a transport reports each connection when it arrives, is secured, is admitted and ends, and passes the time.
-
-Theory of operation
--------------------
-A connection is *pending* from its first packet until its peer is authenticated. Three rules bound the cost of pending
-connections:
-
-- A TLS handshake costs processor time. So each address has a token bucket, and all unknown addresses share one more. A
-  connection that finds a bucket empty is closed before the handshake. An admitted connection returns its token, so that
-  a fleet that reconnects at the same time does not use up its own. Addresses of recently admitted peers are *known*,
-  and so is this machine. The bucket of unknown addresses, which an attack from many addresses can empty, does not apply
-  to them.
-- Each pending connection holds memory and a file descriptor. So their number is limited, in total and for each
-  address. At the limit, the new connection is accepted and the oldest one of the busiest address is closed, unless it
-  is younger than `GRACE_S`. A legitimate peer is admitted within a fraction of that time, while an attacker's
-  connections only wait. Connections with a valid certificate are closed last.
-- A rejection for missing or invalid credentials is delayed, longer with each one from the same address. Only
-  rejections are delayed: valid credentials are accepted immediately, even while other clients at that address are
-  throttled. A guessing client that does not wait for the answer is limited by the bucket's rate.
-
-IPv4 addresses count one by one, IPv6 addresses by their /64, the usual share of one customer. All tables are bounded.
-An address that drops out of a table starts again. The bucket of all unknown addresses limits what an attacker gains
-from this.
-"""
+# Theory of operation
+#
+# This file decides which connections of unknown peers a Server keeps, before any of them has proved who it is. It knows
+# nothing of TLS, tokens or messages. The transport reports four moments of each connection, with the time: it arrives
+# (`arrive`), its peer is authenticated (`admit`), it ends (`leave`), a login was wrong (`failed`). `arrive` answers
+# with an entry, or with the reason to close the socket at once.
+#
+# A connection is *pending* from its first packet until its peer is authenticated. Three rules bound the cost of pending
+# connections.
+#
+# - Rate. A TLS handshake costs processor time, so each address has a token bucket, and all unknown addresses share one
+#   more. A connection that finds a bucket empty is closed before the handshake. An admitted connection returns its
+#   token, so that a fleet that reconnects at the same moment does not use up its own. Addresses of recently admitted
+#   peers are *known*, and so is this machine. The bucket of unknown addresses, which an attack from many addresses can
+#   empty, does not apply to them.
+# - Places. Each pending connection holds memory and a file descriptor, so their number is limited, in total and for
+#   each address. At the limit, the new connection is accepted and the oldest one of the busiest address is closed,
+#   unless it is younger than `GRACE_S`. A legitimate peer is admitted within a fraction of that time, while an
+#   attacker's connections only wait. Connections with a valid certificate are closed last. Rejected: refusing new
+#   connections instead, because idle connections would then block a fleet.
+# - Delay. A rejection for missing or wrong credentials is delayed, longer with each one from the same address. Only
+#   rejections are delayed: valid credentials are accepted at once, also from an address with failed logins. Rejected:
+#   delaying or refusing every login from such an address, because one attacker, or one machine with an old token, would
+#   block a fleet behind one NAT. A guessing client that does not wait for the answer is limited by the rate.
+#
+# An example with the defaults (256 places, 20 connections per second). An address may connect 256 times at once, then
+# 20 times per second; all unknown addresses together 512 times at once, then 100 times per second. One address holds at
+# most 128 places. Its fourth failed login within a minute is answered after about 0.25 s, the next ones after 0.5, 1, 2
+# and 4 s, and further ones after 4 s. After a minute without failures, the count has halved.
+#
+# Who counts as one: an IPv4 address, and a /64 of IPv6, which is the usual share of one customer. All tables are
+# bounded; what drops out of one starts again, and the bucket of all unknown addresses limits what an attacker gains
+# from that.
+#
+# Two attacks remain possible. A flood from the address of a fleet shares that address's rate, so that machines of the
+# fleet reconnect more slowly; linked machines are not affected. Hundreds of thousands of packets per second are the
+# task of a firewall.
 
 from __future__ import annotations
 
@@ -119,6 +132,8 @@ class Admission:
         """
         network = network_of(address)
         known = self._is_known(network, now)
+        # Both buckets are looked at before a token is taken from either: a connection that one of them turns
+        # away costs nothing in the other.
         bucket = self._bucket_of(network)
         if bucket.available(now) < 1.0:
             return self._reject("too many connections from that address in a short time")
@@ -146,6 +161,9 @@ class Admission:
         """
         if not self._remove(pending):
             return
+        # The token comes back because the handshake has served a member. A member that has used up its share of
+        # the processor pays for its handshakes, or it could spend the Server's time by connecting again and
+        # again.
         if not overspent:
             self._bucket_of(pending.network).give_back()
             if not pending.known:
@@ -165,6 +183,9 @@ class Admission:
         self.failed_logins += 1
         network = network_of(address)
         count, at = self._failures.get(network, (0.0, now))
+        # The count decays with time instead of being cleared by a success, which an attacker behind the same
+        # NAT as a valid machine would wait for. The ceiling makes an address harmless again within five
+        # half-lives.
         count = min(_MAX_FAILURES, count * 0.5 ** (max(0.0, now - at) / FORGET_S) + 1.0)
         _remember(self._failures, network, (count, now))
         over = count - FREE_FAILURES
@@ -197,6 +218,8 @@ class Admission:
         ]
         if not candidates:
             return False
+        # Certified connections come last in the order, because the certificate was checked in the handshake,
+        # which an attacker without a bundle cannot pass.
         # Of equal candidates, take the first, which is the oldest.
         victim = max(candidates, key=lambda one: (not one.certified, self._of_network[one.network]))
         self._remove(victim)
@@ -227,9 +250,13 @@ def _network_of_host(host: str) -> str:
     except ValueError:
         return host
     if isinstance(address, ipaddress.IPv6Address):
+        # A socket for both versions shows clients of IPv4 as `::ffff:a.b.c.d`; as IPv6, all of them would be in
+        # one /64.
         if address.ipv4_mapped is None:
             if address.is_loopback:
                 return _THIS_MACHINE
+            # A host with IPv6 usually has a whole /64 to itself, and could otherwise present each
+            # connection as another address.
             return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
         address = address.ipv4_mapped
     return _THIS_MACHINE if address.is_loopback else str(address)
@@ -241,6 +268,8 @@ def network_of(address: str) -> str:
 
 
 def _remember(table: OrderedDict[str, _Value], key: str, value: _Value) -> None:
+    # The entry used longest ago goes first, so that a flood of new addresses pushes out its own entries before
+    # those of addresses that are in use.
     table[key] = value
     table.move_to_end(key)
     if len(table) > MAX_ADDRESSES:

@@ -1,11 +1,33 @@
-"""Credentials in use, reloaded without a restart when their files change, and the authentication based on them.
+"""Credentials in use, reloaded without a restart when their files change, and the authentication based on them."""
 
-A file counts as changed when its inode, size or time of change differs: all files of this package are replaced in one
-step. A file that cannot be read is checked once more a moment later, because a certificate and its key are two files.
-If the second check fails, the failure is logged, and the previous credentials stay in use until a later check succeeds.
-The reason may be an unavailable folder, or a lack of file descriptors. At the start, such a failure is an error: a
-Server with a damaged list of revoked certificates does not run.
-"""
+# Theory of operation
+#
+# This file holds the credentials that a running role uses, follows their files, and judges logins by them. It opens no
+# socket. The transport `tls` calls `ServerAccess.refresh` once per second and `ClientAccess.refresh` before each
+# connection; the relay calls `authenticate` for each Hello.
+#
+# State and who changes it: a TLS context, the hashes of the tokens, the subjects of the trusted CAs, and two sets of
+# revoked serial numbers (those of `revoked.json` and those of the CA's signed list). Only `refresh` changes them, in
+# the event loop's thread. A file counts as changed when its inode, size or time of change differs; that is enough,
+# because all files of this package are replaced in one step.
+#
+# A login has three questions, in this order: is the certificate revoked, or of a replaced CA (`check_certificate`)? Is
+# it one of the claimed role, or does a token show that role (`logins.py`)? Has the peer's address failed often
+# (`delay_rejections`)? All of it happens after the handshake and not in it, because OpenSSL could only answer with an
+# alert of one byte, and the peer's user needs a sentence.
+#
+# A change of the files takes effect on open links too: after a refresh that has changed something, the transport asks
+# `rejection_of` for each link. Links by certificate are judged again by serial number and issuer. Links by token were
+# remembered at their login with the hash of the token, so a rotated token ends them. An example: `--credentials revoke
+# robot7` replaces `revoked.json`; within a second the Server sees another inode, reads the list, and closes the link of
+# robot7 with the reason; the relay sends the signed list to the other machines.
+#
+# What fails. Each file takes effect as soon as it can be read: a damaged certificate must not delay a revocation. What
+# cannot be read leaves the previous value in use. A certificate and its key are two files, which a renewal replaces one
+# after the other, so a failed read is repeated once, a second later, before it is logged; after that the files are
+# tried at every tenth check only, because the cause may be an unavailable folder or a lack of file descriptors. At the
+# start there is no previous value, so each failure is an error: a Server with a damaged list of revoked certificates
+# does not run.
 
 from __future__ import annotations
 
@@ -62,6 +84,8 @@ class WatchedFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # Taken before the files are read: a file that is replaced in between has another stamp at the next
+        # check.
         self._read = self._tried = self._stamp()
         self._failures = 0
         self._checks = 0
@@ -88,6 +112,7 @@ class WatchedFiles:
         Files that could not be read twice are tried again only occasionally.
         """
         stamp = self._stamp()
+        # New files deserve two fresh attempts, however often the ones before have failed.
         if stamp != self._tried:
             self._tried = stamp
             self._failures = self._checks = 0
@@ -100,6 +125,8 @@ class WatchedFiles:
 
     def failed(self) -> bool:
         """Record a failed read. Return True if it should be logged: a second read has failed too."""
+        # The first failure is not logged: it is the ordinary moment between the replacement of a certificate
+        # and of its key.
         self._failures += 1
         return self._failures == 2
 
@@ -116,6 +143,8 @@ class _Expiry:
         now = self._now()
         if self._warned_at is not None and now - self._warned_at < _WARN_EVERY:
             return
+        # Set before the files are read, so that a folder that cannot be read is not searched again at every
+        # check.
         self._warned_at = now
         try:
             found = certificates()
@@ -184,6 +213,8 @@ class ServerAccess:
                 self.signed_revocations = body
         try:
             has_list = revoked_file(self._directory).exists()
+            # A list that is gone would make every revoked certificate valid. It is tolerated only if the
+            # signed list has all of them.
             if self._had_list and not has_list and not before <= self._signed:
                 raise CredentialsError(f"{revoked_file(self._directory)} is gone")
             revoked = read_revoked(self._directory)
@@ -191,6 +222,7 @@ class ServerAccess:
             unread.append(f"the previous list of revoked certificates stays in use: {exc}")
         else:
             self._had_list, self._revoked = has_list, revoked
+        # The union is compared, so that a serial number that moves from one list to the other disturbs no link.
         changed |= before != self._signed | self._revoked
         if not unread:
             self._files.accept()
@@ -262,6 +294,7 @@ class ServerAccess:
         if identity.serial is None:
             return None
         role = identity.role if identity.role in ("worker", "trainer") else "ROLE"
+        # OpenSSL checked the chain when the link was made; the CA may have been replaced since.
         if identity.issuer is not None and identity.issuer not in self._authorities:
             return (
                 "certificate",
@@ -280,8 +313,12 @@ class ServerAccess:
     def authenticate(self, hello: Hello, connection: Connection) -> tuple[str, str] | None:
         """Return code and reason of a rejected login, or None. Logins by token are remembered for `rejection_of`."""
         identity = connection.identity
+        # Revocation comes before the role: the holder of a revoked certificate learns nothing about what it
+        # could be used for.
         verdict = self.check_certificate(identity) or check_login(hello, identity, self.verifier)
         if verdict is None and (identity.role is None or (hello.role == "observer" and identity.role != "trainer")):
+            # An observer may have shown either token, and both checks always run, so which one fitted is
+            # not known here.
             roles = ("observer", "trainer") if hello.role == "observer" else (hello.role,)
             self._tokens[connection] = (roles, token_hash(hello.token))
         return verdict
@@ -329,6 +366,7 @@ class ClientAccess:
 
     def _load(self) -> None:
         context = client_context(self._directory, self._role, has_token=bool(self._given))
+        # Both are read before either is used: if one cannot be read, the previous pair stays together.
         token = self._given or token_for(self._directory, self._role) or ""
         self.context: ssl.SSLContext = context
         self.token = token
@@ -385,6 +423,7 @@ def delay_rejections(authenticate: Authenticate, admission: Admission, clock: Ca
 
     def authenticate_peer(hello: Hello, connection: Connection) -> tuple[str, str] | tuple[str, str, float] | None:
         verdict = authenticate(hello, connection)
+        # Other rejections are no guesses at a secret: a wrong role or a full Server costs the peer no delay.
         if verdict is None or verdict[0] not in ("token", "certificate"):
             return verdict
         return verdict[0], verdict[1], admission.failed(connection.identity.address, clock())

@@ -1,12 +1,33 @@
-"""Creation and parsing of keys and certificates of the project's certificate authority (CA).
+"""Creation and parsing of keys and certificates of the project's certificate authority (CA)."""
 
-All are ECDSA P-256: small, fast to create, and supported by every TLS library in use. `cryptography` is imported inside
-the functions, because a running worker or Server does not need it: the standard library's `ssl` reads the files.
-
-A client certificate names its holder in three places: common name (the name), organizational unit (the role) and a URI
-among the alternative names, `urn:tmrl-core:<role>:<name>`, which the Server checks. A gateway's certificate is a
-worker's whose subject also has the weight, as its qualifier: `weight 4`.
-"""
+# Theory of operation
+#
+# This file makes and reads keys, certificates and signed lists as PEM text. It knows nothing of files and folders
+# (`credentials.py`), nor of TLS (`tls_contexts.py`), and keeps no state.
+#
+# Who signs what. `make_authority` makes a CA: a self-signed certificate with path length 0, so that it can sign peers
+# but no further CA. The CA signs two kinds of certificates, which cannot stand in for each other: a Server's (extended
+# key usage "server", host names as alternative names) and a client's (usage "client", one URI as alternative name).
+# Both sides of TLS check the usage, so a stolen worker cannot pose as the Server. A self-signed server certificate
+# exists for transports whose clients trust one file.
+#
+# A client certificate names its holder in three places: common name (the name), organizational unit (the role) and the
+# URI `urn:tmrl-core:<role>:<name>`. The URI is the one that is checked, because subjects have many spellings and `ssl`
+# parses alternative names well; the other two are for people. The certificate of a worker that serves many clients also
+# has a weight, as its subject's qualifier: `weight 4`. It is signed, so a worker cannot choose its own share.
+#
+# Everything is ECDSA P-256: small, fast to make, and supported by every TLS library in use.
+#
+# Time. The clock of a robot without a battery may be late, so a certificate is valid from a day before it was made. It
+# never outlives its CA: a certificate beyond it would look valid and fail. An example: a CA of 3,650 days that has 100
+# days left makes a client certificate of 100 days, whatever `--days` says.
+#
+# `cryptography` is imported inside the functions, because a running worker or Server does not need it: the standard
+# library's `ssl` reads the files, and `read_end` reads the one date that a role wants from the DER bytes. The import
+# would cost it 10 MB.
+#
+# What fails. Text that is not PEM, damaged DER, a wrong signature and a key that is not the certificate's are
+# CredentialsErrors. Their causes are left out where they could quote a key.
 
 from __future__ import annotations
 
@@ -79,6 +100,8 @@ def clean_serial(serial: str) -> str:
     Raises:
         CredentialsError: the text is not a serial number.
     """
+    # `openssl` prints serial numbers with colons and in capitals, `ssl` in capitals with leading zeros,
+    # `cryptography` as a number. All of them must compare equal.
     text = serial.replace(":", "")
     if not _SERIAL.fullmatch(text):
         raise CredentialsError(f"{serial!r} is not a serial number of a certificate: use its hexadecimal digits")
@@ -120,6 +143,8 @@ def weight_qualifier(weight: int) -> str:
 def parse_weight(qualifier: str) -> int:
     """Return the weight that a subject's qualifier states; 1 without one."""
     stated = _WEIGHT.fullmatch(qualifier)
+    # A qualifier of another form is somebody else's and no error: such a certificate counts as an ordinary
+    # worker's.
     return min(int(stated[1]), MAX_WEIGHT) if stated else 1
 
 
@@ -165,9 +190,9 @@ def make_server_certificate(authority: Signed, hosts: Iterable[str], not_after: 
     return _issue(_subject("tmrl_core server", "server"), not_after, _host_names(hosts), authority, server=True)
 
 
-def make_self_signed_certificate(hosts: Iterable[str], not_after: datetime) -> Signed:
-    """Make a self-signed server certificate, which each client needs as a file to trust it, as tlspyo's clients do."""
-    return _issue(_subject("tmrl_core tlspyo server", "server"), not_after, _host_names(hosts), server=True)
+def make_self_signed_certificate(common_name: str, hosts: Iterable[str], not_after: datetime) -> Signed:
+    """Make a self-signed server certificate, which each client needs as a file to trust it."""
+    return _issue(_subject(common_name, "server"), not_after, _host_names(hosts), server=True)
 
 
 def make_client_certificate(authority: Signed, role: str, name: str, not_after: datetime, *, weight: int = 1) -> Signed:
@@ -186,6 +211,7 @@ def is_issued(certificate: str, authority: str) -> bool:
     """
     from cryptography.exceptions import InvalidSignature
 
+    # Only the signature is looked at. Dates and usage are for OpenSSL, which knows the time of the handshake.
     leaf, signer = _parse(certificate), _parse(authority)
     try:
         leaf.verify_directly_issued_by(signer)
@@ -200,6 +226,8 @@ def sign_list(authority: Signed, listed: SignedList) -> str:
     from cryptography.hazmat.primitives import hashes, serialization
 
     parsed = _parse(authority.certificate)
+    # The list has no date of its own for its readers: the number says which one is newer. The fields must be there,
+    # and in order, for parsers to accept it.
     now = min(datetime.now(timezone.utc), _validity(parsed)[1]) - _CLOCK_SLACK
     builder = x509.CertificateRevocationListBuilder(parsed.subject, now, _validity(parsed)[1])
     builder = builder.add_extension(x509.CRLNumber(listed.number), critical=False)
@@ -221,6 +249,7 @@ def read_signed_list(text: str, authority: str) -> SignedList | None:
     signer = _parse(authority)
     try:
         parsed = x509.load_pem_x509_crl(text.encode())
+        # Another CA's list is not an error, so it is told apart before the signature is checked.
         if parsed.issuer != signer.subject:
             return None
         if not parsed.is_signature_valid(signer.public_key()):  # type: ignore[arg-type]
@@ -255,6 +284,7 @@ def check_issued(signed: Signed, authority: str) -> None:
     if not is_authority or not is_issued(signed.certificate, authority):
         raise CredentialsError("that CA did not sign its certificate")
     try:
+        # Compared in their encoded form, which works for keys of every kind.
         key = load_pem_private_key(signed.key.encode(), password=None).public_key()
         form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         belongs = key.public_bytes(*form) == leaf.public_key().public_bytes(*form)
@@ -299,6 +329,8 @@ def read_end(certificate: str) -> datetime:
     Source: RFC 5280, sections 4.1 and 4.1.2.5.
     """
     try:
+        # The path to the date: Certificate, TBSCertificate, past an optional version and three elements,
+        # Validity, past its first date. No other part is looked at.
         der = ssl.PEM_cert_to_DER_cert(certificate.strip())
         start, end = _element(der, 0)  # Certificate
         start, end = _element(der, start)  # TBSCertificate
@@ -324,6 +356,7 @@ def _element(der: bytes, at: int) -> tuple[int, int]:
     """Return the begin and the end of the content of the DER element at `at`."""
     length = der[at + 1]
     start = at + 2
+    # The long form: the lower seven bits say how many bytes hold the length (X.690, section 8.1.3.5).
     if length & 0x80:
         size = length & 0x7F
         length = int.from_bytes(der[start : start + size], "big")
@@ -336,6 +369,7 @@ def _element(der: bytes, at: int) -> tuple[int, int]:
 def _host_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
     from cryptography import x509
 
+    # Clients compare addresses with addresses only, and names with names, so each kind has its own entry.
     names: list[x509.GeneralName] = []
     for host in hosts:
         try:

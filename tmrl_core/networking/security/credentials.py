@@ -8,13 +8,12 @@ A credentials folder holds
     server.tokens.json          SHA-256 of each role's token, for the Server's checks
     worker.token, trainer.token the token of the role, for clients
     worker-NAME.pem, .key       a client certificate (also trainer-NAME), from a bundle
-    certificate.pem, key.pem    certificate for tlspyo, with its password in tlspyo.password: see `tlspyo_files.py`
     issued.json                 list of issued certificates: beside the CA's key only
     revoked.json                list of revoked certificates, for the Server and the trainer
     revoked.crl                 the same with the CA's signature, which the Server sends to the other machines
     run_keys/                   keys of a trainer's runs: see `run_keys.py`
-    gateway_keys.json           API keys of the gateway's clients, as hashes: see `api_keys.py`
-    gateway_owner.token         the token of the gateway's owner
+
+and files that rooms add, see `added_files.py`.
 
 The folder where `create` ran thus has the files of every role on one machine. Other machines get bundles: one file with
 exactly what that machine needs. A bundle file is accepted wherever a folder is expected.
@@ -22,6 +21,41 @@ exactly what that machine needs. A bundle file is accepted wherever a folder is 
 Files with secrets are readable by their user only, from their creation, and replace an older file in one step. On
 Windows the folder's access rights protect them; mode bits have no meaning there.
 """
+
+# Theory of operation
+#
+# This file makes, packs, unpacks and lists the files of a credentials folder. It knows nothing of running roles;
+# `tls_contexts.py` reads what is made here, and `authentication.py` follows changes. All writers hold the folder's
+# lock, and each file is replaced in one step, so readers need none.
+#
+# Three actions change a folder.
+#
+# - `create` makes a CA, a token for each role and the Server's certificate. Run again, it renews the Server's
+#   certificate only: the CA, the tokens and therefore all bundles stay valid. The CA's certificate is written last,
+#   because readers take its existence to mean that the rest is there.
+# - `bundle` makes one file with exactly what another machine needs, and notes the certificate in `issued.json` before
+#   the bundle is written, so that no certificate exists that cannot be revoked by name. A bundle file is accepted
+#   wherever a folder is expected.
+# - `install` unpacks a bundle. It never destroys the only copy of anything, see below.
+#
+# An example. On the Server's machine, `create --host relay.example.org` writes seven files, and those of rooms. `bundle
+# worker --name robot7` writes robot7.worker.bundle: the CA's certificate, a certificate and a key for robot7, and what
+# rooms add; no token, because a token cannot be revoked for one machine alone, and no list of revoked certificates,
+# because that names other machines. On robot7, `install` writes worker-robot7.pem, worker-robot7.key and ca.pem.
+#
+# Another CA's credentials in the target folder are moved into a folder beside it, and the move is logged. Always, if
+# that CA has issued nothing: each role makes such a CA at its first start on this machine, and it is worth nothing.
+# With `--overwrite`, if they came from a bundle, which can be made again. Never, if that CA has issued bundles: without
+# its key they could be neither revoked nor renewed. With the same CA, a bundle that would replace tokens or the texts
+# of rooms by other ones is refused, since other machines hold the present ones.
+#
+# What fails. A bundle is not signed as a whole, so `install` checks that its parts belong together: the CA has signed
+# the certificate, the key is the certificate's, and role and name are those in the certificate. Errors name the file
+# and the command to run, and never quote a secret. A crash between two files leaves a folder in which the next `create`
+# or `install` completes the set.
+#
+# Files with secrets are readable by their user only, from their creation. On Windows the folder's access rights protect
+# them; mode bits have no meaning there.
 
 from __future__ import annotations
 
@@ -35,8 +69,7 @@ from pathlib import Path
 import msgspec
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security import tlspyo_files
-from tmrl_core.networking.security.api_keys import KEYS_FILE, read_keys
+from tmrl_core.networking.security.added_files import added_files, room_of_certificate
 from tmrl_core.networking.security.certificates import (
     LOOPBACK_HOSTS,
     MAX_WEIGHT,
@@ -120,9 +153,9 @@ class Created(msgspec.Struct, frozen=True):
 class CredentialInfo(msgspec.Struct, frozen=True):
     """One line of `show`.
 
-    `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, `tlspyo certificate`,
-    `token`, `issued`, `revoked`, `API key` (its id and agent). Certificates have a subject, names and an expiry;
-    the fingerprint of a token is the SHA-256 of its text, which does not reveal the text.
+    `what` is one of `CA certificate`, `CA key`, `server certificate`, `client certificate`, a room's name and
+    `certificate`, `token`, `issued`, `revoked`, `API key` (its id and agent). Certificates have a subject, names and an
+    expiry; the fingerprint of a token is the SHA-256 of its text, which does not reveal the text.
     """
 
     what: str
@@ -230,7 +263,8 @@ def _create(
         wanted = (clean_host(default_host),)
     hosts = tuple(dict.fromkeys((*wanted, *LOOPBACK_HOSTS)))
     server = make_server_certificate(authority, hosts, now + timedelta(days=days))
-    tlspyo_files.make(folder, hosts, now + timedelta(days=ca_days), overwrite=overwrite)
+    for files in added_files().values():
+        files.make(folder, hosts, now + timedelta(days=ca_days), overwrite=overwrite)
     # The CA's certificate is written last: if it exists, so do the other files.
     write_file(folder / "server.key", server.key, private=True)
     write_file(folder / "server.pem", server.certificate)
@@ -267,8 +301,8 @@ def bundle(
 
     The bundle of a worker or trainer has its own client certificate and no token, because a token cannot be revoked for
     one machine alone. The bundle of a server has the server certificate and the hashes of both tokens. The bundles of a
-    server and a trainer have the revoked certificates. Each has the files of the transport `tlspyo`, with its one
-    password, which is valid on that transport only. None has the CA's key.
+    server and a trainer have the revoked certificates. Each has the files that rooms add, such as the one
+    password of another transport, which is valid on that transport only. None has the CA's key.
 
     Args:
         directory: the folder where `create` ran.
@@ -276,7 +310,7 @@ def bundle(
         name: name in the certificate; required for a worker or trainer.
         out: the file, or the folder for `<name>.<role>.bundle`. None: that file in the current folder.
         days: validity of the client certificate, limited by the CA's.
-        weight: of a worker in the Server's fair division, signed in its certificate; a gateway serves many clients.
+        weight: of a worker in the Server's fair division, signed in its certificate; it may serve many clients.
 
     Raises:
         CredentialsError: a required file is missing, or the name or the weight does not fit a certificate.
@@ -287,10 +321,11 @@ def bundle(
     if role != "server" and not name:
         raise CredentialsError(f"a {role}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
     if not 1 <= weight <= MAX_WEIGHT or (weight != 1 and role != "worker"):
-        raise CredentialsError(f"the weight of a {role} is {weight}; allowed: 1, and for a gateway 1 to {MAX_WEIGHT}.")
+        raise CredentialsError(f"the weight of a {role} is {weight}; allowed: 1, and for a worker 1 to {MAX_WEIGHT}.")
     name = check_name(name or "server")
     ca = need(folder / "ca.pem")
-    tlspyo = tlspyo_files.part_of(folder, server=role == "server")
+    texts = {name: files.bundled(folder, server=role == "server") for name, files in added_files().items()}
+    added = {name: found for name, found in texts.items() if found}
     if role == "server":
         made = Signed(need(folder / "server.pem"), need(folder / "server.key", private=True))
         revoked = read_lists(folder, ca)
@@ -298,7 +333,7 @@ def bundle(
         if (folder / "ca.key").exists():
             with writing(folder):  # from now on, this CA counts as one that has issued certificates
                 write_list(folder / ISSUED_FILE, read_list(folder / ISSUED_FILE))
-        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=hashes, revoked=revoked, tlspyo=tlspyo)
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, token_hashes=hashes, revoked=revoked)
     else:
         if not (folder / "ca.key").exists():
             raise CredentialsError(
@@ -312,11 +347,11 @@ def bundle(
             note_issued(folder, facts.serial, role, name, facts.not_after, weight)
         # A worker's bundle has none, since the list contains names of other machines.
         revoked = read_lists(folder, ca) if role == "trainer" else ()
-        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, revoked=revoked, tlspyo=tlspyo)
+        content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, revoked=revoked)
     target = Path(out).expanduser() if out is not None else Path()
     if target.is_dir():
         target = target / f"{name}.{role}.bundle"
-    write_record(target, content, private=True)
+    write_record(target, {**msgspec.to_builtins(content), **added}, private=True)
     return target
 
 
@@ -358,8 +393,9 @@ def install(
         if content.revoked:
             files.append(folder / REVOKED_FILE)
             add_revoked(folder, content.revoked, content.ca)
-        if content.tlspyo is not None:
-            files += tlspyo_files.install(content.tlspyo, folder)
+        for room, added in added_files().items():
+            if room in content.added:
+                files += added.install(content.added[room], folder)
         files.append(ca_file)
         write_file(ca_file, content.ca)
     return files
@@ -409,17 +445,16 @@ def _check_replaceable(folder: Path, overwrite: bool) -> None:
 
 def _check_same_secrets(content: Bundle, folder: Path) -> None:
     """Refuse a bundle of the same CA whose secrets differ from this folder's."""
-    here, brings = tlspyo_files.part_of(folder, server=False), content.tlspyo
-    differs = here is not None and brings is not None and brings.certificate != here.certificate
-    if here is not None and brings is not None and here.password:
-        differs |= here.password != brings.password.strip()
+    rooms = {name: files for name, files in added_files().items() if name in content.added}
+    differing = [files.about for name, files in rooms.items() if files.conflict(content.added[name], folder)]
     if (folder / "ca.key").exists():  # in other folders, a newer bundle replaces the credentials
         hashes = folder_hashes(folder)
-        differs |= any(hashes.get(role) != digest for role, digest in content.token_hashes.items())
-    if differs:
+        if any(hashes.get(role) != digest for role, digest in content.token_hashes.items()):
+            differing.append("tokens")
+    if differing:
         raise CredentialsError(
-            f"the bundle would replace tokens, or tlspyo's certificate or password, in {folder} with others, though "
-            "its CA is the same. Nothing was installed. Install it into another folder (network.credentials_dir); "
+            f"the bundle would replace {', '.join(differing)} in {folder} with others, though its CA is the same. "
+            "Nothing was installed. Install it into another folder (network.credentials_dir); "
             "tokens are changed with `--credentials rotate-token ROLE`."
         )
 
@@ -428,8 +463,13 @@ def _move_aside(folder: Path) -> None:
     """Move the credentials of another CA into a folder next to this one. The caller holds the folder's lock."""
     aside = folder.with_name(f"{folder.name}.old-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}")
     found = [file for pattern in ("*.pem", "*.key", "*.token") for file in folder.glob(pattern)]
-    others = (TOKENS_FILE, tlspyo_files.PASSWORD, ISSUED_FILE, SIGNED_FILE)
-    found += [folder / name for name in others if (folder / name).exists()]
+    others = (
+        TOKENS_FILE,
+        ISSUED_FILE,
+        SIGNED_FILE,
+        *(name for files in added_files().values() for name in files.secrets),
+    )
+    found += [file for name in others if (file := folder / name).exists() and file not in found]
     try:
         aside.mkdir(mode=0o700)
         if (folder / REVOKED_FILE).exists():  # copied, not moved: a running Server treats a missing list as an error
@@ -454,14 +494,9 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
         records = [_certificate_info(content.ca, str(folder)), _certificate_info(content.certificate, str(folder))]
         records += [_token_info(role, digest, str(folder)) for role, digest in content.token_hashes.items()]
         return records
-    keys = [
-        CredentialInfo("API key", str(folder / KEYS_FILE), key.id, (f"agent {key.agent}",), not_before=key.made)
-        for key in read_keys(folder)
-    ]
-    if keys and not (folder / "ca.pem").exists():
-        return keys
     authority = need(folder / "ca.pem")
-    files = [file for file in folder.glob("*.pem") if file.name != tlspyo_files.KEY]
+    secret = {name for added in added_files().values() for name in added.secrets}
+    files = [file for file in folder.glob("*.pem") if file.name not in secret]
     files.sort(key=lambda file: (file.name != "ca.pem", file.name != "server.pem", file.name))
     records = [_certificate_info(read_file(file), str(file)) for file in files]
     if (folder / "ca.key").exists():
@@ -475,7 +510,7 @@ def show(directory: str | os.PathLike[str]) -> list[CredentialInfo]:
         if one.serial not in gone:
             records.append(_listed_info("issued", one, folder / ISSUED_FILE))
     records += [_listed_info("revoked", one, folder / REVOKED_FILE) for one in taken_back]
-    return records + keys
+    return records
 
 
 def _listed_info(what: str, one: Listed, file: Path) -> CredentialInfo:
@@ -502,8 +537,7 @@ def _certificate_info(text: str, file: str) -> CredentialInfo:
     if identity is not None:
         what, role = "client certificate", identity[0]
     elif facts.names:
-        what, role = "tlspyo" if Path(file).name == tlspyo_files.CERTIFICATE else "server", "server"
-        what += " certificate"
+        what, role = f"{room_of_certificate(facts.names) or 'server'} certificate", "server"
     else:
         what, role = "CA certificate", ""
     left = (facts.not_after - datetime.now(timezone.utc)) // timedelta(days=1)

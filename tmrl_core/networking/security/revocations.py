@@ -1,16 +1,40 @@
-"""Lists of revoked certificates, and record of issued ones.
+"""Lists of revoked certificates, and record of issued ones."""
 
-`issued.json` is beside the CA's key, so that a stolen machine's certificates can be found by its name. A Server reads
-`revoked.json` from its credentials folder (or beside its bundle file), also while it runs. Certificates are identified
-by their serial numbers, which a CA never repeats, so that a new bundle for the same name is valid. Both files are
-replaced in one step. They keep expired certificates, because a trainer takes stored streams of the time in which their
-certificates were valid: a thief could use a revoked certificate again once it is left out.
-
-`revoked.crl` has the serial numbers of `revoked.json` with the CA's signature. The Server sends it to workers and the
-trainer, which check the signature, so that it reaches them also through a Server that they do not trust. `revoke`
-writes it last, so a certificate that it alone has was lost from `revoked.json` (deleted, or an older copy). Such a
-certificate is revoked as well, and is written into `revoked.json` again.
-"""
+# Theory of operation
+#
+# This file holds which certificates count no more. It knows nothing of links: the Server's `ServerAccess` and the ends
+# of end-to-end authentication read the lists and act on them.
+#
+# Certificates are identified by their serial numbers, which a CA never repeats. So a name can be used again: after
+# `revoke robot7`, a new bundle for robot7 has another serial number and is valid. Three files hold the state, all
+# replaced in one step, under the folder's lock, by the commands `create`, `bundle`, `install`, `revoke` and by a Server
+# that restores a lost entry:
+#
+#     issued.json    beside the CA's key: every certificate it has signed, so that a stolen machine is found by its name
+#     revoked.json   the revoked ones: in the Server's credentials folder, or beside its bundle file
+#     revoked.crl    the serial numbers of revoked.json with the CA's signature, an X.509 list
+#
+# Why two lists of the same thing: `revoked.json` is what people read and copy, with names; `revoked.crl` is what the
+# Server passes on to workers and the trainer. They check the CA's signature, so that a revocation reaches them also
+# through a Server that they do not trust.
+#
+# Order. `revoke` writes revoked.json first and revoked.crl last; a reader reads revoked.crl first. A reader in between
+# therefore sees at most a certificate in revoked.json that is not signed yet, never the reverse. So a serial number
+# that revoked.crl alone has was *lost* from revoked.json: the file was deleted, or replaced by an older copy. It stays
+# revoked and is written into revoked.json again. An example: revoked.json lists a and b, revoked.crl a, b and c.
+# `read_lists` returns a, b and c, and the next writer stores all three, with the name that issued.json has for c, where
+# that file is.
+#
+# What fails. A missing revoked.json counts as "none revoked" only if there never was one: a running Server treats its
+# disappearance as an error and keeps its last list, which is why a new CA empties the file instead of deleting it. A
+# damaged file is an error, never an empty list. A signed list of another CA is ignored, because a folder of several
+# bundle files may hold one.
+#
+# Expired certificates stay on the lists. A trainer takes stored streams of the time in which their certificates were
+# valid, so a thief could use a revoked certificate again once it was left out.
+#
+# Numbers: an X.509 list carries a number, and of two lists the higher one is newer. It is the time in seconds, at least
+# one more than before: if the file is lost, the next list is newer than every copy of it that machines still hold.
 
 from __future__ import annotations
 
@@ -89,6 +113,7 @@ def revoked_file(directory: str | os.PathLike[str]) -> Path:
 
 def note_issued(folder: Path, serial: str, role: str, name: str, not_after: datetime, weight: int = 1) -> None:
     """Record an issued certificate. The caller holds the folder's lock."""
+    # Appended, never replaced by name: an earlier certificate of the same name must stay revocable.
     now = datetime.now(timezone.utc)
     file = folder / ISSUED_FILE
     write_list(file, [*read_list(file), Listed(serial, role, name, not_after, now, weight)])
@@ -104,6 +129,7 @@ def forget_lists(folder: Path) -> None:
 
     The list of revoked certificates is emptied, not deleted: a running Server treats a missing list as an error.
     """
+    # The old CA's certificates are of no use to anyone: the new CA is another issuer, which alone is trusted.
     (folder / ISSUED_FILE).unlink(missing_ok=True)
     (folder / SIGNED_FILE).unlink(missing_ok=True)
     if (folder / REVOKED_FILE).exists():
@@ -124,6 +150,7 @@ def read_lists(folder: Path, authority: str) -> tuple[Listed, ...]:
     if not lost:
         return listed
     known = {one.serial: one for one in read_list(folder / ISSUED_FILE)}
+    # The expiry of a lost certificate is unknown. No certificate outlives its CA, so the CA's is a safe bound.
     end, now = read_end(authority), datetime.now(timezone.utc)
     found = (known.get(serial) or Listed(serial, "", "", end, now) for serial in sorted(lost))
     return (*listed, *(msgspec.structs.replace(one, at=now) for one in found))
@@ -140,6 +167,7 @@ def add_revoked(folder: Path, certificates: Iterable[Listed], authority: str) ->
     lost = len(before) - len(read_list(file))
     known = {one.serial for one in before}
     new = [msgspec.structs.replace(one, at=now) for one in certificates if one.serial not in known]
+    # Written also if nothing is new and the file is missing: from now on its disappearance is noticed.
     if new or lost or not file.exists():
         write_list(file, [*before, *new])
     if lost:
@@ -155,6 +183,7 @@ def add_revoked(folder: Path, certificates: Iterable[Listed], authority: str) ->
 
 def sign_revoked(folder: Path, authority: Signed) -> None:
     """Sign the list of revoked certificates. The caller holds the folder's lock."""
+    # An unchanged list is not signed again: each signature has other bytes, and new bytes are sent to every peer.
     before = read_signed(folder, authority.certificate)
     serials = frozenset(one.serial for one in read_lists(folder, authority.certificate))
     if serials != before.serials or before == NO_LIST:

@@ -12,7 +12,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -135,7 +135,9 @@ def write_file(file: Path, text: str, *, private: bool = False, sync: bool = Tru
         raise CredentialsError(f"{file} cannot be written: {exc.strerror}") from exc
 
 
-def write_record(file: Path, record: msgspec.Struct, *, private: bool = False, sync: bool = True) -> None:
+def write_record(
+    file: Path, record: msgspec.Struct | dict[str, Any], *, private: bool = False, sync: bool = True
+) -> None:
     """Replace a file of records, in a form that both `read_record` and people can read."""
     text = msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n"
     write_file(file, text, private=private, sync=sync)

@@ -13,7 +13,7 @@ import ssl
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -60,17 +60,6 @@ class TokenVerifier:
         return hmac.compare_digest(digest, expected.ljust(64, "-"))
 
 
-class TlspyoPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Credentials of the transport `tlspyo`: the Server's certificate, the password, and for a Server the key."""
-
-    certificate: str
-    password: str = ""
-    key: str = ""
-
-    def __repr__(self) -> str:
-        return "TlspyoPart(...)"
-
-
 @decodable
 class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Content of a bundle file. A server's bundle has the hashes of both tokens; a worker's has no `revoked`.
@@ -85,8 +74,9 @@ class Bundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     certificate: str
     key: str
     token_hashes: dict[str, str] = {}
-    tlspyo: TlspyoPart | None = None
     revoked: tuple[Listed, ...] = ()
+    added: dict[str, dict[str, str]] = {}
+    """Texts of rooms by the room's name. In the file, they stand beside the other keys."""
 
     def __repr__(self) -> str:
         return f"Bundle(role={self.role!r}, name={self.name!r}, ...)"
@@ -280,7 +270,10 @@ def read_bundle(file: Path) -> Bundle:
     """
     text = read_file(file, private=True)
     try:
-        content = msgspec.json.decode(text, type=Bundle)
+        values = msgspec.json.decode(text, type=dict[str, Any])
+        # A room that is missing here may have added a key on the machine that made the bundle.
+        added = {name: values.pop(name) for name in values.keys() - set(Bundle.__struct_fields__)}
+        content = msgspec.convert({**values, "added": added}, Bundle)
     except msgspec.DecodeError:
         # The cause is left out, because it could quote the file.
         raise CredentialsError(

@@ -1,13 +1,40 @@
-"""Spool in files, which survives the Server: `server.spool_dir`.
+"""Spool in files, which survives the Server: `server.spool_dir`."""
 
-Each stream has one append-only file of checksummed records (`tmrl_core.storage`). The header identifies the stream,
-each record holds one message, and the file is removed when a trainer has acknowledged all of it. A restarted Server may
-therefore hold messages that were already acknowledged; the trainer's resume skips them.
-
-A separate thread writes, so that a slow disk delays no link. Principals take turns by the bytes of their messages,
-which keep their order. Unwritten messages stay in memory, within the credit of their workers. The thread passes its
-results to the relay's thread with `post`. If too much of a principal waits, the relay reads slowly from its links.
-"""
+# Theory of operation
+#
+# A spool of which the bodies lie in files, so that handed-over samples survive the Server. `Spool` (spool.py) does the
+# accounting, in the relay's thread: what is accepted, whose it is, what it costs. This file moves bytes, and knows
+# neither links nor trainers.
+#
+# Files. Each stream has one append-only file of checksummed records (`tmrl_core.storage`), named by the stream's id.
+# The header identifies the stream, each record holds one message, and the file is removed when a trainer has
+# acknowledged all of it. A stream is small and is removed as a whole, so removing its file frees its space, and no
+# offsets are written. A restarted Server may therefore hold messages that were already acknowledged; the trainer's
+# resume skips them. Rejected: one log for all streams, which would have to be compacted.
+#
+# Two threads. The relay's thread accepts and reads; the writing thread writes, closes and removes, so that a slow disk
+# delays no link. It begins with the first job and takes jobs in turns of the principals (`FairQueue`). Whatever it has
+# to say, it says in the relay's thread, through `post`. The maps `_files`, `_lengths` and `_broken` are its own once it
+# runs; `streams` and all sums are the relay's.
+#
+#     _store  -> job: append the record  -> post: _written -> _is_stored, which acknowledges it to the worker
+#                                                          or _is_lost, and a job that makes the file usable again
+#     _forget -> job: close and unlink   -> post: _removed
+#
+# Order. Jobs of one principal keep their order; those of different principals do not. A stream that was forgotten may
+# come back, with another owner, before its old file is gone: then the new file would be removed by the old job.
+# `_removals` remembers the turn of each pending removal, and `put(after=...)` places the jobs of that stream behind it.
+#
+# Failure. A write that fails breaks its stream: later messages of it must not be written, since their numbers would
+# follow a hole. Example: 7 cannot be written, 8 and 9 wait behind it. All three are reported as lost; the report of 7
+# makes the spool go back to 7 (`_is_lost`), those of 8 and 9 find nothing and are ignored. The worker hears the reason,
+# still has all three, and may hand them over again; the repair job then makes the file usable, behind 8 and 9. A torn
+# record of a killed process is cut off when the folder is opened: no worker has a confirmation of it. A file whose
+# header cannot be read is set aside under another name, never deleted.
+#
+# Bounds. Bodies that are not written yet stay in memory, within the credit of their workers, and `unwritten_bytes`
+# tells the relay to read slowly from a principal of which too much waits: tiny messages take more memory than credit
+# counts. 32 files are open at a time; a closed one keeps only its length.
 
 from __future__ import annotations
 
@@ -129,7 +156,9 @@ class DiskSpool(Spool):
         kept = SpooledStream(info)
         for note, length, place in _notes(reader):
             kind, number, floor, position, samples = _NOTE.unpack(note)
+            # True only if nothing follows: a worker that has come back goes on after its end.
             kept.ended = kind == _END
+            # A message that was handed over again after a failed write may be there twice.
             if kind == _MESSAGE and number >= kept.next_number:
                 message = SpooledMessage(number, floor, position, samples, length)
                 message.place = place
@@ -149,6 +178,7 @@ class DiskSpool(Spool):
                 torn,
             )
             SegmentFile.open(path, sync=self._sync, calls=self._calls, good_bytes=good).close()
+        # It was acknowledged, and the Server was killed before it removed the file; or only the end was written.
         if not kept.messages:
             path.unlink()
             return
@@ -184,6 +214,7 @@ class DiskSpool(Spool):
         return [memoryview(body)]
 
     def _written(self, kept: SpooledStream, message: SpooledMessage, place: int | None, reason: str) -> None:
+        # A callback after `close` would reach a relay that has ended.
         if self._closed:
             return
         self._unwritten[kept.info.principal] -= message.cost

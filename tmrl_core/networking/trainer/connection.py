@@ -1,5 +1,50 @@
 """A trainer's end of a link, and the trainer's state that outlives links. Sans-I/O."""
 
+# Theory of operation
+#
+# A trainer's side: `TrainerState` lives as long as the process, `TrainerConnection` as long as one link. What must
+# survive a lost link, or goes into a checkpoint, is in the state: the receiver of each stream with its committed
+# offset, samples that wait for the training thread (`Inbox`), the latest policy, report and directives. Channels,
+# credit and what was told belong to a link.
+#
+# Two threads use the state. The I/O thread delivers, the training thread takes and commits. `lock` guards the inbox,
+# the receivers, members and `to_acknowledge`. The policy, the report and each directive are last values, replaced by
+# one assignment. Nothing is decoded here: when samples enter the memory must not depend on when they arrive.
+#
+# A stream: `StreamOpened` -> its record is checked, if this trainer authenticates -> a member, and `Resume` with the
+# first number that is lacking -> messages -> inbox -> `take`, commit by the memory -> `acknowledge` -> `Ack` at the
+# next output -> `StreamClosed`. Its receiver stays after that, since the stream may come back. 4,096 absent ones are
+# kept; which of them are forgotten first is decided so that nobody can push out another's (`forgotten_streams.py`).
+#
+# Credit. The relay may send `_inbox_bytes` that the training thread has not taken, counted over all streams, since it
+# sends one message at a time. Example with 64 MB: all of it was granted and 60 MB wait in the inbox while the trainer
+# computes a long update. It takes 20 MB; 20 MB are granted again, in one message, because that is more than an eighth.
+# A message that comes with less granted than its bytes ends the link: the Server does not keep to the credit.
+#
+# Three ways not to take a message, besides taking it:
+#
+# - it does not open (a wrong proof, an unknown run key): it has not arrived. The rest of the epoch is ignored and it is
+#   requested again after 1 s, 2 s, ... up to 60 s. The worker keeps it, so a forgery costs time and no sample.
+# - the inbox does not admit it (it would take gigabytes in memory): as before, but requested once there is room, the
+#   streams of one origin one at a time (`postponed.py`).
+# - its stream has no valid record: each message is refused, with the reason, without a proof and without a state that
+#   outlives the channel. So nobody can use a forged announcement to change what is remembered of a genuine stream.
+#
+# A stream of a machine with another mode of authentication is left where it is (`Halt`): its samples are neither forged
+# nor lost, and a person has to decide.
+#
+# The policy. One version is in transit; `Have` from the Server lets the next one begin, and it is then the latest. MACs
+# for large ones go to at most 64 streams, 8 of one certificate, since samples wait while they are computed, and in
+# letters, which precede the policy's first frame.
+#
+# Incarnations. Without authentication the Server assigns them. A trainer that authenticates takes the number above its
+# checkpoint's and its credentials folder's, stores it before it is used (`hold`), and only follows plausible
+# suggestions: up to 2^20 above its own, 16 at once and then one a minute, because each makes it seal and publish
+# everything again.
+#
+# Bounds. Everything that a Server or a worker can make grow here has a limit beside it: members, signatures, reasons,
+# directives, forgotten streams, one incomplete message. `_MAX_DIRECTIVES` and the others say how many and why.
+
 from __future__ import annotations
 
 import heapq
@@ -665,6 +710,8 @@ class TrainerConnection(Connection):
             return  # otherwise the stream has left meanwhile or returned under another channel
         origin = receiver.origin or ""
         with state.lock:
+            # Totals of the process grow by what this frame changes; a receiver that is forgotten takes its own numbers
+            # with it.
             gap_messages, gap_samples, duplicates = receiver.gap_messages, receiver.gap_samples, receiver.duplicates
             try:
                 received, ask = receiver.frame(frame, self._max_message_bytes, partial(state.inbox.admits, origin))
@@ -733,6 +780,7 @@ class TrainerConnection(Connection):
         self._retry_at = float("inf")
         for channel, (due, wait_s) in self._retries.items():
             if due <= now:
+                # Requested: not again before the answer has come and failed. The wait for that time is kept.
                 self._retries[channel] = float("inf"), wait_s
                 self.send(Resume(channel, self._channels[channel].next_number))
             else:
@@ -792,8 +840,11 @@ class TrainerConnection(Connection):
                 streams, state.to_acknowledge = state.to_acknowledge, {}
                 for stream in streams:
                     channel = self._stream_channels.get(stream)
+                    # Usually one; more if the reasons of refusals do not fit one frame.
                     while channel is not None and (ack := state.receivers[stream].next_ack(channel)) is not None:
                         self._control.append(control_frame(ack))
+        # What has come, without an incomplete message, without what waits, plus the inbox: the total that fits when all
+        # that was granted has arrived.
         limit = self._data_bytes - self._partial_bytes - state.inbox.held_bytes + self._inbox_bytes
         next_fits = self._partial_bytes or self._granted - self._data_bytes >= self._largest_bytes
         # Credit is sent for several messages together, unless the next message may not fit the remaining credit.
@@ -808,10 +859,12 @@ class TrainerConnection(Connection):
         state = self.trainer
         if state.policy is None or self._in_flight or self._cutter is not None:
             return
+        # One read of the pair: the training thread may replace it at any moment.
         counter, body = state.policy
         version = (state.holding, counter)
         if version == self._sent_version:
             return
+        # Also before it has arrived: if the link breaks, the next one begins with (0, 0) and sends the latest again.
         self._sent_version = version
         self._in_flight = True
         parts: Body = (body,) if state.seal is None else state.seal.seal_policy(version, body)

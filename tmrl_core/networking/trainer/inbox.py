@@ -43,7 +43,7 @@ class Inbox:
         max_message_bytes: maximum of it. A message that states more is refused unread, so it costs its bytes.
         held_bytes: bytes that the messages took on the link.
         appended: number of messages that were ever appended.
-        taken_cost: cost of all messages that were ever taken.
+        taken, taken_cost: number and cost of all messages that were ever taken.
         shared: True while several origins have streams.
     """
 
@@ -51,7 +51,7 @@ class Inbox:
         self.cost_of: Callable[[memoryview], int] = len
         self.max_message_bytes = sys.maxsize
         self.held_bytes = 0
-        self.appended = self.taken_cost = 0
+        self.appended = self.taken = self.taken_cost = 0
         self.shared = True
         self._waiting: dict[str, deque[tuple[Received, int, int]]] = {}
         """Messages of each origin, with their costs and their places among all that were appended."""
@@ -131,4 +131,5 @@ class Inbox:
             self._turns[origin] = turn
             if len(self._turns) > _MAX_TURNS:
                 self._turns = dict(nlargest(_MAX_TURNS // 2, self._turns.items(), key=itemgetter(1)))
+        self.taken += len(taken)
         return taken

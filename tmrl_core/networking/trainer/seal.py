@@ -1,5 +1,33 @@
 """Trainer's end: check the samples of each stream; prove acknowledgements, policies, directives and reports."""
 
+# Theory of operation
+#
+# `TrainerSeal` is the trainer's end of the authentication: it checks whose samples come, and proves what goes to the
+# workers. As in `worker/seal.py`, the relay between them is assumed to lie, and nothing here talks to anybody.
+#
+# For each stream, `open_record` checks its announcement: the CA has signed the certificate, the role is worker, the id
+# of the stream follows from the run, that certificate's name and the key, and the certificate has signed all of it. An
+# `OpenedStream` then has the keys that this worker and this trainer share. It opens messages, makes the tags of
+# acknowledgements, and the letters that this worker alone can read.
+#
+# What goes to all workers (policies, reports, directives) is signed with the run's signing key, which the card names.
+# Rejected: a MAC under one key of the run, which any worker could forge for the others, and signing with the
+# certificate's key, after whose renewal stored policies and directives would be invalid.
+#
+# With `encrypt`, what goes to all is encrypted under a group key first, then signed. Workers get the key in their
+# letters. It is random for each process and renewed before a link that opens after a revocation, so a revoked worker
+# reads nothing that is newer. The last policy keeps the key that it was encrypted under, and is never encrypted again
+# under the same version: a worker that joins gets both keys. Rejected: a group key derived from the run's secret (a
+# revoked worker would have it until the trainer restarts), and one in the bundles (one stolen bundle would reveal every
+# stored policy for ever).
+#
+# A trainer that restarts has the same run key, from its credentials folder, so that it opens what was stored for weeks.
+# `older` keys are for samples that were sealed for a trainer on another machine. Letters therefore need random nonces:
+# the same keys come back without the counter. Numbers of directives and reports begin again, under a higher
+# incarnation.
+#
+# A policy is hashed and encrypted once, however often its incarnation is raised: only the trailer is made again.
+
 from __future__ import annotations
 
 import os
@@ -95,6 +123,7 @@ class TrainerSeal:
         """
         try:
             record = decode_statement(signature, StreamRecord)
+            # A certificate may end while a spool holds the samples. A live worker needs a valid one.
             used_s = float(record.started_s) if stored else None
             peer = self._verifier.check(record.certificate, ("worker",), used_s=used_s)
             if stream != stream_id(self.run, peer.identity, record.key, record.started_s) or not is_signed(
@@ -215,6 +244,7 @@ class OpenedStream:
         It is empty if there is nothing for it.
         """
         keys = self._seal.group_keys
+        # An empty letter would cost each worker a message and a decryption for nothing.
         if not directive and self._policy is None and not keys:
             return b""
         return encode_letter(Letter(self._seal.next_version(incarnation), directive, self._policy, keys), self._today)

@@ -36,7 +36,7 @@ _LATE_S = 0.25
 
 
 class Transport(ABC):
-    """Transport of bytes. Implementations must pass `tmrl_core.testing.transports.TransportSuite`."""
+    """Transport of bytes. Implementations must pass the conformance suite `TransportSuite`."""
 
     def renewed_token(self) -> str | None:
         """Check a client's credentials for changes before it dials. Return the new token; None: unchanged."""
@@ -90,6 +90,18 @@ class TransportKind(ABC):
         from tmrl_core.networking.security import credentials
 
         return credentials.ensure(folder)
+
+    advice = ""
+    """Next step, for `--doctor`, if what a Server answers is not of this transport. Empty: `--doctor` examines the TLS
+    of the transport `tls`; otherwise the transport itself connects, with the credentials that `examined` describes."""
+
+    def examined(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
+        """Return a client's transport for `--doctor`, and a description of its credentials. For kinds with `advice`.
+
+        Raises:
+            TmrlError: a required part is missing or has expired.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:

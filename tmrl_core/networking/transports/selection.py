@@ -10,15 +10,14 @@ import ipaddress
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, field
 
 from tmrl_core import rooms
 from tmrl_core.config import CFG, Cfg, Config, find_credentials_folder, given
-from tmrl_core.config.loading import expanded, token_from_environment
+from tmrl_core.config.loading import token_from_environment
 from tmrl_core.config.sections import NetworkSection
 from tmrl_core.config.sections import is_loopback as is_loopback
 from tmrl_core.errors import ConfigError
@@ -43,8 +42,8 @@ class LinkSettings(NetworkSection, frozen=True, kw_only=True):
     connect_timeout_s: float = 5.0
     """Time limit of each step of connecting: TCP, TLS, the greeting. If the network drops all packets, the kernel's
     waits between repetitions double. A new attempt then finds a recovered network earlier than a longer limit would."""
-    local_port: int = 0
-    """Local port of this role, for the transport tlspyo; 0: a free one."""
+    config: Config = field(default_factory=Config)
+    """Source of the keys that the transport's room adds to the configuration."""
 
     def __repr__(self) -> str:
         # leave out the token
@@ -58,12 +57,8 @@ def link_settings(
     port: int | Cfg = CFG,
     transport: str | Cfg = CFG,
     security: Literal["TLS"] | Cfg | None = CFG,
-    keys_dir: str | Path | Cfg | None = CFG,
     hostname: str | Cfg | None = CFG,
     password: str | Cfg | None = CFG,
-    local_port: int = 0,
-    header_size: int | Cfg = CFG,
-    max_buf_len: int | Cfg = CFG,
 ) -> LinkSettings:
     """Merge the public classes' arguments with the configuration; `CFG` selects the configuration's value.
 
@@ -74,26 +69,22 @@ def link_settings(
         ConfigError: the file of the token cannot be read or is empty.
     """
     network = config.network
-    address, folder = given(host, config.server.host), given(keys_dir, network.credentials_dir)
-    kind = given(transport, network.transport)
-    if folder is not None and not isinstance(keys_dir, Cfg):
-        folder = expanded(folder).absolute()
-    elif kind != "local":
-        folder = find_credentials_folder(config)
+    address, kind = given(host, config.server.host), given(transport, network.transport)
+    folder = network.credentials_dir if kind == "local" else str(find_credentials_folder(config))
     arguments: dict[str, Any] = {
         "host": "127.0.0.1" if address is None else address,
         "port": given(port, config.server.tcp_port),
         "transport": kind,
         "security": network.security if isinstance(security, Cfg) else security,
-        "credentials_dir": str(folder) if folder is not None else None,
+        "credentials_dir": folder,
         "hostname": given(hostname, network.hostname),
         "token": token_from_environment(os.environ) if isinstance(password, Cfg) else password,
         "token_is_argument": isinstance(password, str),
-        "local_port": local_port,
-        "header_size": given(header_size, network.header_size),
-        "max_buf_len": given(max_buf_len, network.max_buf_len),
+        "config": config,
     }
-    return LinkSettings(**(msgspec.structs.asdict(network) | arguments))
+    # Keys that rooms have added stay behind, in `config`.
+    values = {key: one for key, one in msgspec.structs.asdict(network).items() if key in LinkSettings.__struct_fields__}
+    return LinkSettings(**(values | arguments))
 
 
 def check_host(host: str, key: str) -> None:

@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 class TlsKind(TransportKind):
     """TLS sockets, or plain TCP."""
 
+    transport: type[TlsTransport] = TlsTransport
+
     def client(self, settings: LinkSettings, role: Role, *, tls: bool) -> tuple[Transport, str]:
         """Return the transport of a client, and the token to send."""
         if not tls:
-            return TlsTransport(None), settings.token or ""
+            return self.transport(None), settings.token or ""
         from tmrl_core.networking.security import credentials, handshakes
 
         access = ClientAccess(credentials.find(settings.credentials_dir), role, settings.token)
         hostname = settings.hostname or settings.host
-        transport = TlsTransport(
+        transport = self.transport(
             access.context,
             server_hostname=hostname,
             explain=partial(handshakes.explain, host=settings.host, hostname=hostname),
@@ -42,7 +44,7 @@ class TlsKind(TransportKind):
         strangers = Admission(guard.admission)
         if not tls:
             return (
-                TlsTransport(None, on_refused=guard.on_refused, admission=strangers),
+                self.transport(None, on_refused=guard.on_refused, admission=strangers),
                 delay_rejections(
                     lambda hello, connection: check_password(hello, settings.token), strangers, time.monotonic
                 ),
@@ -51,7 +53,7 @@ class TlsKind(TransportKind):
 
         access = ServerAccess(credentials.find(settings.credentials_dir))
         return (
-            TlsTransport(
+            self.transport(
                 access.context,
                 identity_of=handshakes.identity_of,
                 explain=partial(handshakes.explain, host="this Server", side="server"),

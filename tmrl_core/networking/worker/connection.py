@@ -1,5 +1,39 @@
 """A worker's end of a link, and the worker's state that outlives links. Sans-I/O."""
 
+# Theory of operation
+#
+# A worker's side: `WorkerState` lives as long as the process, `WorkerConnection` as long as one link. What must survive
+# a lost link is in the state: streams and their messages, the newest policy, directives, the wait reason, the number
+# among workers of one label. What is said at most once a link is in the connection: the window, what was told of
+# lateness or forgeries, a half-received policy.
+#
+#     greeting --Welcome--> open --end_streams--> ended (on this link), or lost at any time
+#
+# On `Welcome` the worker announces all of its streams, in the order of their channels, and waits. Each is answered with
+# `Resume`, from which on its sender sends, or with `Halt`. Nothing else is repeated: numbers and floors say it all.
+#
+# The channel of a stream is its index, in every link. Streams of earlier processes (`stored`) are announced under their
+# old names. They take no directive and no wait reason, since those are for whoever plays now; each is closed after its
+# last acknowledgement.
+#
+# Several senders share the link in turns: one is asked for frames until it has none, so that messages are not
+# interleaved, then the next one.
+#
+# A policy goes through three hands: `PolicyReceiver` assembles its frames in pooled memory, the seal checks its origin,
+# and `policy_arrived` keeps it if it is newer. `Have` is sent when it has arrived and not when it is used: the Server
+# may send the next one then, and a worker that is busy skips those in between. A large encrypted policy is decrypted
+# while it arrives, frame by frame (`arriving_policy.py`), which takes the place of the copy.
+#
+# What cannot be opened yet. The Server sends last values before the letter that brings the group key, because it stores
+# them. The latest policy, report and directive without a key are kept, one of each (`_unopened`), and handled when a
+# letter has changed the keys. A message that is forged is ignored; it neither ends the link nor removes what is kept of
+# its kind.
+#
+# Whose trainer. A worker that authenticates uses nothing without a proof, one that does not ignores everything that
+# ends like a proof, so that a Server cannot turn authentication off between them. If a trainer uses the incarnation of
+# another trainer, whose card this worker has accepted, the worker must not follow either of them by luck: it ends the
+# link and reports a higher number in the next one, and the Server suggests that the trainer take a still higher one.
+
 from __future__ import annotations
 
 import os
@@ -299,6 +333,7 @@ class WorkerConnection(Connection):
                     self.send(Place(state.place))
                 state.on_change()
             case Place():
+                # A number is kept for the life of the process: it is mixed into seeds.
                 state.place = state.place or message.number
                 state.on_change()
             case Resume():
@@ -321,6 +356,7 @@ class WorkerConnection(Connection):
                 self._sender(message.channel).halt()
                 if message.channel not in state.stored:  # on the worker's disk, it is as safe as with the Server
                     self._halted.add(message.channel)
+                # The trainer left while this worker waited for acknowledgements: ask the Server to store the rest.
                 if state.ending:
                     self.hand_over()
                 state.on_change()
@@ -371,6 +407,7 @@ class WorkerConnection(Connection):
             state.directed("all" if stream is None else "own", decode_body(order, Directive))
         state.on_change()
         if state.seal is not None and state.seal.group_keys is not keys:
+            # Emptied first: what still lacks its key puts itself back.
             unopened, self._unopened = self._unopened, {}
             for handle in unopened.values():
                 handle()
@@ -445,6 +482,7 @@ class WorkerConnection(Connection):
 
     def _on_frame(self, frame: Frame) -> None:
         update = self._policy.frame(frame)
+        # Its payload is in the policy's memory by now.
         spare(frame.buffer)
         if update is not None:
             version, body = update
@@ -467,6 +505,8 @@ class WorkerConnection(Connection):
                 self._told_lateness = lateness
                 self._slots["lateness"] = Lateness(0, *lateness)
         for channel, (sender, _) in enumerate(state.senders):
+            # Asked at each output, and not at each `offer`: what was offered since the last one is requested with one
+            # message.
             want = sender.want(self.window_bytes)
             if want is not None:
                 self._slots[("want", channel)] = want
@@ -495,6 +535,8 @@ class WorkerConnection(Connection):
     def hand_over(self) -> None:
         """Request the handoff to the Server's spool; called once this worker ends (`WorkerState.ending`)."""
         if self.worker.seal is not None:
+            # From now on nobody but the Server's spool may take the samples, and it needs a proof that a later trainer
+            # can check without a key that this worker never had.
             self.worker.seal.signs = True
         if self.state == "open" and self.spool_bytes and not self._ended:
             for channel in sorted(self._halted):

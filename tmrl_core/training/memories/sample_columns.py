@@ -1,96 +1,96 @@
-"""Samples of arrays in columns, behind the lists of values of a row-by-row memory.
+"""Samples of arrays in columns, behind the lists of values of a row-by-row memory."""
 
-Each leaf of actions, observations and rewards has a ring [rows, width], and so has each number that belongs to a row.
-The rings grow with the samples, up to the memory's size. Samples are numbered from the first ever appended; number `i`
-is at `i` modulo the length of the rings. Values come back with the types that they had, so that a batch is the same as
-one that is collated row by row. Checkpoints store the rows in shared files, as those of other memories.
-"""
+# Theory of operation
+#
+# A `GenericTorchMemory` shows its samples as six lists of values, one value per sample, because scripts read and change
+# `memory.data[1][k]`. Lists of a million small arrays take some hundred bytes a sample, are collated value by value,
+# and would be written whole with each checkpoint. Where samples are arrays and numbers, this file holds them in columns
+# instead and makes the values when they are asked for. It knows nothing of streams or episodes: the memory says for
+# each sample which one came before it, and whether the two are a transition.
+#
+# Each array of an action, an observation or a reward has a ring [length, *shape], and so have the flags and the number
+# of the sample before. Samples are numbered from the first ever appended; number i is at i modulo the length of the
+# rings. The rings grow with the samples, up to a sixteenth more than the memory's size: dropping the oldest samples one
+# by one would go through all transitions each time, so they leave a sixteenth at a time. Example with memory_size
+# 1,600: the rings hold at most 1,700 rows, and when number 1,700 arrives, numbers 0 to 99 leave together.
+#
+# Values come back with the types that they had (a Python float, a NumPy scalar, an array without axes), so that a batch
+# is bit for bit the one that is collated row by row: Python's floats become float32 in it, NumPy's float64 arrays stay.
+# A chunk with another structure changes nothing here; `append` returns False and the memory falls back to lists.
+#
+# Checkpoints write the rings as those of other memories: rows since the last checkpoint, to shared files, while
+# training goes on. A lease keeps rows from being overwritten until they are written. Rings that grow are new arrays;
+# the writer keeps the old ones, so growing does not wait.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from tmrl_core.samples import Chunk
-from tmrl_core.samples.columns import map_leaves
+from tmrl_core.samples.columns import leaves, map_leaves
 from tmrl_core.samples.supported_values import DTYPES
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.rows import RowLease, put_rows
 from tmrl_core.training.value_types import Batch, Device, State, Tree
 
-_KINDS = frozenset({"", "0-d", "float", "int", "bool"})
-_PYTHON: dict[str, Callable[[Tree], Tree]] = {"float": float, "int": int, "bool": bool}
+_SCALARS: dict[str, Callable[[Array], Tree]] = {
+    "": operator.itemgetter(()),
+    "0-d": np.copy,
+    "float": float,
+    "int": int,
+    "bool": bool,
+}
+"""Makes the value of a kind (`tmrl_core.samples.columns.Kind`) of an array without axes."""
 _FIRST_ROWS = 1024
 """Initial length of the rings."""
 _FIELDS = 6
 """Action, observation, reward, terminated, truncated, info."""
-_FLAGS = 3
-"""Number of rings of flags, before the ring of previous numbers and those of leaves."""
-
-Path: TypeAlias = tuple[Any, ...]
-
-
-class _MisfitError(Exception):
-    """A chunk has leaves that columns cannot hold."""
 
 
 @dataclass(frozen=True)
-class _Leaf:
-    """One array of an action, an observation or a reward.
+class _Column:
+    """One array of an action, an observation or a reward: of a chunk, or a ring.
 
     Args:
-        dtype: of the values.
-        shape: of one value.
+        values: [rows, *shape].
         kind: as in `tmrl_core.samples.columns.Kind`.
     """
 
-    dtype: np.dtype
-    shape: tuple[int, ...]
+    values: Tree
     kind: str
 
     @property
-    def width(self) -> int:
-        """Number of elements of one value."""
-        return int(np.prod(self.shape, dtype=np.int64))
+    def layout(self) -> tuple[np.dtype, tuple[int, ...], str]:
+        """Layout that all chunks of a ring share."""
+        return self.values.dtype, self.values.shape[1:], self.kind
+
+    @property
+    def is_numeric(self) -> bool:
+        """True: a ring can hold the values."""
+        column = self.values
+        return isinstance(column, np.ndarray) and column.dtype.kind in "biuf" and column.dtype.str in DTYPES
 
     @property
     def batch_dtype(self) -> np.dtype:
         """Dtype in batches: Python's floats, and NumPy's scalars that are such, become float32."""
-        is_float = self.kind == "float" or (not self.kind and not self.shape and self.dtype == np.float64)
-        return np.dtype(np.float32) if is_float else self.dtype
+        dtype, shape, kind = self.layout
+        is_float = kind == "float" or (not kind and not shape and dtype == np.float64)
+        return np.dtype(np.float32) if is_float else dtype
 
+    def ring(self, length: int) -> _Column:
+        """Return a ring of zeros for such values."""
+        return _Column(np.zeros((length, *self.values.shape[1:]), self.values.dtype), self.kind)
 
-def _columns(tree: Tree, kinds: Iterator[str], path: Path = ()) -> Iterator[tuple[Path, _Leaf, Array]]:
-    """Yield path, leaf and values of each column. Indices in tuples are tuples, which no key is.
-
-    Raises:
-        _MisfitError: a column is no array of numbers, or a container is empty.
-    """
-    if isinstance(tree, tuple | dict):
-        items = [(key, item) for key, item in tree.items()] if isinstance(tree, dict) else enumerate(tree)
-        if not tree:
-            raise _MisfitError
-        for key, item in items:
-            yield from _columns(item, kinds, (*path, key if isinstance(tree, dict) else (key,)))
-    elif (
-        isinstance(tree, np.ndarray) and tree.dtype.kind in "biuf" and tree.dtype.isnative and tree.dtype.str in DTYPES
-    ):
-        yield path, _Leaf(tree.dtype, tree.shape[1:], next(kinds, "")), tree
-    else:
-        raise _MisfitError
-
-
-def _paths(template: Tree, path: Path = ()) -> dict[Path, int]:
-    if isinstance(template, dict):
-        return {p: i for key, item in template.items() for p, i in _paths(item, (*path, key)).items()}
-    if isinstance(template, tuple):
-        return {p: i for key, item in enumerate(template) for p, i in _paths(item, (*path, (key,))).items()}
-    return {path: template}
+    def value(self, place: int) -> Tree:
+        """Return one value, as it was appended."""
+        row = self.values[place, ...]
+        return _SCALARS[self.kind](row) if not row.shape else row.copy()
 
 
 class _Values:
@@ -103,13 +103,10 @@ class _Values:
         return len(self._columns)
 
     def __getitem__(self, item: int | slice) -> Tree:
-        if isinstance(item, slice):
-            return [self[i] for i in range(*item.indices(len(self)))]
-        at = operator.index(item)
-        at += len(self) if at < 0 else 0
-        if not 0 <= at < len(self):
-            raise IndexError(f"sample {item} of {len(self)}")
-        return self._columns.value(self._field, self._columns.first + at)
+        found = range(self._columns.first, self._columns.written)[item]
+        if isinstance(found, range):
+            return [self._columns.value(self._field, number) for number in found]
+        return self._columns.value(self._field, found)
 
     def __iter__(self) -> Iterator[Tree]:
         return map(self.__getitem__, range(len(self)))
@@ -130,20 +127,18 @@ class SampleColumns:
     """
 
     type_id = "sample_columns"
-    type_version = 1
+    type_version = 2
 
     def __init__(self, memory_size: int) -> None:
         self.memory_size = memory_size
         self.first = 0
         self.written = 0
-        self.infos: dict[int, dict[Any, Any]] = {}
+        self.infos: dict[int, Tree] = {}
         self._capacity = memory_size + memory_size // 16
-        self._templates: list[Tree] = [None, None, None]
-        """Action, observation and reward with numbers of leaves; None: not known yet."""
-        self._known: list[dict[Path, int]] = [{}, {}, {}]
-        self._leaves: list[_Leaf] = []
-        # Flags (terminated, truncated, with an action), number of the sample before, then the leaves.
-        self._rings: list[Array] = [np.empty((0, 1), dtype) for dtype in (bool, bool, bool, np.int64)]
+        self._flags: list[Array] = [np.empty(0, dtype) for dtype in (bool, bool, bool, np.int64)]
+        """Rings of terminated, truncated, with an action, and the number of the sample before (-1: no transition)."""
+        self._fields: list[Tree] = [None, None, None]
+        """Trees of the rings of actions, observations and rewards; None: no value was seen yet."""
         self._items = np.empty(0, np.int64)
         self._count = 0
         self._lease: RowLease | None = None
@@ -160,8 +155,11 @@ class SampleColumns:
     @property
     def previous(self) -> Array:
         """For each of `transitions`, the number of the sample before it."""
-        found: Array = self._rings[_FLAGS][self._places(self.transitions), 0]
-        return found
+        return self._before(self.transitions)
+
+    def _before(self, numbers: Array) -> Array:
+        before: Array = self._flags[3][self._places(numbers)]
+        return before
 
     def __getitem__(self, field: int) -> _Values:
         """Return a field of all samples: 0 action, 1 observation, 2 reward, 3 terminated, 4 truncated, 5 info."""
@@ -173,22 +171,14 @@ class SampleColumns:
 
     def value(self, field: int, number: int) -> Tree:
         """Return one value of a sample, as it was appended."""
-        place = number % len(self._rings[0])
+        place = number % len(self._flags[0])
         if field == 5:
             return self.infos.get(number, {})
         if field in (3, 4):
-            return bool(self._rings[field - 3][place, 0])
-        if field == 0 and not self._rings[2][place, 0]:
+            return bool(self._flags[field - 3][place])
+        if field == 0 and not self._flags[2][place]:
             return None
-        return map_leaves(lambda leaf: self._leaf_value(leaf, place), self._templates[field])
-
-    def _leaf_value(self, number: int, place: int) -> Tree:
-        leaf, row = self._leaves[number], self._rings[_FLAGS + 1 + number][place]
-        if leaf.shape:
-            return row.reshape(leaf.shape).copy()
-        if leaf.kind == "0-d":
-            return row.reshape(()).copy()
-        return _PYTHON[leaf.kind](row[0]) if leaf.kind else row[0]
+        return map_leaves(lambda column: column.value(place), self._fields[field])
 
     def to_lists(self) -> list[list[Tree]]:
         """Return the six fields as lists."""
@@ -205,48 +195,38 @@ class SampleColumns:
             follows: [rows] bool: samples that end a transition.
         """
         kinds = iter(chunk.kinds)
-        try:
-            has_action = bool(chunk.action_present.any())
-            fields = [
-                list(_columns(chunk.action, kinds)) if has_action or chunk.action != () else [],
-                list(_columns(chunk.observation, kinds)),
-                list(_columns(chunk.reward, kinds)),
-            ]
-        except _MisfitError:
-            return False
-        new = [columns if columns and self._templates[i] is None else [] for i, columns in enumerate(fields)]
-        for known, columns, added in zip(self._known, fields, new, strict=True):
-            if columns and not added:
-                found = {path: leaf for path, leaf, _ in columns}
-                if found != {path: self._leaves[i] for path, i in known.items()}:
-                    return False
-        for i, (columns, tree) in enumerate(zip(new, (chunk.action, chunk.observation, chunk.reward), strict=True)):
-            if columns:
-                self._learn(i, tree, [leaf for _, leaf, _ in columns])
+        fields = [
+            map_leaves(lambda values: _Column(values, next(kinds, "")), tree)
+            for tree in (chunk.action, chunk.observation, chunk.reward)
+        ]
+        if not chunk.action_present.any():
+            fields[0] = None
+        held = self._fields
+        for ring, field in zip(held, fields, strict=True):
+            if not all(column.is_numeric for column in _columns(field)):
+                return False
+            if field is not None and ring is not None and _layouts(field) != _layouts(ring):
+                return False
+        # Rows before the first action have zeros for it, and no flag of one.
+        self._fields = [
+            map_leaves(lambda column: column.ring(len(self._flags[0])), field) if ring is None and field is not None
+            else ring
+            for ring, field in zip(held, fields, strict=True)
+        ]  # fmt: skip
         skipped = max(0, chunk.rows - self._capacity)
-        start = self.written + skipped
         self._reserve(chunk.rows - skipped)
-        previous = np.where(follows, before, -1)
-        flags = (chunk.terminated, chunk.truncated, chunk.action_present, previous)
-        for ring, values in zip(self._rings, flags, strict=False):
-            _put(ring, start, values[skipped:])
-        for known, columns in zip(self._known, fields, strict=True):
-            for path, _, values in columns:
-                _put(self._rings[_FLAGS + 1 + known[path]], start, values[skipped:])
+        new = [chunk.terminated, chunk.truncated, chunk.action_present, np.where(follows, before, -1)]
+        pairs = list(zip(self._flags, new, strict=True))
+        for ring, field in zip(self._fields, fields, strict=True):
+            pairs += _pairs(ring, field) if field is not None else []
+        for ring, values in pairs:
+            put_rows(_rows_of(ring), self.written + skipped, _rows_of(values)[skipped:])
         self.infos.update({self.written + row: info for row, info in chunk.info.items() if info})
         self._add_items(self.written + np.flatnonzero(follows))
         self.written += chunk.rows
         if len(self) > self._capacity:
             self.drop(self.written - self._capacity)
         return True
-
-    def _learn(self, field: int, tree: Tree, leaves: Sequence[_Leaf]) -> None:
-        numbers = iter(range(len(self._leaves), len(self._leaves) + len(leaves)))
-        self._templates[field] = map_leaves(lambda _: next(numbers), tree)
-        self._known[field] = _paths(self._templates[field])
-        self._leaves += leaves
-        length = len(self._rings[0])
-        self._rings += [np.zeros((length, leaf.width), leaf.dtype) for leaf in leaves]
 
     def _add_items(self, numbers: Array) -> None:
         count = self._count + len(numbers)
@@ -257,7 +237,7 @@ class SampleColumns:
 
     def _reserve(self, count: int) -> None:
         """Make room for rows, or wait for the reader of those that will be overwritten."""
-        length, needed = len(self._rings[0]), min(len(self) + count, self._capacity)
+        length, needed = len(self._flags[0]), min(len(self) + count, self._capacity)
         if needed <= length:
             if self._lease is not None:
                 self._lease.wait_until_free(self.written + count - length)
@@ -267,24 +247,31 @@ class SampleColumns:
         self._allocate(min(self._capacity, max(_FIRST_ROWS, 2 * length, needed)), held)
 
     def _allocate(self, length: int, held: Sequence[Array]) -> None:
-        self._rings = [np.zeros((length, ring.shape[1]), ring.dtype) for ring in self._rings]
+        """Make longer rings with the newest rows."""
+        self._flags = [np.zeros(length, flag.dtype) for flag in self._flags]
+        self._fields = [_mapped(lambda column: column.ring(length), field) for field in self._fields]
         for ring, values in zip(self._rings, held, strict=True):
-            _put(ring, self.written - len(values), values)
+            put_rows(ring, self.written - len(values), values)
+
+    @property
+    def _rings(self) -> list[Array]:
+        """All rings as views [length, width]."""
+        columns = [column.values for field in self._fields for column in _columns(field)]
+        return list(map(_rows_of, [*self._flags, *columns]))
 
     def rows(self, start: int, stop: int) -> list[Array]:
         """Return copies of the rows [start, stop) of each ring."""
-        places = self._places(np.arange(start, stop)) if stop > start else np.empty(0, np.int64)
+        places = self._places(np.arange(start, stop))
         return [ring[places] for ring in self._rings]
 
     def _places(self, numbers: Array) -> Array:
-        places: Array = numbers % max(1, len(self._rings[0]))
+        places: Array = numbers % max(1, len(self._flags[0]))
         return places
 
     def drop(self, first: int) -> None:
         """Drop the samples before `first`, and the transitions that they begin or end."""
         items = self.transitions[np.searchsorted(self.transitions, first) :]
-        previous = self._rings[_FLAGS][self._places(items), 0]
-        kept = items[previous >= first]
+        kept = items[self._before(items) >= first]
         self._count = len(kept)
         self._items[: self._count] = kept
         for number in [number for number in self.infos if number < first]:
@@ -294,17 +281,13 @@ class SampleColumns:
     def batch(self, items: Array, device: Device) -> Batch:
         """Return the transitions of some items, as they are collated row by row."""
         now = self._items[items]
-        places = self._places(now)
-        before = self._places(self._rings[_FLAGS].take(places))
-        action, observation, reward = self._templates
+        places, before = self._places(now), self._places(self._before(now))
+        action, observation, reward = self._fields
 
-        def gather(template: Tree, at: Array, dtype: np.dtype | None = None) -> Tree:
-            def tensor(number: int) -> torch.Tensor:
-                leaf = self._leaves[number]
-                values = self._rings[_FLAGS + 1 + number].take(at, axis=0)
-                return _tensor(values.reshape(len(at), *leaf.shape), dtype or leaf.batch_dtype, device)
-
-            return map_leaves(tensor, template)
+        def gather(field: Tree, at: Array, dtype: np.dtype | None = None) -> Tree:
+            return map_leaves(
+                lambda column: _tensor(column.values.take(at, axis=0), dtype or column.batch_dtype, device), field
+            )
 
         float32 = np.dtype(np.float32)
         return (
@@ -312,8 +295,8 @@ class SampleColumns:
             gather(action, places),
             gather(reward, places, float32),
             gather(observation, places),
-            _tensor(self._rings[0].take(places), float32, device),
-            _tensor(self._rings[1].take(places), float32, device),
+            _tensor(self._flags[0].take(places), float32, device),
+            _tensor(self._flags[1].take(places), float32, device),
         )
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -321,7 +304,7 @@ class SampleColumns:
     @property
     def row_arrays(self) -> list[Array]:
         """The rings; empty before the first action, since they have no column of actions yet."""
-        return self._rings if self._templates[0] is not None else []
+        return self._rings if self._fields[0] is not None else []
 
     def lease_rows(self, start: int) -> RowLease:
         """Retain the rows from number `start` (or the oldest) until the lease is released."""
@@ -333,8 +316,7 @@ class SampleColumns:
         return {
             "first": self.first,
             "written": self.written,
-            "templates": list(self._templates),
-            "leaves": [[leaf.dtype.str, list(leaf.shape), leaf.kind] for leaf in self._leaves],
+            "fields": [_mapped(lambda column: [column.values[:0], column.kind], field) for field in self._fields],
             "infos": dict(self.infos),
             "early": [] if self.row_arrays else self.rows(self.first, self.written),
         }
@@ -345,44 +327,58 @@ class SampleColumns:
         Raises:
             KeyError, TypeError, ValueError: the state is invalid, or the rows do not fit it.
         """
-        leaves = [_leaf_of(*described) for described in state["leaves"]]
-        templates = list(state["templates"])
-        known = [{} if template is None else _paths(template) for template in templates]
+        loaded = SampleColumns(self.memory_size)
+        loaded._fields = [_mapped(lambda empty: _column(*empty), field) for field in state["fields"]]
         rows = rows or state["early"]
-        dtypes = [*(ring.dtype for ring in self._rings[: _FLAGS + 1]), *(leaf.dtype for leaf in leaves)]
-        widths = [1] * (_FLAGS + 1) + [leaf.width for leaf in leaves]
-        found = [(values.dtype, values.shape) for values in rows]
         count = len(rows[0]) if rows else 0
-        numbers = sorted(number for paths in known for number in paths.values())
-        if (
-            found != [(dtype, (count, width)) for dtype, width in zip(dtypes, widths, strict=True)]
-            or len(templates) != 3
-            or numbers != list(range(len(leaves)))
-        ):
-            raise ValueError(f"the rows of samples have the arrays {found:}, which do not fit the saved columns")
+        found = [(values.dtype, values.shape) for values in rows]
+        if len(loaded._fields) != 3 or found != [(ring.dtype, (count, ring.shape[1])) for ring in loaded._rings]:
+            raise ValueError(f"the rows of samples have the arrays {found}, which do not fit the saved columns")
         count = min(count, self._capacity)
-        self.written = int(state["written"])
-        self.first = self.written - count
-        self._leaves, self._templates, self._known = leaves, templates, known
-        self._rings = [np.empty((0, width), dtype) for dtype, width in zip(dtypes, widths, strict=True)]
-        self._lease = None
-        self._allocate(max(count, min(_FIRST_ROWS, self._capacity)), [values[len(values) - count :] for values in rows])
-        self.infos = {number: info for number, info in state["infos"].items() if number >= self.first}
-        held = np.arange(self.first, self.written)
-        self._items, self._count = np.empty(0, np.int64), 0
-        self._add_items(held[self._rings[_FLAGS][self._places(held), 0] >= self.first])
+        loaded.written = int(state["written"])
+        loaded.first = loaded.written - count
+        newest = [values[len(values) - count :] for values in rows]
+        loaded._allocate(max(count, min(_FIRST_ROWS, self._capacity)), newest)
+        loaded.infos = {number: info for number, info in state["infos"].items() if number >= loaded.first}
+        held = np.arange(loaded.first, loaded.written)
+        loaded._add_items(held[loaded._before(held) >= loaded.first])
+        vars(self).update(vars(loaded))
 
 
-def _leaf_of(dtype: str, shape: Sequence[int], kind: str) -> _Leaf:
-    sizes = tuple(operator.index(size) for size in shape)
-    if kind not in _KINDS or any(size < 0 for size in sizes):
-        raise ValueError(f"a leaf of the kind {kind!r:.50} and the shape {sizes}")
-    return _Leaf(DTYPES[dtype], sizes, kind)
+def _mapped(function: Callable[[Tree], Tree], field: Tree) -> Tree:
+    return None if field is None else map_leaves(function, field)
 
 
-def _put(ring: Array, start: int, values: Array) -> None:
-    """Write rows to a ring, from number `start` on."""
-    put_rows(ring, start, values.reshape(len(values), ring.shape[1]))
+def _columns(field: Tree) -> list[_Column]:
+    found: list[Tree] = [] if field is None else list(leaves(field))
+    return found
+
+
+def _layouts(field: Tree) -> Tree:
+    return map_leaves(operator.attrgetter("layout"), field)
+
+
+def _pairs(ring: Tree, field: Tree) -> Iterator[tuple[Array, Array]]:
+    """Yield the arrays of two trees of one structure together. Their dicts may have another order."""
+    if isinstance(field, dict):
+        for key, part in field.items():
+            yield from _pairs(ring[key], part)
+    elif isinstance(field, tuple):
+        for one, part in zip(ring, field, strict=True):
+            yield from _pairs(one, part)
+    else:
+        yield ring.values, field.values
+
+
+def _rows_of(values: Array) -> Array:
+    """Return a view [rows, width]."""
+    return values.reshape(len(values), math.prod(values.shape[1:]))
+
+
+def _column(values: Array, kind: str) -> _Column:
+    if kind not in _SCALARS:
+        raise ValueError(f"a column of the kind {kind!r:.50}")
+    return _Column(values, kind)
 
 
 def _tensor(values: Array, dtype: np.dtype, device: Device) -> torch.Tensor:

@@ -1,5 +1,49 @@
 """The training interface over a Server: a `TrainerLink`, evaluations, and the records of a run."""
 
+# Theory of operation
+#
+# The link's thread moves bytes and never decodes; this object lives in the training thread, decodes messages, decides
+# which are usable, and acknowledges them when the memory has them. It knows the workers as streams with names and
+# origins, and nothing of agents beyond the policy that it publishes.
+#
+# A message goes through three states. *Received*: the link has assembled it, and `_portion` takes it. *Outstanding*: it
+# is decoded into a `Delivery`, and the loop decides. *Done*: accepted or refused as a whole; `commit` acknowledges it.
+# Streams are acknowledged in order, so an undecided delivery holds back the later ones. With a memory on disk, `keep`
+# writes samples and offsets before any acknowledgement leaves; if it raises, nothing was acknowledged, nothing is
+# received, and the next call repeats exactly this.
+#
+# Decoding is bounded, because some kB may decompress to GB and a megabyte of tiny values takes a second instead of a
+# millisecond: messages are taken a megabyte (decompressed) at a time, until 0.1 s have passed. What remains waits in
+# the inbox, and `has_more` says so. A message with a number that is not finite is refused here, for every kind of
+# memory, since it would spoil each update that samples it.
+#
+# Workers are compared when they join, not when they send: environment and policy are in the signature of a stream. A
+# worker with another environment or policy stays linked and runs on, because a policy that does not match must not stop
+# a fleet; its samples are refused with a reason that both sides log once. An expert's samples may come from another
+# policy, never from another environment. Rejected: running the policy on the first observation (user code on arrays
+# from an unknown client, and a multi-layer perceptron accepts any structure of the right size).
+#
+# Starvation: in synchronous collection the ratios of both sides can make them wait for each other for ever. The trainer
+# decides it, because it knows all workers: it lacks samples, and every linked worker reports that it waits, without a
+# break for `STARVED_S`, which is longer than a silent link lasts. Workers whose links were lost are waited for (30 s),
+# since they may return with the missing samples. The last report has `gave_up`, or the workers would wait for another
+# trainer. Rejected: inferring it from silence, which cannot be told from a long episode.
+#
+# Turns: with one synchronous worker and a seed, worker and trainer alternate, so that no result depends on arrival
+# times. `give_turn` requests a due evaluation first and then publishes the turn with the version; `has_turn` is true
+# when the worker reports that it waits with exactly this version. A worker that takes no turns (its machine has other
+# settings) is recognized after `TURN_S` and never waited for again. With several workers nothing is repeatable, and one
+# of them could block the others, so there are no turns.
+#
+# Reaching the target is confirmed by a second evaluation, since one lucky evaluation is not a result.
+#
+# Nothing that is done often looks at all workers: one certificate may open thousands of streams, and a Server's members
+# change in `take_member_changes` alone. What a member chooses (names, metrics, records, the rate of joining) is bounded
+# where it would grow for the life of the process, because sinks keep a series for each name for ever.
+#
+# While one update takes long, the link's thread writes the record of the network instead (`_record_while_busy`): it
+# reads counters only, and a display then shows within 2 s what arrives.
+
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +54,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
@@ -22,7 +65,7 @@ from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
-from tmrl_core.metrics.records import Value, episode_values
+from tmrl_core.metrics.records import Kind, Value, episode_values
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.links.remark_log import RemarkLog
@@ -220,7 +263,7 @@ class RemoteInterface(TrainingInterface):
         self._starved_since: float | None = None
         # Time at which each stream was disconnected, the earliest first. Those of a checkpoint may be older than this
         # process.
-        self._missing_since = OrderedDict.fromkeys(link.offsets, self._started)
+        self._missing_since = OrderedDict.fromkeys(link.trainer.offsets, self._started)
         self._stale_samples = 0
         self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         self._equal_ends = EqualEnds()
@@ -258,7 +301,7 @@ class RemoteInterface(TrainingInterface):
     def _portion(self) -> Iterator[Received]:
         """Take messages, a few at a time until `DECODE_S` have passed: some take a thousand times as long as others."""
         link = self.link
-        until, until_bytes = self._clock() + DECODE_S, link.received_bytes + TAKEN_BYTES
+        until, until_bytes = self._clock() + DECODE_S, link.trainer.inbox.taken_cost + TAKEN_BYTES
         taken = 0
         while True:
             received = link.receive(DECODED_BYTES)
@@ -267,7 +310,7 @@ class RemoteInterface(TrainingInterface):
             taken += len(received)
             if not link.has_more or taken >= TAKEN_MESSAGES:
                 return
-            if link.received_bytes >= until_bytes or self._clock() >= until:
+            if link.trainer.inbox.taken_cost >= until_bytes or self._clock() >= until:
                 return
 
     @property
@@ -294,19 +337,19 @@ class RemoteInterface(TrainingInterface):
         except (CodecError, SampleRefusedError) as exc:
             delivery.refuse(str(exc))
         else:
-            name = self.link.worker_name(one.stream)
+            name = self.link.trainer.worker_name(one.stream)
             most = min(MAX_RECORDS, most_records(len(one.payload)))
             if len(message.records) > most:
                 self._remarks.remark(
                     f"worker {name} sends more episode records in a message than are allowed; others are not used",
-                    self.link.origin(one.stream),
+                    self.link.trainer.origin(one.stream),
                 )
             delivery.records = [
                 msgspec.structs.replace(
                     record,
                     agent=plain(record.agent),  # kept for a while, and of any length
                     worker=plain(episode_label(name, record.worker)),
-                    metrics=self._metric_names.recorded(record.metrics, self.link.origin(one.stream)),
+                    metrics=self._metric_names.recorded(record.metrics, self.link.trainer.origin(one.stream)),
                 )
                 for record in message.records[:most]
             ]
@@ -316,7 +359,7 @@ class RemoteInterface(TrainingInterface):
         reason = plain(reason[:MAX_REASON_CHARACTERS])
         self._remarks.remark(
             f"samples of worker {worker} are refused: {reason} (the record `refused` counts all)",
-            self.link.origin(stream),
+            self.link.trainer.origin(stream),
         )
 
     def commit(self) -> None:
@@ -331,7 +374,7 @@ class RemoteInterface(TrainingInterface):
             self.keep([received for received, _ in done])
         for received, delivery in done:
             if delivery.refusal:
-                self._log_refused(received.stream, self.link.worker_name(received.stream), delivery.refusal)
+                self._log_refused(received.stream, self.link.trainer.worker_name(received.stream), delivery.refusal)
                 self.link.refuse(received, delivery.refusal)
                 if received.stream in self._members:  # a stream that has left is not removed again
                     self._strange.add(received.stream)
@@ -352,7 +395,7 @@ class RemoteInterface(TrainingInterface):
     def wait_for_turn(self, timeout_s: float) -> None:
         """Wait until the worker reports that it waits with the latest version, or as `wait`."""
         stream, text = self._turner, turn_text(self._turn)
-        self._wait(timeout_s, lambda: stream is not None and self.link.waits_of(stream).startswith(text))
+        self._wait(timeout_s, lambda: stream is not None and self.link.trainer.waits_of(stream).startswith(text))
 
     def _wait(self, timeout_s: float, condition: Callable[[], bool]) -> bool:
         deadline = self._clock() + timeout_s
@@ -413,7 +456,7 @@ class RemoteInterface(TrainingInterface):
     @property
     def version(self) -> Version:
         """Version of the latest published policy."""
-        return self.link.version
+        return self.link.trainer.version
 
     def give_turn(self) -> None:
         """Request a due evaluation, which runs before further collection; then give the turn."""
@@ -434,7 +477,7 @@ class RemoteInterface(TrainingInterface):
         if not self._takes_turns or len(self._live) != 1:
             return True
         (stream,) = self._live
-        text = self.link.waits_of(stream)
+        text = self.link.trainer.waits_of(stream)
         if text.startswith(TURN):
             self._turner = stream
         if self._turner != stream:
@@ -493,32 +536,32 @@ class RemoteInterface(TrainingInterface):
 
     def origin(self, stream: bytes) -> str:
         """Return the name in the worker's certificate; without end-to-end authentication, its label."""
-        return self.link.origin(stream)
+        return self.link.trainer.origin(stream)
 
     def plays(self, stream: bytes) -> bool:
         """Return True if the worker has sent something lately, or reports that it waits. One that is only made does
         neither.
         """
         heard = self._heard.get(stream)
-        return (heard is not None and self._clock() - heard < PLAYS_S) or bool(self.link.waits_of(stream))
+        return (heard is not None and self._clock() - heard < PLAYS_S) or bool(self.link.trainer.waits_of(stream))
 
     def note_silence(self, evaluation: Evaluation, stream: bytes, silent_s: float) -> None:
         """Name a worker that was asked for an evaluation and runs no episode."""
-        plays = self.plays(stream)
+        plays, name = self.plays(stream), self.link.trainer.worker_name(stream)
         message = (
-            f"evaluation {evaluation.id} waits for worker {self.link.worker_name(stream)}, which has ended none of its "
-            f"episodes for {silent_s:.0f} s{'' if plays else ' and sends nothing: is it running?'}"
+            f"evaluation {evaluation.id} waits for worker {name}, which has ended none of its episodes for "
+            f"{silent_s:.0f} s{'' if plays else ' and sends nothing: is it running?'}"
         )
         logger.log(logging.INFO if plays else logging.WARNING, "%s", message)
         self.event(names.EVENT_EVALUATION_WAITS, message)
 
     def says_done(self, stream: bytes, what: Collect) -> bool:
         """Return True if the worker reports that it has finished; it does so once all its samples are acknowledged."""
-        return self.link.waits_of(stream) == what.done
+        return self.link.trainer.waits_of(stream) == what.done
 
     def says_idle(self, stream: bytes) -> bool:
         """Return True if the worker reports that it waits for the next round, not for a policy."""
-        return waits_for_round(self.link.waits_of(stream))
+        return waits_for_round(self.link.trainer.waits_of(stream))
 
     @contextlib.contextmanager
     def whole_round(self) -> Iterator[None]:
@@ -591,12 +634,12 @@ class RemoteInterface(TrainingInterface):
             # The last report may be older by some updates.
             self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 
-    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
+    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Value) -> None:
         """Write an event to the records, at `step` updates; None: at the last reported number of updates."""
         if self.recorder is not None:
             self.recorder.event(event, message, step=self.progress.updates if step is None else step, **values)
 
-    def _record(self, kind: Any, values: Metrics) -> None:
+    def _record(self, kind: Kind, values: Metrics) -> None:
         if self.recorder is not None:
             self.recorder.record(kind, values, step=self.progress.updates)
 
@@ -679,7 +722,7 @@ class RemoteInterface(TrainingInterface):
             self._record_network()
 
     def _note_members(self) -> None:
-        joined, left = self.link.take_member_changes()
+        joined, left = self.link.trainer.take_member_changes()
         for stream in left:
             self._live.pop(stream, None)
             if stream not in joined:
@@ -726,7 +769,7 @@ class RemoteInterface(TrainingInterface):
             self._remarks.remark(
                 f"worker {member.name} has another environment, {found}: its samples will be refused unless a "
                 "preprocessor or compressor makes up for it",
-                self.link.origin(member.stream),
+                self.link.trainer.origin(member.stream),
             )
         self._hold_policy(member)
 
@@ -741,8 +784,8 @@ class RemoteInterface(TrainingInterface):
         if found:
             self._refuse_worker(
                 member,
-                f"another policy, {plain(found)}. Give both the same actor.cls and actor.kwargs, or for many agents "
-                "the same section multiagent",
+                f"another policy, {plain(found)}. Give both the same settings of the policy, such as actor.cls and "
+                "actor.kwargs",
             )
 
     def _refuse_worker(self, member: Member, reason: str) -> None:
@@ -804,7 +847,7 @@ class RemoteInterface(TrainingInterface):
         charted: dict[bytes, str] = {}
         for stream, member in self._members.items():
             name = member.name
-            if self._charted_names.keep(name, self.link.origin(stream)) is not None:
+            if self._charted_names.keep(name, self.link.trainer.origin(stream)) is not None:
                 charted[stream] = name
                 if len(charted) == WORKERS_CHARTED:
                     break
@@ -866,6 +909,6 @@ def _signature_of(member: Member) -> State:
 def episode_label(name: str, chosen: str) -> str:
     """Return the label of an episode: the Server's label, because two workers may choose the same one.
 
-    A gateway adds a slash and the id of the session to its own label.
+    A role with several client sessions adds a slash and the id of the session to its own label.
     """
     return chosen[: len(name) + MAX_SESSION_CHARACTERS] if chosen.startswith(f"{name}/") else name

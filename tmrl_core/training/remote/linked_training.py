@@ -85,7 +85,7 @@ class LinkedTraining:
                 settings.first_seed,
                 settings.every_updates,
                 interface.ask,
-                origin=link.origin,
+                origin=link.trainer.origin,
                 plays=interface.plays,
                 on_silent=interface.note_silence,
             )
@@ -127,12 +127,12 @@ class LinkedTraining:
             self.commit(training)
             link = self.interface.link
             training.own.delivery = {
-                "incarnation": link.incarnation,
+                "incarnation": link.trainer.incarnation,
                 # If nothing was published yet, the next process begins with the number that this process would have
                 # used.
-                "counter": max(link.version[1], training.delivery.get("counter", 0)),
-                "marks": {stream: tuple(offset) for stream, offset in link.offsets.items()},
-                "refusals": link.refusals,
+                "counter": max(link.trainer.version[1], training.delivery.get("counter", 0)),
+                "marks": {stream: tuple(offset) for stream, offset in link.trainer.offsets.items()},
+                "refusals": link.trainer.refusals,
                 "gap_messages": link.counts.gap_messages,
                 "gap_samples": link.counts.gap_samples,
             }

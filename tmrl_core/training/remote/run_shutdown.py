@@ -109,11 +109,11 @@ class RunShutdown:
         or half a minute for each GB if a hostile worker has chosen what takes longest.
         """
         link = self._interface.link
-        arrived = link.arrived
-        while link.has_of_first(arrived):
-            received = link.received
+        arrived = link.trainer.inbox.appended
+        while link.trainer.has_of_first(arrived):
+            received = link.trainer.inbox.taken
             self._take_samples()
-            if link.received == received:
+            if link.trainer.inbox.taken == received:
                 return  # nothing was taken: the memory's disk does not accept samples
 
     def _take_samples(self) -> None:

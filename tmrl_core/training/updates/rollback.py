@@ -1,8 +1,33 @@
 """Roll back updates that produce NaN or Inf."""
 
+# Theory of operation
+#
+# One bad batch (a NaN from a sensor, an overflow in a loss) would destroy the networks, and all later checkpoints with
+# them. Every update is therefore run so that it can be undone. This file does it for updates that are not compiled; a
+# compiled graph chooses between old and new values itself (update_graph.py). It knows an agent only as a set of
+# tensors.
+#
+# The order of one update: list the agent's tensors if they have changed, copy them, run the update, list again, sum,
+# and copy back if a sum is not finite. What is summed: the batch, the metrics, and all tensors of the agent. The
+# moments of the optimizers are among these, and they show bad gradients even where the parameters still look right: the
+# square of 1e20 is infinite in float32, and Adam then moves that parameter by 0, from now on. Nothing is read or
+# changed in a good update, so no bit of a result depends on this file.
+#
+# The tensors are listed again after the update because Adam creates its moments in its first step. They did not exist
+# when the copies were made; they begin as zeros, so zeros are their copies. Example: an agent with 12 parameters has 12
+# copies before its first update and 48 tensors after it (two moments and a step count each); if that update was bad,
+# the 36 new ones become zeros, as if it had not been. A loaded checkpoint replaces an optimizer's state by another
+# object, which the comparison of identities shows.
+#
+# On a CPU, the result is checked immediately. On another device, reading it would make the processor wait for the
+# device once per update, so the device decides: `torch.where` selects the old or the new values, and the flag is read
+# 64 updates later (skipped_updates.py); the losses of a skipped update then still enter the means of the round. All
+# tensors of one dtype are checked and restored as one array there, since a launch for each tensor would take longer
+# than the update. An agent with tensors on two devices is checked as on a CPU.
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +52,10 @@ class UpdateRollback:
 
     def __init__(self, agent: object) -> None:
         self._agent = agent
-        self._states: list[object] = []
-        self._stamp: list[int] | None = None
+        self._states: list[Sized] = []
+        """States of the agent's optimizers."""
+        self._sizes: list[int] | None = None
+        """Number of parameters with an entry in each of them when the tensors were listed; None: not listed yet."""
         self._kept: list[Tensor] = []
         self._floats: list[Tensor] = []
         self._copies: list[Tensor] = []
@@ -52,13 +79,12 @@ class UpdateRollback:
         torch._foreach_copy_(self._copies, self._kept)
         with torch.enable_grad():
             metrics: Metrics = dict(update())
-        if self._has_changed():
+        if list(map(len, self._states)) != self._sizes:  # an optimizer's first step creates its state
             self._refresh()
         floats = floating([*batch, *metrics.values()])
         if self._wholes:
             return {**metrics, SKIPPED: self._roll_back_on_device(floats)}
-        finite = all_sums_finite([*floats, *self._floats])
-        if finite:
+        if all_sums_finite([*floats, *self._floats]):
             return metrics
         torch._foreach_copy_(self._kept, self._copies)
         return {SKIPPED: True}
@@ -76,19 +102,18 @@ class UpdateRollback:
 
     def _has_changed(self) -> bool:
         """Return True if an optimizer's state was created or loaded since the last call."""
-        states: list[object] = []
-        stamp: list[int] = []
+        states: list[Sized] = []
         for value in vars(self._agent).values():
             if isinstance(value, torch.optim.Optimizer):
                 states.append(value.state)
-                stamp += id(value.state), len(value.state)
-        has_changed = stamp != self._stamp
-        # Earlier states are kept until here, so that no later one has the address of one of them.
-        self._states, self._stamp = states, stamp
-        return has_changed
+        same = list(map(id, states)) == list(map(id, self._states))
+        # The earlier states are alive until here, so no later one has the address of one of them.
+        self._states = states
+        return not same or list(map(len, states)) != self._sizes
 
     def _refresh(self) -> None:
         """Refresh the list of the agent's tensors."""
+        self._sizes = list(map(len, self._states))
         known = {id(tensor): copy for tensor, copy in zip(self._kept, self._copies, strict=True)}
         self._kept = agent_tensors(self._agent)
         # New tensors belong to an optimizer and begin as zeros.
@@ -124,9 +149,8 @@ def floating(values: Iterable[Tree]) -> list[Tensor]:
 def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
     """Return a flag on the device of the first tensor: True if all numbers are finite."""
     # A sum is finite only if all its terms are: one number per tensor, in one pass.
-    sums = [tensor.sum(dtype=torch.float32) for tensor in floats]
-    device = sums[0].device
-    return torch.stack([total.to(device) for total in sums]).isfinite().all()
+    device = floats[0].device
+    return torch.stack([tensor.sum(dtype=torch.float32).to(device) for tensor in floats]).isfinite().all()
 
 
 def all_finite(leaves: Iterable[Tree]) -> bool:

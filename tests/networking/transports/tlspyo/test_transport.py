@@ -32,9 +32,10 @@ from tmrl_core.networking import Server
 from tmrl_core.networking.links import TrainerLink, WorkerLink
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.messages import Blob
-from tmrl_core.networking.security import credentials, tlspyo_files
+from tmrl_core.networking.security import credentials
 from tmrl_core.networking.security.admission import FIRST_DELAY_S, FREE_FAILURES, AdmissionSettings
 from tmrl_core.networking.transports.selection import LinkSettings
+from tmrl_core.networking.transports.tlspyo import files
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 from tmrl_core.samples import Buffer
 from tmrl_core.samples.codec import decode_message
@@ -134,8 +135,10 @@ def collect(trainer: TrainerLink, numbers: list[float], rows: int) -> None:
 def test_roles_connect_with_the_credentials_of_the_command(place: Place) -> None:
     """They may share one local port, and their own processes never import tlspyo."""
     place.start_server()
-    worker = place.worker(local_port=place.local_port)
-    trainer = place.trainer(local_port=place.local_port)
+    ports = {"local_port_trainer": place.local_port, "local_port_worker": place.local_port}
+    sharing = from_values({"network": ports})
+    worker = place.worker(config=sharing)
+    trainer = place.trainer(config=sharing)
     trainer.publish({"policy": Blob("text", b"weights")})
     send(worker, 0, 300)
     numbers: list[float] = []
@@ -270,7 +273,7 @@ def test_plaintext_stays_on_this_machine(place: Place) -> None:
 
 
 def transport_of(keys: Path, **more: Any) -> TlspyoTransport:
-    part = tlspyo_files.load(keys, server=True)
+    part = files.load(keys, server=True)
     values = {"password": part.password, "certificate": part.certificate, "key": part.key}
     return TlspyoTransport(**{**values, "key_of_local_port": "network.local_port_server", **more})
 
@@ -290,7 +293,7 @@ class Stranger:
     """Speaks tlspyo's protocol by hand."""
 
     def __init__(self, place: Place) -> None:
-        part = tlspyo_files.load(place.keys, server=False)
+        part = files.load(place.keys, server=False)
         context = ssl.create_default_context(cadata=part.certificate)
         self.password = part.password.encode()
         raw = socket.create_connection(("127.0.0.1", place.port), DEADLINE_S)
@@ -409,7 +412,7 @@ def test_the_relay_refuses_a_pickle(place: Place, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["instead of a message", "as its content"])
 def test_a_client_refuses_a_pickle_of_a_false_relay(keys: Path, tmp_path: Path, inside: bool) -> None:
-    part = tlspyo_files.load(keys, server=True)
+    part = files.load(keys, server=True)
     file = tmp_path / "relay.pem"
     file.write_text(part.key + part.certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -585,7 +588,7 @@ def test_a_killed_server_with_a_forked_child_leaves_no_process(place: Place) -> 
 
 def test_nothing_secret_is_in_a_command_line_or_an_environment(place: Place) -> None:
     place.start_server()
-    password = tlspyo_files.load(place.keys, server=True).password
+    password = files.load(place.keys, server=True).password
     (child,) = io_processes()
     assert not any(password in word for word in [*child.cmdline(), *child.environ().values()])
     assert password not in repr(place.server._transport)

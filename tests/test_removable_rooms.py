@@ -1,0 +1,218 @@
+"""Each room can be deleted: the core names none, and a tree without one starts, learns and passes its own units."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests import source
+
+ROOT = source.PACKAGE.parent
+
+
+class Room(NamedTuple):
+    """A part of the package that can be taken away.
+
+    Args:
+        paths: folders or modules below the package, as patterns.
+        words: a regular expression of the words that name it.
+        configuration: one that needs it; empty: none does.
+        error: the error that this configuration then has.
+    """
+
+    paths: tuple[str, ...]
+    words: str
+    configuration: str = ""
+    error: str = ""
+
+
+ROOMS = {
+    "gateway": Room(
+        ("gateway",),
+        r"\bgateway",
+        "gateway: {port: 0}",
+        "gateway: unknown section. No package tmrl_core.gateway is here",
+    ),
+    "multiagent": Room(
+        ("multiagent",),
+        "multiagent",
+        "multiagent: {agents: {}}",
+        "multiagent: unknown section. Did you mean agent? No package",
+    ),
+    "compat": Room(("compat",), r"tmrl_core.compat|\bcompat/"),
+    "replay": Room(
+        ("envs/replay",),
+        r"envs\.replay|ReplayEnv|FunctionalEnv|SessionBatch|SessionPool|unrolling",
+    ),
+    "lerobot": Room(("sessions/lerobot",), "lerobot"),
+    "minari": Room(("sessions/minari",), "minari"),
+    "tlspyo": Room(
+        ("networking/transports/tlspyo",),
+        "tlspyo",
+        "network: {transport: tlspyo}",
+        "network.transport: found the text 'tlspyo', allowed: local, tls, or",
+    ),
+    "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
+    "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
+}
+
+ALLOWED: dict[str, dict[str, str]] = {}
+"""For each room, the files of the core that have a word of it with another meaning, and that meaning."""
+
+UNFINISHED: dict[str, set[str]] = {}
+"""For each room, the files of the core that still name it."""
+
+
+def files_of(room: str) -> set[Path]:
+    """Return the files of a room."""
+    return {
+        file
+        for pattern in ROOMS[room].paths
+        for found in source.PACKAGE.glob(pattern)
+        for file in ([found] if found.is_file() else found.rglob("*.py"))
+    }
+
+
+CORE = set(source.FILES).difference(*map(files_of, ROOMS))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_core_names_no_room(room: str) -> None:
+    words = re.compile(ROOMS[room].words, re.IGNORECASE)
+    naming = {file.relative_to(source.PACKAGE).as_posix() for file in CORE if words.search(file.read_text("utf-8"))}
+    assert naming - ALLOWED.get(room, {}).keys() - UNFINISHED.get(room, set()) == set()
+    assert not ALLOWED.get(room, {}).keys() - naming, "these need no entry"
+
+
+class Tree:
+    """A copy of the package in a folder, and processes that run it.
+
+    Args:
+        folder: an empty folder.
+        without: the rooms to leave out.
+    """
+
+    def __init__(self, folder: Path, without: Iterable[str]) -> None:
+        self.folder = folder
+        missing = {file for room in without for file in files_of(room)}
+        assert missing
+        for file in set(source.FILES) - missing:
+            copy = folder / file.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+
+    def run(self, *arguments: str, timeout: float = 100, full: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run Python in the folder. The process must succeed."""
+        environment = {**os.environ, "TMRL_CORE_HOME": str(self.folder / "home"), "PYTHONPATH": str(self.folder)}
+        if not full:
+            environment.pop("FULL_TESTS", None)
+        command = [sys.executable, "-B", *arguments]
+        ended = subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        assert ended.returncode == 0, ended.stdout[-4_000:] + ended.stderr[-4_000:]
+        return ended
+
+
+START = """
+import contextlib, io, json, pathlib, sys
+import tmrl_core
+from tmrl_core.cli.main import main
+
+assert tmrl_core.__file__.startswith(sys.argv[1]), tmrl_core.__file__
+out = io.StringIO()
+with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+    main(["--help"])
+assert "--trainer" in out.getvalue()
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main(["--credentials", "--help"])
+out = io.StringIO()
+with contextlib.redirect_stdout(out):
+    assert main(["--config-schema"]) == 0
+pathlib.Path("tmrl_core.yaml").write_text("run: {name: whole}")
+assert main(["--benchmark", "--steps", "20"]) == 0  # checks the configuration, and acts
+error = io.StringIO()
+if sys.argv[2]:
+    pathlib.Path("tmrl_core.yaml").write_text(sys.argv[2])
+    with contextlib.redirect_stderr(error):
+        assert main(["--server"]) == 2
+print(json.dumps([json.loads(out.getvalue()), error.getvalue()]))
+"""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_tree_without_a_room_starts(room: str, tmp_path: Path) -> None:
+    tree = Tree(tmp_path, [room])
+    ended = tree.run("-c", START, str(tmp_path), ROOMS[room].configuration)
+    schema, error = json.loads(ended.stdout.splitlines()[-1])
+    assert room not in schema["$defs"]["Config"]["properties"]
+    transports = schema["$defs"]["NetworkSection"]["properties"]["transport"]["examples"]
+    assert ("tlspyo" in transports) == (room != "tlspyo")
+    if ROOMS[room].error:
+        assert error.startswith("ConfigError: ")
+        assert ROOMS[room].error in error
+
+
+SHORT = """
+run: {name: short}
+environment: {cls: "tmrl_core.envs:GenericGymEnv", kwargs: {id: Pendulum-v1, to_float32: true}}
+actor: {kwargs: {hidden_sizes: [16, 16]}}
+worker: {max_env_steps_per_update: 8, max_samples_per_episode: 50}
+server: {port: 0}
+memory: {batch_size: 32}
+trainer:
+  epochs: 1
+  rounds: 2
+  steps: 50
+  start_training: 100
+  update_model_interval: 20
+  update_buffer_interval: 20
+  device: cpu
+  evaluation: {episodes: 1, every_updates: 100}
+"""
+
+
+def test_a_tree_without_any_room_learns(tmp_path: Path) -> None:
+    tree = Tree(tmp_path, ROOMS)
+    (tmp_path / "tmrl_core.yaml").write_text(SHORT)
+    ended = tree.run("-m", "tmrl_core", "--local", "--single-process", "--workers", "1")
+    assert "100 updates" in ended.stdout
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_tree_without_a_room_learns_between_processes(room: str, tmp_path: Path) -> None:
+    tree = Tree(tmp_path, [room])
+    ended = tree.run("-m", "tmrl_core", "--local", "--small", timeout=300)
+    assert "400 updates" in ended.stdout
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1_300)
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_units_pass_without_a_room(room: str, tmp_path: Path) -> None:
+    """The tests that stay are those of files that do not import the room, which mirror the package."""
+    tree = Tree(tmp_path, [room])
+    missing = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files_of(room)]
+    names = re.compile(
+        "|".join(re.escape(name.removesuffix(".__init__")) for name in missing) + f"|{ROOMS[room].words}"
+    )
+    tests = tmp_path / "tests"
+    shutil.copytree(ROOT / "tests", tests, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
+    for file in tests.glob("*/**/test_*.py"):
+        if names.search(file.read_text("utf-8")):
+            file.unlink()
+    for file in tests.glob("test_*.py"):
+        file.unlink()  # of the whole repository: its pages, its public surface, this test
+    tree.run("-m", "pytest", "-q", "-n", "2", "-m", "unit", "tests", timeout=1_200)

@@ -1,0 +1,1 @@
+"""Datasets of Minari as recorded sessions; `tmrl_core.sessions` exports `read_minari` and `write_minari`."""
