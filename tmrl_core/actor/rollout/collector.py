@@ -4,6 +4,22 @@ It keeps the seed of the next episode, follows the trainer's evaluations, and co
 episodes of one agent; a room may play those of many.
 """
 
+# Theory of operation
+#
+# What a worker owes its trainer does not depend on the number of its agents: evaluations with the right policy, seeds
+# that no other worker has, and patience with a policy that fails. This class holds that, and knows no environment.
+#
+# Two workers of one label get one seed from `run.seed`, and would play the same episodes. The Server numbers them
+# (`place`), which is known only after joining, perhaps in the middle of an episode. So `follow_place` looks before each
+# episode, and not during an evaluation, whose seeds are the trainer's.
+#
+# An evaluation ends the open episode, since the trainer may wait for nothing else. If one of its episodes does not end
+# in order (the run ends, or an action is not finite), it is postponed as a whole: a mean over fewer episodes would look
+# like any other.
+#
+# `stop` sets a flag that every loop looks at after each step, and wakes waits. Nothing else is touched, so that a
+# signal handler may call it at any point.
+
 from __future__ import annotations
 
 import logging

@@ -1,9 +1,4 @@
-"""Lockstep collection: exactly the requested amount, with exactly the requested version of the policy.
-
-The request arrives as a `Collect` in the trainer's directive for this stream, and stays in force until another one
-arrives. Steps continue the open episode; whole episodes are sent completely. Evaluations run before the next
-assignment, never within one, so that a seeded worker depends only on its directives.
-"""
+"""Lockstep collection: exactly the requested amount, with exactly the requested version of the policy."""
 
 # Theory of operation
 #
