@@ -2,14 +2,14 @@
 
 # Theory of operation
 #
-# A recording must not disturb the run: the thread that collects only appends to a queue, under a lock that is held for
-# some 100 ns, and a thread of its own writes. The queue is bounded in bytes, and one hand-over always fits, or a single
-# large one would never be recorded. Beyond that, samples are left out of the recording and counted; they are sent all
-# the same.
+# A recording must not disturb the run: the thread that collects only appends to a queue, under a short lock, and a
+# thread of its own writes. The queue is bounded in bytes, and one hand-over always fits, or a single large one would
+# never be recorded. Beyond that, samples are left out of the recording and counted; they are sent all the same.
 #
-# While the disk is slow, hand-overs pile up. Up to 128 of one layout become one record, because each record costs an
-# fsync. What was written is removed from the queue only afterwards, so that its bytes count until they are really gone.
-# If a joined record fails, each hand-over is tried alone: one bad value must not cost the other 127.
+# While the disk is slow, hand-overs pile up. Up to 128 of one layout become one record, because a record of many costs
+# little more than a record of one. What was written is removed from the queue only afterwards, so that its bytes count
+# until they are really gone. If a joined record fails, each hand-over is tried alone: one bad value must not cost the
+# other 127.
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ The rules are `asynchronous_rule.py`, `synchronous_rule.py` and `lockstep_rule.p
 # knows all workers; a worker ends by itself only after a minute without any change (`StarvationWatch`). The error holds
 # the numbers of both sides, because one ratio alone is never wrong.
 #
-# Polling is by slices and not by steps: a look at the link costs 2 us, as much as a step of a fast simulator beside its
-# policy. `send_every` and the rule's room cut slices shorter, so both are exact.
+# Polling is by slices and not by steps: a look at the link at each step would cost more than recording the step.
+# `send_every` and the rule's room cut slices shorter, so both are exact.
 #
 # Rejected: one class for each mode derived from a common worker (three loops, which differed in their waits); a context
 # dict passed through the parts (untyped).

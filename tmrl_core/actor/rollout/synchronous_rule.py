@@ -17,8 +17,8 @@ With a seed, worker and trainer take turns, so that runs are repeatable.
 # depends on when messages arrive. With turns it does not:
 #
 #     worker   collects with v what the ratio allows, sends it, reports "turn v" (`turn_text`)
-#     trainer  has all samples now; trains up to its next publication, evaluates if it is due, publishes v + 1, and gives
-#              the turn back (`Progress.turn` = v + 1)
+#     trainer  has all samples now; trains up to its next publication, evaluates if it is due, publishes v + 1, and
+#              gives the turn back (`Progress.turn` = v + 1)
 #     worker   loads v + 1, sees that the turn is its own, collects
 #
 # A turn is compared with the latest version that has *arrived*, so that a policy that this worker refuses does not stop
@@ -26,7 +26,7 @@ With a seed, worker and trainer take turns, so that runs are repeatable.
 # another turn.
 #
 # A trainer without a seed gives no turns. After 10 s with a policy and without a turn, the worker runs freely, with a
-# warning; the trainer does the same after 60 s, since it may have to compile first.
+# warning; the trainer does the same after 60 s.
 #
 # Rejected: fixed points in the trainer's loop with a fixed number of samples (half a message would have to wait
 # uncommitted); acting with exactly the version that a step is due (workers store only the latest).
