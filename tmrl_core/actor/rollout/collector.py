@@ -30,7 +30,7 @@ from tmrl_core.actor.rollout.polling import FIRST_STEPS
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import PolicyFailedError
-from tmrl_core.networking.protocol.messages import Evaluation, Version
+from tmrl_core.networking.protocol.messages import Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -85,16 +85,6 @@ class Collector(ABC):
     def name(self) -> str:
         """Return the worker's label."""
         return self.recorder.name
-
-    @property
-    def version(self) -> Version:
-        """Return the version of the acting policy."""
-        return self.recorder.version
-
-    @property
-    def recording(self) -> bool:
-        """True: an episode is open."""
-        return self.recorder.recording
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -122,13 +123,6 @@ def _has(infos: Mapping[str, Any], name: str, row: int) -> bool:
     return mask is None or bool(mask[row])
 
 
-class OneOf:
-    """The spaces of one row of a user's vector environment, where an environment is asked for its identity."""
-
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-
-
 class VectorEnvironment(CheckedEnvironment):
     """Make and check several environments, as `CheckedEnvironment` does with one; observations have a leading axis.
 
@@ -150,13 +144,17 @@ class VectorEnvironment(CheckedEnvironment):
     ) -> None:
         self.rows = rows
         self._limit = limit
+        self._one: Any = None
         self._restart: Restart | None = None
         super().__init__(make, strict_spaces=strict_spaces)
 
     def _made(self) -> Any:
         made = self._make()
         if isinstance(made, VectorEnv):
-            self.by_row, self._one = False, OneOf(made)
+            self.by_row = False
+            self._one = SimpleNamespace(
+                observation_space=made.single_observation_space, action_space=made.single_action_space
+            )
             self._mode = self._users_mode(made)
             return made
         first = as_environment(made, f"env_cls: {self._make!r:.100}")
