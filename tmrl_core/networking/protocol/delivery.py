@@ -238,8 +238,6 @@ class StreamSender:
         """Held messages that are not in the store nor on the way there: the newest ones, in order."""
         self.releases = 0
         """Number of acknowledgements that have released messages."""
-        self.messages_unreadable = 0
-        """Number of messages that were dropped because the store has lost them."""
         self.held_samples = 0
         # A separate counter, because other threads read it while a message moves from one queue to another.
         self.held_messages = 0
@@ -451,7 +449,6 @@ class StreamSender:
         try:
             return self._store.load(message.place)
         except StorageError:
-            self.messages_unreadable += 1
             return None
 
     @property
