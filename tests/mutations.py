@@ -334,8 +334,8 @@ MUTATIONS = (
         "queue-of-a-worker-without-a-bound",
         BOUNDED,
         f"{_P}/protocol/delivery.py",
-        "self.held_bytes == 0 or self.memory_bytes + body_bytes <= self.queue_bytes",
-        "self.memory_bytes <= self.queue_bytes",
+        "while self.held_bytes and self.memory_bytes + body_bytes > self.queue_bytes:",
+        "while self.held_bytes and self.memory_bytes > self.queue_bytes:",
         (SIMULATED, f"{RELAY}/test_relay.py::test_a_blocking_sender_refuses_messages_beyond_the_limit"),
     ),
     Mutation(
