@@ -498,7 +498,7 @@ class Flow:
                 heappop(share.queued)
                 stream.in_turn = False
                 continue
-            size = stream.queue.first_bytes if spooled is None else spooled
+            size = stream.queue.first_bytes if spooled is None else spooled.size
             # The whole message or nothing, as for workers: the trainer's memory must never hold parts that wait for
             # credit. The first in turn waits, whatever its size, or a large message would be overtaken for ever.
             if self._trainer_sent + size > self._trainer_limit:
@@ -506,7 +506,7 @@ class Flow:
             if spooled is None:
                 frames = stream.queue.popleft()
             else:
-                replayed = self._relay.spool_handoff.frames(stream)
+                replayed = self._relay.spool_handoff.frames(stream, spooled)
                 if replayed is None:
                     self._relay.forget_if_done(stream)
                     continue

@@ -45,7 +45,7 @@ from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import HEADER_BYTES, Kind, cut
 from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Ack, Resume, Stored
 from tmrl_core.networking.relay.streams import RelayStream
-from tmrl_core.networking.spools.spool import Spool, SpooledStream, StreamInfo
+from tmrl_core.networking.spools.spool import Spool, SpooledMessage, SpooledStream, StreamInfo
 from tmrl_core.rate_limited_log import RateLimitedLog
 
 if TYPE_CHECKING:
@@ -200,20 +200,16 @@ class SpoolHandoff:
         stream.replay = next_number
         return kept.next_number
 
-    def upcoming(self, stream: RelayStream) -> int | None:
-        """Return the size on the link of the next message of a replayed stream; None: there is none any more."""
+    def upcoming(self, stream: RelayStream) -> SpooledMessage | None:
+        """Return the next message of a replayed stream; None: there is none any more."""
         assert stream.replay is not None
         message = self.spool.peek(stream.id, stream.replay)
         if message is None:
             stream.replay = None
-            return None
-        return message.size
+        return message
 
-    def frames(self, stream: RelayStream) -> list[bytearray] | None:
-        """Return the next message to replay as frames for the trainer; None: it could not be read."""
-        assert stream.replay is not None
-        message = self.spool.peek(stream.id, stream.replay)
-        assert message is not None
+    def frames(self, stream: RelayStream, message: SpooledMessage) -> list[bytearray] | None:
+        """Return the upcoming message as frames for the trainer; None: it could not be read."""
         try:
             head, body = self.spool.read(stream.id, message)
         except OSError as exc:

@@ -170,16 +170,10 @@ class StreamFiles:
         """
         path = self.folder / f"{place.number:012d}.seg"
         start = place.payload_offset - _HEAD_BYTES
-        record = bytearray(place.end - start)
         try:
-            with open(open_own(path, os.O_RDONLY), "rb", buffering=0) as file:
+            with open(open_own(path, os.O_RDONLY), "rb") as file:
                 file.seek(start)
-                filled = 0
-                while filled < len(record):
-                    n = file.readinto(memoryview(record)[filled:])
-                    if not n:
-                        break
-                    filled += n
+                record = file.read(place.end - start)
         except OSError as exc:
             raise StorageError(f"{path} cannot be read: {exc}") from exc
         for found in scan(memoryview(record), 0, True):
