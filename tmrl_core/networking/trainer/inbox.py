@@ -65,11 +65,7 @@ class Inbox:
 
     def __len__(self) -> int:
         """Return the number of messages."""
-        return sum(map(len, self._waiting.values()))
-
-    def __bool__(self) -> bool:
-        """Return True if there is a message."""
-        return bool(self._waiting)
+        return self.appended - self.taken
 
     def __iter__(self) -> Iterator[Received]:
         """Iterate over the messages, in order for each stream."""
