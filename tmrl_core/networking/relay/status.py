@@ -4,6 +4,19 @@ Only a few counters per message are maintained for it. A request takes a snapsho
 observers together, and rates are differences of two snapshots.
 """
 
+# Theory of operation
+#
+# Observers see everything that the relay counts for itself, and cost it nothing while there are none: no rates are
+# measured, since rates are differences of two snapshots. A snapshot is taken when one is requested, at most five times
+# a second for all observers together, and sent in pages of one control frame, each when it is asked for, so that a slow
+# observer holds one page.
+#
+# A fleet may have more streams than 4 MB describe. Peers, streams and spooled streams have shares of that, and
+# principals take turns within each, so that a worker with a thousand streams displaces neither peers nor the streams of
+# others. What is left out is counted.
+#
+# Rejected: a separate port or a file on the Server's host, which is nothing for the researcher at the trainer.
+
 from __future__ import annotations
 
 from collections import Counter
