@@ -6,9 +6,7 @@ plaintext on this machine only.
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -20,10 +18,11 @@ from tmrl_core.config import CFG, Cfg, Config, find_credentials_folder, given
 from tmrl_core.config.loading import token_from_environment
 from tmrl_core.config.sections import NetworkSection
 from tmrl_core.config.sections import is_loopback as is_loopback
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, CredentialsError
 from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.security.admission import AdmissionSettings
+from tmrl_core.networking.security.certificates import clean_host
 from tmrl_core.networking.transports.base import Guard, Transport, TransportKind
 from tmrl_core.networking.transports.plain import plain_server
 
@@ -93,26 +92,14 @@ def check_host(host: str, key: str) -> None:
     Raises:
         ConfigError: the name has another form.
     """
-    if re.search(r"[\s/@]", host) or (":" in host and not _is_address(host)):
+    try:
+        if host:  # of a Server, an empty one means every interface
+            clean_host(host)
+    except CredentialsError:
         raise ConfigError(
             f"{key}: {host!r} is not a host name. Give a name or an address alone, without 'https://', and the port as "
-            "server.port."
-        )
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        raise ConfigError(
-            f"{key}: {host!r} is not a host name: its parts, between dots, have 1 to 63 characters. Give a name or an "
-            "address."
+            "server.port. The parts of a name, between dots, are 1 to 63 letters, digits, '-' or '_'."
         ) from None
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def transport_kind(name: str) -> TransportKind:
