@@ -55,7 +55,7 @@ COMMANDS = {
         "check the path from this machine to the Server; see `--doctor --help`", "tmrl_core.cli.doctor:run_doctor"
     ),
     "sessions": Command(
-        "show recorded sessions, and exchange them with Minari and LeRobot; see `--sessions --help`",
+        "show recorded sessions, and exchange them with other tools; see `--sessions --help`",
         "tmrl_core.cli.sessions:run_sessions",
         "COMMAND",
     ),
