@@ -32,6 +32,7 @@ from tmrl_core.config.sections import NAMES_OF, RoomSection
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.command import Command
+from tmrl_core.roles.kinds_of_run import parts_of
 from tmrl_core.roles.role import Role, one_thread
 from tmrl_core.roles.shutdown import DROPPED_SAMPLES, ShutdownSignal
 from tmrl_core.terminal_log import TerminalHandler
@@ -725,7 +726,7 @@ def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: Shutdo
     from tmrl_core.roles import from_config as roles
 
     returns: list[float] = []
-    with roles.parts_of(kind).make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
+    with parts_of(kind).make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
         shutdown.calls(made.stop)
         for index in range(episodes):
             if not made.run_episode():
