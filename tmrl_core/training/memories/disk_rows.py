@@ -304,7 +304,8 @@ class DiskRows(Rows):
         """Set the layout, which the next file's head describes."""
         self.layout = layout
         self._format = _format_of(layout)
-        self.describe()
+        self._describe()
+        self._log.seal()  # the next file has another head
 
     def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
         """Return `frames`. If the folder has none yet, the next file's head will describe them."""
@@ -317,11 +318,6 @@ class DiskRows(Rows):
     def stage_needs(self, runs: Sequence[Sequence[int]]) -> None:
         """Stage the needs, which the next commit writes."""
         self.staged_needs += [list(run) for run in runs]
-
-    def describe(self) -> None:
-        """Begin a new file, because its head differs."""
-        self._describe()
-        self._log.seal()
 
     def _describe(self) -> None:
         """Describe the layout of rows in the heads of the next files."""
