@@ -54,7 +54,7 @@ COMMANDS = {
         "check the path from this machine to the Server; see `--doctor --help`", "tmrl_core.cli.doctor:run_doctor"
     ),
     "sessions": Command(
-        "show recorded sessions, and exchange them with Minari and LeRobot; see `--sessions --help`",
+        "show recorded sessions, and exchange them with other tools; see `--sessions --help`",
         "tmrl_core.cli.sessions:run_sessions",
         "COMMAND",
     ),
@@ -62,16 +62,6 @@ COMMANDS = {
         "send the records of a run to wandb or TensorBoard; see `--metrics --help`",
         "tmrl_core.cli.metrics:run_metrics",
         "COMMAND",
-    ),
-    "import-config": Command(
-        "convert tmrl's configuration (config.json); see `--import-config --help`",
-        "tmrl_core.cli.tmrl_files:run_import",
-        "FILE",
-    ),
-    "import-weights": Command(
-        "convert tmrl's MLP policy (.tmod); see `--import-weights --help`",
-        "tmrl_core.cli.tmrl_files:run_import",
-        "FILE",
     ),
 }
 """Options with options of their own, besides those of rooms."""
