@@ -14,10 +14,14 @@ from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import LastRows, Round, RoundSegment
 from tmrl_core.training.memories.key_order import KeyOrders
-from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, stored_dtype
+from tmrl_core.training.memories.layout import Array, TreeSpec, stored_dtype, tree_spec
 from tmrl_core.training.memories.sample_check import check_samples
-from tmrl_core.training.memories.trees import flatten, leaves_of, rebuild, template
+from tmrl_core.training.memories.trees import leaves_of, rebuild
 from tmrl_core.training.value_types import Batch, State, Tree
+
+ADVICE = (
+    "lockstep training needs arrays of numbers with one shape; convert it in worker.obs_preprocessor or the environment"
+)
 
 
 class RoundMemory(TrainingMemory):
@@ -87,7 +91,7 @@ class RoundMemory(TrainingMemory):
         if self.declared is not None:
             check_samples(chunk, self.declared, as_float32=True)
         trees = _trees(chunk)
-        found = {name: _spec_of(tree, name) for name, tree in trees.items()}
+        found = {name: tree_spec(tree, name, False, ADVICE) for name, tree in trees.items()}
         reward = np.asarray(chunk.reward)
         if reward.ndim != 1 or reward.dtype.kind not in "biuf":
             raise SampleRefusedError(
@@ -171,24 +175,6 @@ def _trees(chunk: Chunk) -> State:
     if not chunk.action_present.any():
         return {"observation": chunk.observation}
     return {"observation": chunk.observation, "action": chunk.action, "extras": chunk.extras}
-
-
-def _spec_of(tree: Tree, name: str) -> TreeSpec:
-    """Return the structure, dtypes and shapes of a column.
-
-    Raises:
-        SampleRefusedError: a leaf is no numeric array, so that training on it is impossible.
-    """
-    leaves = []
-    for path, column in flatten(tree):
-        if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":
-            raise SampleRefusedError(
-                f"{name}{path} is not an array of numbers with one shape, which lockstep training needs; convert it in "
-                "worker.obs_preprocessor or the environment."
-            )
-        # In the machine's byte order, which a worker may send in the other one.
-        leaves.append(Leaf(path, stored_dtype(column.dtype, downcast_float64=False), column.shape[1:]))
-    return TreeSpec(template(tree), tuple(leaves))
 
 
 def _places(segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:

@@ -72,20 +72,23 @@ class TreeSpec:
         return "(" + ", ".join(str(leaf) for leaf in self.leaves) + ")"
 
 
-def tree_spec(tree: Tree, what: str, downcast_float64: bool) -> TreeSpec:
+ADVICE = (
+    "a columnar memory holds numeric arrays only. Use a memory derived from tmrl_core.training.TorchMemory for such "
+    "samples, or a sample_compressor"
+)
+
+
+def tree_spec(tree: Tree, what: str, downcast_float64: bool, advice: str = ADVICE) -> TreeSpec:
     """The `TreeSpec` of columns: leaves are [rows, *shape].
 
     Raises:
-        SampleRefusedError: a leaf is not a numeric array, so a columnar memory cannot hold it.
+        SampleRefusedError: a leaf is not a numeric array.
     """
     leaves = []
     for path, leaf in flatten(tree):
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biuf":
             found = f"dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else "values that are no numeric array"
-            raise SampleRefusedError(
-                f"{what}{path} holds {found}; a columnar memory holds numeric arrays only. "
-                "Use a memory derived from tmrl_core.training.TorchMemory for such samples, or a sample_compressor."
-            )
+            raise SampleRefusedError(f"{what}{path} holds {found}; {advice}.")
         leaves.append(Leaf(path, stored_dtype(leaf.dtype, downcast_float64), leaf.shape[1:]))
     return TreeSpec(template(tree), tuple(leaves))
 
