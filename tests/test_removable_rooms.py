@@ -125,6 +125,7 @@ out = io.StringIO()
 with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
     main(["--help"])
 assert "--trainer" in out.getvalue()
+assert "numpy" not in sys.modules, "the objects that --help needs import nothing heavy"
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main(["--credentials", "--help"])
 out = io.StringIO()
