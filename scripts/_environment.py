@@ -9,6 +9,27 @@ hand replaces the editable installation by a copy, which no change of the checko
 the environment repairs that.
 """
 
+# Theory of operation
+#
+# The scripts work with a bare Python: this file makes the environment that everything else needs. It knows nothing of
+# tmrl_core but its name, and imports the standard library only.
+#
+# State. `.venv/tmrl_core.json`, the stamp: a digest of all that decides what is installed (pyproject.toml, the pins and
+# hashes, the Python, the checkout's path), the extras, and the kind of torch. An equal stamp costs one comparison. It
+# is removed before anything is installed and written at the end, so an interrupted installation is repeated, never
+# taken for a complete one. Extras only add up: `test.py` after `quickstart.py` does not remove what the other one
+# needs.
+#
+# Order. pip itself first, if it is too old for hashes with local versions; then wheels by hash; then packages without a
+# wheel, whose build backend the line before has installed by hash; then this project; then torch. A step that fails
+# ends the rest with the end of pip's output.
+#
+# Torch is the exception to "files by hash only": the package index has builds for GPUs on Linux, of 2 GB with CUDA's
+# packages, and the build for CPUs is on an index of PyTorch's own, 200 MB. pip is therefore asked first (`--dry-run
+# --report`) which file it would take, because a user's configuration of pip may lead to another source, or a build may
+# be there already. Rejected: torch's CPU build in the list of hashes (the index of PyTorch changes files in place), and
+# an extra for it (extras cannot name an index).
+
 from __future__ import annotations
 
 import hashlib
@@ -57,11 +78,12 @@ class Environment:
     Args:
         root: the folder of pyproject.toml, constraints.txt and requirements/.
         pip: the command that runs pip; None: the environment's own.
+        folder: of the environment; None: `.venv` below the root.
     """
 
-    def __init__(self, root: Path, pip: Sequence[str] | None = None) -> None:
+    def __init__(self, root: Path, pip: Sequence[str] | None = None, folder: Path | None = None) -> None:
         self.root = root
-        self.folder = root / ".venv"
+        self.folder = folder or root / ".venv"
         windows = sys.platform == "win32"
         self.python = self.folder / ("Scripts/python.exe" if windows else "bin/python")
         self.pip = list(pip) if pip is not None else [str(self.python), "-m", "pip"]
@@ -100,19 +122,34 @@ class Environment:
             # The CPU build satisfies the same pin, so pip would keep it.
             self._run([*self.pip, "uninstall", "-y", "torch"], "removing the CPU build of torch")
         gpu = gpu or bool(stamp.get("gpu"))
-        torch = self._torch(gpu)
-        self._run([*self._locked(*wanted), "--only-binary", ":all:"], "installing")
-        # These run a build backend, which the line above has installed.
-        self._run([*self._locked("source"), *ALONE], "building packages without a wheel")
-        self._run([*self.pip, "install", *ALONE, "-e", str(self.root)], "building tmrl_core")
-        if torch:
-            self._run(torch, "installing torch", index=CPU_INDEX if CPU_INDEX in torch else None)
+        self.install(wanted, "-e", str(self.root), gpu=gpu)
         content = {"made_of": self._made_of(), "extras": wanted, "gpu": gpu}
         (self.folder / STAMP).write_text(json.dumps(content), encoding="utf-8")
         print(f"Setting up took {time.monotonic() - started:.0f} s.", flush=True)
         if not gpu and shutil.which("nvidia-smi"):
             print("This machine seems to have an NVIDIA GPU: `--gpu` installs torch for it.", flush=True)
         return self.python
+
+    def install(self, extras: Sequence[str], *package: str, gpu: bool = False) -> None:
+        """Install the pinned files of some extras, the project itself, and torch.
+
+        Args:
+            extras: names of files in requirements/.
+            package: the project, as arguments of `pip install`.
+            gpu: as for `ensure`.
+
+        Raises:
+            SetupError: pip failed or refused a file.
+        """
+        # Asked first: the answer costs seconds, and a machine that reaches no build of torch should say so before the
+        # minutes of the other downloads.
+        torch = self._torch(gpu)
+        self._run([*self._locked(*extras), "--only-binary", ":all:"], "installing")
+        # These run a build backend, which the line above has installed.
+        self._run([*self._locked("source"), *ALONE], "building packages without a wheel")
+        self._run([*self.pip, "install", *ALONE, *package], "building tmrl_core")
+        if torch:
+            self._run(torch, "installing torch", index=CPU_INDEX if CPU_INDEX in torch else None)
 
     # -- what is there ------------------------------------------------------------------------------------------------
 

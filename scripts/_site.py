@@ -4,6 +4,15 @@ Same paths, same relative links: a link that works on a code host works in the s
 package exports, from the package itself, so that no list of classes has to be kept.
 """
 
+# Theory of operation
+#
+# The site has the documents of the repository under the paths that they have there, so one relative link works on a
+# code host and in the site. MkDocs expects all pages below one folder; this hook replaces its list of files by the
+# repository's. Rejected: a folder of pages written for the site (each text twice), links into the repository for
+# everything outside `docs/` (dead in a copy without network), and a list of documented classes (it would have to follow
+# every change). Pages of the API come from the exports of each package; a class that several packages export is
+# described on the first page, and others link there, because mkdocstrings refuses an anchor twice.
+
 from __future__ import annotations
 
 import inspect

@@ -9,6 +9,19 @@ Any bytes must give a value or the documented error, within the limits of memory
 Memory is limited for the whole process, and measured for one case in 25. Exit status: 0 nothing found, 1 something.
 """
 
+# Theory of operation
+#
+# The promise is one sentence: any bytes give a value or the documented error, within a bound of memory. A target
+# (`tests/fuzzing`) makes a case from a generator, gives it to a parser, and says which errors are documented. Cases are
+# mutated honest ones, since random bytes end at the first length or tag.
+#
+# A case follows from the seed and its number alone, so a finding can be repeated without its file. Work is cut into
+# pieces of 200,000 cases, each in a process of its own: the limit of memory (RLIMIT_AS) counts from the size that the
+# process has at its start, and what one piece leaks cannot hide what the next one takes. Memory is measured for one
+# case in 25, because measuring makes a case slower; one beyond the limit of the process ends in MemoryError and is
+# found in any case. A piece by `--cases` is timed by its processor, so that its result is the same on a busy machine;
+# one by `--minutes` by the wall clock.
+
 from __future__ import annotations
 
 import argparse

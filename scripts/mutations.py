@@ -8,6 +8,24 @@ once without a defect and must pass. Then every one of them must fail in its own
 a fixture is broken, and proves nothing. Exit status: 0 all found, 1 otherwise, 2 for a name that is not there.
 """
 
+# Theory of operation
+#
+# A test that passes proves little; a test that fails when the promise is broken proves that it watches. The table
+# `tests/mutations.py` says for each defect which text of which file it replaces, which promise that breaks, and which
+# tests must fail. Nothing is generated: generated mutations are mostly harmless changes, and each must be judged by
+# hand.
+#
+# Each job has a copy of the files that git tracks, in a temporary folder, so that a killed run leaves no defect in the
+# checkout. One mutation at a time is written into a copy and taken back; bytecode is removed with it, because Python
+# compares sizes and seconds only, and a defect may change neither.
+#
+# A test counts as "found" if its own call fails. An error of the import or of a fixture would fail for any reason, also
+# for a syntax error in the table, and counts as BROKEN. All tests run once without a defect first: a test that fails
+# anyway would find everything.
+#
+# Some defects let children of a killed process go on; they are found by the PYTHONPATH of their copy and killed, since
+# they would take the processor from the next mutation, and their time limits would fail for that reason.
+
 from __future__ import annotations
 
 import argparse

@@ -8,6 +8,7 @@ it needs and that no other one of these needs already. Needs only the standard l
 
 from __future__ import annotations
 
+import argparse
 import ast
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +17,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tmrl_core"
 PICTURE = ROOT / "docs" / "packages.svg"
 
-# Folders that are boxes of their own. A module belongs to the deepest one; modules at the top are one box.
-DIVIDED = ("actor", "networking", "training", "networking/transports")
+# Folders whose folders are boxes of their own. A module belongs to the deepest box; modules at the top are one.
+DIVIDED = ("actor", "networking", "training")
 TOP = "errors, ..."
-ROOMS = {"gateway", "multiagent", "compat", "testing", "networking/transports/tlspyo"}
+ROOMS = (
+    *("compat", "envs/replay", "gateway", "multiagent", "networking/transports/tlspyo"),
+    *("sessions/lerobot", "sessions/minari", "testing"),
+)
 # Lazy exports only: nothing is imported when the package is.
 EMPTY = {"networking"}
-# The two backends of a policy are one box: a reader looks for them together.
-JOINED = ("actor/policies",)
 
 WIDTH, BOX_HEIGHT, ROW_HEIGHT, MARGIN = 1120, 28, 62, 12
 COLORS = {"networking": "#dbe9f6", "training": "#fbe3cd", "actor": "#dff0d8", "": "#eeeeee"}
@@ -31,17 +33,13 @@ COLORS = {"networking": "#dbe9f6", "training": "#fbe3cd", "actor": "#dff0d8", ""
 
 def box_of(module: Path) -> str:
     """Return the box of a module, given by its path below the package."""
-    folders = module.parent.as_posix()
-    for joined in JOINED:
-        if folders.startswith(joined):
-            return joined
-    parts = module.parts[:-1]
-    if not parts:
+    folder, first = module.parent, module.parts[0]
+    for room in ROOMS:
+        if folder.is_relative_to(room):
+            return room
+    if len(module.parts) == 1:
         return TOP
-    box = parts[0]
-    while box in DIVIDED and len(parts) > box.count("/") + 1:
-        box = "/".join(parts[: box.count("/") + 2])
-    return box
+    return "/".join(folder.parts[:2]) if first in DIVIDED else first
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -172,4 +170,5 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PICTURE.write_text(draw(), encoding="utf-8")

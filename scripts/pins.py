@@ -8,6 +8,24 @@ The check needs `packaging`, which the extra `dev` installs. The other two need 
 package index. Review the difference that they make: the hashes are those that the index states at that moment.
 """
 
+# Theory of operation
+#
+# Three files must agree: pyproject.toml says what is allowed, constraints.txt which version was tested, requirements/
+# which files pip may install. The check needs no network and no resolver: it walks from each extra along the metadata
+# of the installed packages and looks for each requirement among the pins, for every system and Python that the project
+# names, with the markers evaluated as they would be there. So it finds a package that is missing on Windows on a
+# machine with Linux, as long as the package is installed here; the others are taken as uv has written them.
+#
+# Updating is uv's work (`uv pip compile --universal --generate-hashes`): one resolution for all platforms. Versions
+# that still fit are kept, because a difference that nobody asked for cannot be reviewed. torch and the packages with
+# CUDA stand in a file of their own, since a machine without a GPU shall not have to download 2 GB. A package without a
+# wheel runs code when it is installed; it stands in a file of its own that is installed last, with the pinned build
+# backend.
+#
+# Example: `mkdocs>=1.6,<2` in the extra docs; `mkdocs==1.6.1` in constraints.txt; two hashes (a wheel, a source
+# archive) in requirements/docs.txt. `mkdocs==1.7.0` there fails the check twice: another version than constraints.txt,
+# and another one than is installed.
+
 from __future__ import annotations
 
 import argparse

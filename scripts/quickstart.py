@@ -17,6 +17,7 @@ from pathlib import Path
 from _environment import ROOT, SetupError, ensure, run_here
 
 SMALL_RUN = ROOT / "runs" / "small" / "quickstart"
+SMALL = ["--quickstart", "--small"]
 FILES = ["learning_curve.png", "metrics.jsonl", "tensorboard", "checkpoint", "policy.tmod", "config.yaml"]
 
 
@@ -37,25 +38,27 @@ def main() -> int:
         print(f"error: {exc}", file=sys.stderr)
         return 1
     command = [str(python), "-m", "tmrl_core", "--local", "-c", str(ROOT / "config" / "pendulum_sac.yaml")]
-    command += ["--quickstart", "--workers", str(arguments.workers)]
+    command += ["--workers", str(arguments.workers)]
     if not arguments.small:
-        return run_here(command)
+        return run_here([*command, "--quickstart"])
     shutil.rmtree(SMALL_RUN, ignore_errors=True)
-    command += ["--small", "--set", f"run.folder={SMALL_RUN.parent}", "--set", f"run.name={SMALL_RUN.name}"]
-    return run_here(command) or check_small(SMALL_RUN)
+    command += [*SMALL, "--set", f"run.folder={SMALL_RUN.parent}", "--set", f"run.name={SMALL_RUN.name}"]
+    if (status := run_here(command)) != 0:
+        return status
+    errors = small_run_errors(SMALL_RUN)
+    for error in errors:
+        print(f"error: {error}", file=sys.stderr)
+    return 1 if errors else 0
 
 
-def check_small(folder: Path) -> int:
-    """Whether samples went one way and weights the other, as the files of a small run tell; the exit status."""
-    missing = [name for name in FILES if not (folder / name).exists()]
-    if missing:
-        print(f"error: {folder} lacks {', '.join(missing)}", file=sys.stderr)
-        return 1
+def small_run_errors(folder: Path) -> list[str]:
+    """Return what the files of a small run lack, if samples went one way and weights the other."""
+    if missing := [name for name in FILES if not (folder / name).exists()]:
+        return [f"{folder} lacks {', '.join(missing)}"]
     # An evaluation takes a policy to a worker, and its returns back to the trainer.
     if '"evaluation"' not in (folder / "metrics.jsonl").read_text(encoding="utf-8"):
-        print(f"error: {folder / 'metrics.jsonl'} has no evaluation: no policy came back as returns", file=sys.stderr)
-        return 1
-    return 0
+        return [f"{folder / 'metrics.jsonl'} has no evaluation: no policy came back as returns"]
+    return []
 
 
 if __name__ == "__main__":

@@ -4,6 +4,16 @@ A test is a unit unless it is named here. A unit starts no process, opens no net
 guard refuses that with an error that names this file. `python scripts/test.py --fast` runs the units.
 """
 
+# Theory of operation
+#
+# A test is a unit unless the table says more, so that a new test is fast by default and a slow one is a decision that a
+# reviewer sees. An audit hook of Python refuses processes and network sockets to units in every run, so the table stays
+# true. Refusals are noted besides being raised: code under test may swallow the error, and the test would pass.
+#
+# Rejected: decorators in each file (nothing refuses a missing one), folders by layer (tests mirror the package), and
+# mocks of `socket` and `subprocess` (other packages hold the functions under names of their own; an audit hook sees all
+# ways but one, which `install` wraps).
+
 from __future__ import annotations
 
 import contextlib

@@ -303,8 +303,8 @@ MUTATIONS = (
         "streams-of-workers-mixed",
         UNCHANGED,
         "tmrl_core/training/remote/interface.py",
-        "                chunk.stream = one.stream\n",
-        "",
+        "by_lane(chunk, one.stream)",
+        "by_lane(chunk, bytes(16))",
         (CHAOS,),
     ),
     Mutation(

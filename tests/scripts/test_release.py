@@ -75,12 +75,18 @@ def test_another_version_in_the_citation_is_found(release: ModuleType) -> None:
     assert release.version_errors("tmrl_core-9.9.9-py3-none-any.whl") == ["CITATION.cff: version is not 9.9.9"]
 
 
+def test_this_python_is_found_and_a_future_one_is_not(release: ModuleType) -> None:
+    version = "{}.{}".format(*sys.version_info)
+    assert release.find_python(version) is not None
+    assert release.find_python("3.99") is None
+
+
 @pytest.mark.full
-@pytest.mark.timeout(600)
-def test_it_builds_a_release_that_installs_and_runs_without_torch() -> None:
+@pytest.mark.timeout(1200)
+def test_it_builds_a_release_that_installs_and_runs() -> None:
     """Needs the package index."""
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "release.py")], capture_output=True, text=True, timeout=600, check=False
-    )
+    version = "{}.{}".format(*sys.version_info)
+    command = [sys.executable, str(ROOT / "scripts" / "release.py"), "--python", version]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Not uploaded" in ended.stdout
+    assert f"Installed and run with Python {version}." in ended.stdout
