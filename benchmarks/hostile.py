@@ -110,8 +110,7 @@ class Link:
         reader = FrameReader()
         with suppress(OSError, ssl.SSLError):
             while n := self.sock.recv_into(reader.get_buffer()):
-                reader.received(n)
-                for frame in reader.take():
+                for frame in reader.received(n):
                     if frame.kind == Kind.CONTROL:
                         message = decode_control(frame.payload)
                         if isinstance(message, Resume):

@@ -24,7 +24,7 @@ from tmrl_core.cli.doctor import parser as doctor_parser
 from tmrl_core.cli.main import all_overrides, parser
 from tmrl_core.cli.metrics import parser as metrics_parser
 from tmrl_core.cli.sessions import parser as sessions_parser
-from tmrl_core.cli.tmrl_files import parser as tmrl_parser
+from tmrl_core.compat.files_of_tmrl import parser as tmrl_parser
 from tmrl_core.config import load
 from tmrl_core.config.error_messages import keys_of
 from tmrl_core.config.room_sections import config_type

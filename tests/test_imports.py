@@ -35,6 +35,7 @@ LAYERS: list[tuple[str, ...]] = [
         "rate_limited_log",
         "rooms",
         "signal_handlers",
+        "space_tree",
         "terminal_log",
         "token_bucket",
     ),
@@ -66,7 +67,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("testing",),
     ("roles",),
     ("local", "doctor", "gateway", "multiagent"),
-    ("cli", "compat"),
+    ("cli", "compat", "plots"),
     ("__main__",),
 ]
 PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))

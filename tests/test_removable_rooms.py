@@ -50,45 +50,25 @@ ROOMS = {
     ),
     "compat": Room(("compat",), r"tmrl_core.compat|\bcompat/"),
     "replay": Room(
-        ("envs/replay*", "envs/functional_environment.py", "envs/unrolling.py", "sessions/environment.py"),
-        r"envs\.replay|ReplayEnv|functional_environment|SessionBatchEnv|unrolling|sessions\.environment",
+        ("envs/replay",),
+        r"envs\.replay|ReplayEnv|FunctionalEnv|SessionBatch|SessionPool|unrolling",
     ),
-    "lerobot": Room(("sessions/lerobot*",), "lerobot"),
-    "minari": Room(("sessions/minari*",), "minari"),
+    "lerobot": Room(("sessions/lerobot",), "lerobot"),
+    "minari": Room(("sessions/minari",), "minari"),
     "tlspyo": Room(
         ("networking/transports/tlspyo",),
         "tlspyo",
         "network: {transport: tlspyo}",
         "network.transport: found the text 'tlspyo', allowed: local, tls, or",
     ),
+    "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
     "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
 }
 
 ALLOWED: dict[str, dict[str, str]] = {}
 """For each room, the files of the core that have a word of it with another meaning, and that meaning."""
 
-UNFINISHED: dict[str, set[str]] = {
-    "gateway": {"envs/shepherd.py"},
-    "compat": {"cli/tmrl_files.py"},
-    "replay": {"envs/__init__.py", "sessions/pool.py"},
-    "lerobot": {"cli/main.py", "cli/sessions.py", "sessions/__init__.py"},
-    "minari": {"cli/main.py", "cli/sessions.py", "sessions/__init__.py"},
-    "tlspyo": {
-        "config/checks.py",
-        "config/sections.py",
-        "doctor/checks.py",
-        "doctor/machine.py",
-        "local/fleet.py",
-        "networking/security/certificates.py",
-        "networking/security/credentials.py",
-        "networking/security/tls_contexts.py",
-        "networking/security/tlspyo_files.py",
-        "networking/transports/selection.py",
-        "roles/rollout_worker.py",
-        "roles/server.py",
-        "roles/trainer.py",
-    },
-}
+UNFINISHED: dict[str, set[str]] = {}
 """For each room, the files of the core that still name it."""
 
 

@@ -13,31 +13,32 @@ from typing import Any
 import pytest
 
 from tmrl_core.config import from_values
-from tmrl_core.config.server_port import FILE, PortRecord, port_of_run, with_port_of_run
+from tmrl_core.config.server_port import FILE, with_port_of_run
+from tmrl_core.storage.port_record import PortRecord, recorded_port
 
 KILLED = """
 import os, sys
 from pathlib import Path
-from tmrl_core.config.server_port import PortRecord
-record = PortRecord(Path(sys.argv[1]), 4321)
+from tmrl_core.storage.port_record import PortRecord
+record = PortRecord(Path(sys.argv[1]) / "server_port", 4321)
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_record_counts_until_it_is_closed(tmp_path: Path) -> None:
-    assert port_of_run(tmp_path) is None
-    assert port_of_run(tmp_path / "none") is None
+    assert recorded_port(tmp_path / FILE) is None
+    assert recorded_port(tmp_path / "none" / FILE) is None
     for port in (43210, 7):
-        record = PortRecord(tmp_path, port)
-        assert port_of_run(tmp_path) == port
-        assert port_of_run(tmp_path) == port
+        record = PortRecord(tmp_path / FILE, port)
+        assert recorded_port(tmp_path / FILE) == port
+        assert recorded_port(tmp_path / FILE) == port
         with pytest.raises(BlockingIOError):
-            PortRecord(tmp_path, 1)
-        assert port_of_run(tmp_path) == port
+            PortRecord(tmp_path / FILE, 1)
+        assert recorded_port(tmp_path / FILE) == port
         record.close()
         record.close()
-        assert port_of_run(tmp_path) is None
+        assert recorded_port(tmp_path / FILE) is None
 
 
 def test_a_record_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
@@ -45,11 +46,11 @@ def test_a_record_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        assert port_of_run(tmp_path) == 4321
+        assert recorded_port(tmp_path / FILE) == 4321
         holder.kill()
         holder.wait()
         assert (tmp_path / FILE).stat().st_size > 0
-        assert port_of_run(tmp_path) is None
+        assert recorded_port(tmp_path / FILE) is None
 
 
 @pytest.mark.parametrize(
@@ -69,24 +70,24 @@ def test_a_record_of_a_killed_process_does_not_count(tmp_path: Path) -> None:
     ],
 )
 def test_other_content_does_not_count(content: str, tmp_path: Path) -> None:
-    record = PortRecord(tmp_path, 5)
+    record = PortRecord(tmp_path / FILE, 5)
     (tmp_path / FILE).write_text(content, encoding="utf-8")  # the same file, still locked
-    assert port_of_run(tmp_path) is None
+    assert recorded_port(tmp_path / FILE) is None
     record.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
 def test_a_pipe_or_a_link_in_its_place_neither_blocks_nor_is_followed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / FILE)
-    assert port_of_run(tmp_path) is None
+    assert recorded_port(tmp_path / FILE) is None
     with pytest.raises(OSError, match=r"it is a pipe"):
-        PortRecord(tmp_path, 5)
+        PortRecord(tmp_path / FILE, 5)
     (tmp_path / FILE).unlink()
     (tmp_path / "other").write_text("kept", encoding="utf-8")
     (tmp_path / FILE).symlink_to(tmp_path / "other")
-    assert port_of_run(tmp_path) is None
+    assert recorded_port(tmp_path / FILE) is None
     with pytest.raises(OSError, match="symbolic link"):
-        PortRecord(tmp_path, 5)
+        PortRecord(tmp_path / FILE, 5)
     assert (tmp_path / "other").read_text(encoding="utf-8") == "kept"
 
 
@@ -107,7 +108,7 @@ def test_only_a_port_of_this_machine_that_is_not_set_is_taken_from_the_run(
 ) -> None:
     sections = {**sections, "run": {"folder": str(tmp_path), "name": "x", **sections.get("run", {})}}
     (tmp_path / "x").mkdir()
-    record = PortRecord(tmp_path / "x", 4321)
+    record = PortRecord(tmp_path / "x" / FILE, 4321)
     config = from_values(sections)
     found = with_port_of_run(config)
     assert found.server.tcp_port == expected

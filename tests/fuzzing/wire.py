@@ -126,8 +126,7 @@ class Frames(Target):
             view[:n] = data[at : at + n]
             at += n
             count += 1
-            reader.received(n)
-            for frame in reader.take():
+            for frame in reader.received(n):
                 assert len(frame.payload) <= MAX_PAYLOAD_BYTES
                 assert HEADER.unpack_from(frame.buffer)[0] == len(frame.payload)
                 assert frame.buffer == data[got : got + len(frame.buffer)]

@@ -153,9 +153,8 @@ def _frames(reader: FrameReader, data: bytes) -> list[Frame]:
         buffer = reader.get_buffer()
         n = min(len(buffer), len(rest))
         buffer[:n] = rest[:n]
-        reader.received(n)
         rest = rest[n:]
-        found += reader.take()
+        found += reader.received(n)
     return found
 
 

@@ -203,8 +203,7 @@ class Stranger:
                     n = 0
                 if n == 0:
                     return None
-                self._reader.received(n)
-                frames = [frame for frame in self._reader.take() if frame.kind == Kind.CONTROL]
+                frames = [frame for frame in self._reader.received(n) if frame.kind == Kind.CONTROL]
                 self.heard += [decode_control(frame.payload) for frame in frames]
             message = self.heard.pop(0)
             if kind is None or isinstance(message, (kind, Refused)):

@@ -37,6 +37,7 @@ from gymnasium import spaces
 
 from tmrl_core.samples import Buffer
 from tmrl_core.training import (
+    CrossQAgent,
     DiscreteSacAgent,
     DQNAgent,
     FrameStackMemory,
@@ -72,6 +73,7 @@ AGENTS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "sac": ("box", SacAgent, SMALL),
     "td3": ("box", TD3Agent, SMALL),
     "tqc": ("box", TQCAgent, {**SMALL, "quantiles": 5}),
+    "crossq": ("box", CrossQAgent, {**SMALL, "critic_sizes": (32,)}),
     "redq": ("box", REDQSACAgent, {**SMALL, "n": 4, "q_updates_per_policy_update": 5}),
     "dqn": ("discrete", DQNAgent, {**SMALL, "target_interval": 20, "epsilon_updates": 100}),
     "discrete_sac": ("discrete", DiscreteSacAgent, SMALL),

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tmrl_core.actor.policies.numpy.q_value import NumpyQValueMLPActor as NumpyQValueMLPActor
     from tmrl_core.actor.policies.numpy.q_value import NumpyQValueRNNActor as NumpyQValueRNNActor
     from tmrl_core.actor.policies.numpy.squashed_gaussian import (
+        NumpyNormalizedSquashedGaussianMLPActor as NumpyNormalizedSquashedGaussianMLPActor,
+    )
+    from tmrl_core.actor.policies.numpy.squashed_gaussian import (
         NumpySquashedGaussianMLPActor as NumpySquashedGaussianMLPActor,
     )
     from tmrl_core.actor.policies.numpy.squashed_gaussian import (
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from tmrl_core.actor.policies.torch.module import TorchActorModule as TorchActorModule
     from tmrl_core.actor.policies.torch.q_value import QValueMLPActor as QValueMLPActor
     from tmrl_core.actor.policies.torch.q_value import QValueRNNActor as QValueRNNActor
+    from tmrl_core.actor.policies.torch.squashed_gaussian import (
+        NormalizedSquashedGaussianMLPActor as NormalizedSquashedGaussianMLPActor,
+    )
     from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor as SquashedGaussianMLPActor
     from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianRNNActor as SquashedGaussianRNNActor
 

@@ -63,16 +63,6 @@ COMMANDS = {
         "tmrl_core.cli.metrics:run_metrics",
         "COMMAND",
     ),
-    "import-config": Command(
-        "convert tmrl's configuration (config.json); see `--import-config --help`",
-        "tmrl_core.cli.tmrl_files:run_import",
-        "FILE",
-    ),
-    "import-weights": Command(
-        "convert tmrl's MLP policy (.tmod); see `--import-weights --help`",
-        "tmrl_core.cli.tmrl_files:run_import",
-        "FILE",
-    ),
 }
 """Options with options of their own, besides those of rooms."""
 

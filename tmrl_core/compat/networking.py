@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
@@ -33,50 +32,66 @@ COMPAT_ACTOR = "tmrl_core.compat.custom.custom_models:SquashedGaussianMLPActor"
 Updater: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
 
 
-def _configured(config: Config | None, keys_dir: str | Path | Cfg | None, **keys: int | Cfg) -> Config:
-    """Return the configuration with arguments of tmrl's that are keys of the section `network` here.
+class _Arguments:
+    """Arguments of a constructor of tmrl's: those of the project's class, and some that are settings here.
+
+    Args:
+        core: the project's class.
+        keys: keys of the section `network` by the names of tmrl's arguments, in the order of those.
+    """
+
+    def __init__(self, core: type[Any], **keys: str) -> None:
+        self._keys = {**keys, "keys_dir": "credentials_dir"}
+        parameters = []
+        for parameter in inspect.signature(core).parameters.values():
+            parameters.append(parameter)
+            names = {"password": list(keys), "security": ["keys_dir"]}.get(parameter.name, [])
+            parameters += [inspect.Parameter(name, parameter.kind, default=CFG) for name in names]
+        self.signature = inspect.Signature(parameters)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the arguments for the project's class. The settings among them are in its `config`."""
+        found = self.signature.bind(*args, **kwargs).arguments
+        settings = {key: found.pop(name, CFG) for name, key in self._keys.items()}
+        return {**found, "config": _configured(found.get("config"), **settings)}
+
+
+def _configured(config: Config | None, **keys: Any) -> Config:
+    """Return the configuration with these keys of the section `network`.
 
     Args:
         config: the configuration; None: the one in use.
-        keys_dir: `credentials_dir`; None or left out: as it is.
-        keys: values of keys that the transport tlspyo adds; without that transport, they have no effect.
+        keys: values; left out, and None: as it is. Those of a transport that is not here have no effect.
     """
     config = current() if config is None else config
     network = config.network
-    changes: dict[str, Any] = {
-        key: value for key, value in keys.items() if value is not CFG and key in network.__struct_fields__
-    }
-    if isinstance(keys_dir, (str, Path)):
-        changes["credentials_dir"] = str(expanded(keys_dir).absolute())
+    changes = {key: one for key, one in keys.items() if one not in (CFG, None) and key in network.__struct_fields__}
     if not changes:
         return config
+    if "credentials_dir" in changes:
+        changes["credentials_dir"] = str(expanded(changes["credentials_dir"]).absolute())
     changed = msgspec.structs.replace(config, network=msgspec.structs.replace(network, **changes))
     return changed.started_in(config.start_folder)
+
+
+_SIZES = {"header_size": "header_size", "max_buf_len": "max_buf_len"}
+_OF_SERVER = _Arguments(server.Server, local_port="local_port_server", header_size="header_size")
+_OF_WORKER = _Arguments(rollout_worker.RolloutWorker, local_port="local_port_worker", **_SIZES)
+_OF_TRAINER = _Arguments(trainer.Trainer, local_com_port="local_port_trainer", **_SIZES)
 
 
 class Server(server.Server):
     """The project's Server, with the arguments of tmrl's.
 
-    Args:
-        port, password, security, max_workers, config: as in `tmrl_core.networking.Server`.
-        local_port, header_size: for the transport `tlspyo` only.
-        keys_dir: folder of the credentials.
+    Besides those of `tmrl_core.networking.Server`: `local_port` and `header_size`, for the transport `tlspyo` only, and
+    `keys_dir`, the folder of the credentials.
     """
 
-    def __init__(
-        self,
-        port: int | Cfg = CFG,
-        password: str | Cfg | None = CFG,
-        local_port: int | Cfg = CFG,
-        header_size: int | Cfg = CFG,
-        security: Literal["TLS"] | Cfg | None = CFG,
-        keys_dir: str | Path | Cfg | None = CFG,
-        max_workers: int | Cfg | None = CFG,
-        *,
-        config: Config | None = None,
-    ) -> None:
-        config = _configured(config, keys_dir, local_port_server=local_port, header_size=header_size)
-        super().__init__(port, password, security, max_workers, config=config)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(**_OF_SERVER(*args, **kwargs))
+
+
+Server.__init__.__signature__ = _OF_SERVER.signature  # type: ignore[attr-defined]
 
 
 class _Memory(Samples):
@@ -151,13 +166,9 @@ class Buffer(buffer.Buffer):
 class RolloutWorker(rollout_worker.RolloutWorker):
     """The project's RolloutWorker, with the attributes of tmrl's.
 
-    tmrl's MLP policy acts without torch, unless the file of its weights is tmrl's.
-
-    Args:
-        local_port, header_size, max_buf_len: for the transport `tlspyo` only.
-        keys_dir: folder of the credentials.
-        config: source of omitted arguments; None: `tmrl_core.config.current()`.
-        others, more: as in `tmrl_core.networking.RolloutWorker`.
+    Besides the arguments of `tmrl_core.networking.RolloutWorker`: `local_port`, `header_size` and `max_buf_len`, for
+    the transport `tlspyo` only, and `keys_dir`, the folder of the credentials. tmrl's MLP policy acts without torch,
+    unless the file of its weights is tmrl's.
 
     Attributes:
         server_ip: address of the Server.
@@ -170,59 +181,13 @@ class RolloutWorker(rollout_worker.RolloutWorker):
 
     buffer_cls: ClassVar[type[buffer.Buffer]] = Buffer
 
-    def __init__(
-        self,
-        env_cls: Callable[[], Any],
-        actor_module_cls: Any,
-        sample_compressor: SampleCompressor | None = None,
-        device: Any = "cpu",
-        max_samples_per_episode: float = math.inf,
-        model_path: str | Path | Cfg | None = CFG,
-        obs_preprocessor: Callable[[Any], Any] | None = None,
-        crc_debug: bool = False,
-        model_path_history: str | Path | Cfg | None = CFG,
-        model_history: int | Cfg = CFG,
-        standalone: bool = False,
-        server_ip: str | None = None,
-        server_port: int | Cfg = CFG,
-        password: str | Cfg | None = CFG,
-        local_port: int | Cfg = CFG,
-        header_size: int | Cfg = CFG,
-        max_buf_len: int | Cfg = CFG,
-        security: Literal["TLS"] | Cfg | None = CFG,
-        keys_dir: str | Path | Cfg | None = CFG,
-        hostname: str | Cfg | None = CFG,
-        *,
-        config: Config | None = None,
-        **more: Any,
-    ) -> None:
-        config = _configured(
-            config, keys_dir, local_port_worker=local_port, header_size=header_size, max_buf_len=max_buf_len
-        )
-        path = given(model_path, config.worker_model_path)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given_here = _OF_WORKER(*args, **kwargs)
+        path = given(given_here.get("model_path", CFG), given_here["config"].worker_model_path)
         if path is None or not has_torch_format(Path(path)):
-            actor_module_cls = _native(actor_module_cls)
-        super().__init__(
-            env_cls,
-            actor_module_cls,
-            sample_compressor,
-            device,
-            max_samples_per_episode,
-            model_path,
-            obs_preprocessor,
-            crc_debug,
-            model_path_history,
-            model_history,
-            standalone,
-            server_ip,
-            server_port,
-            password,
-            security,
-            hostname,
-            config=config,
-            **more,
-        )
-        self.server_ip: str = server_ip or "127.0.0.1"
+            given_here["actor_module_cls"] = _native(given_here["actor_module_cls"])
+        super().__init__(**given_here)
+        self.server_ip: str = given_here.get("server_ip") or "127.0.0.1"
 
     @property
     def get_local_buffer_sample(self) -> SampleCompressor | None:
@@ -287,6 +252,9 @@ class RolloutWorker(rollout_worker.RolloutWorker):
         return 0 if self.recorder.episode is None else self.recorder.episode.steps
 
 
+RolloutWorker.__init__.__signature__ = _OF_WORKER.signature  # type: ignore[attr-defined]
+
+
 def _native(actor: Any) -> Any:
     """Return the project's policy for tmrl's, which has the same weights, because it also acts without torch."""
     if isinstance(actor, functools.partial):
@@ -301,57 +269,18 @@ def _native(actor: Any) -> Any:
 class Trainer(trainer.Trainer):
     """The project's Trainer, with the attributes of tmrl's, which may be changed before `run`.
 
-    Args:
-        local_com_port, header_size, max_buf_len: for the transport `tlspyo` only.
-        keys_dir: folder of the credentials.
-        config: the configuration; None: the one in use.
-        others, more: as in `tmrl_core.networking.Trainer`.
+    Besides the arguments of `tmrl_core.networking.Trainer`: `local_com_port`, `header_size` and `max_buf_len`, for the
+    transport `tlspyo` only, and `keys_dir`, the folder of credentials.
 
     Attributes:
         server_ip: address of the Server.
     """
 
-    def __init__(
-        self,
-        training_cls: Callable[[], Any] | Cfg = CFG,
-        server_ip: str | Cfg | None = CFG,
-        server_port: int | Cfg = CFG,
-        password: str | Cfg | None = CFG,
-        local_com_port: int | Cfg = CFG,
-        header_size: int | Cfg = CFG,
-        max_buf_len: int | Cfg = CFG,
-        security: Literal["TLS"] | Cfg | None = CFG,
-        keys_dir: str | Path | Cfg | None = CFG,
-        hostname: str | Cfg | None = CFG,
-        model_path: str | Path | Cfg | None = CFG,
-        checkpoint_path: str | Path | Cfg | None = CFG,
-        dump_run_instance_fn: Callable[[Any, Path], None] | None = None,
-        load_run_instance_fn: Callable[[Path], Any] | None = None,
-        updater_fn: Updater | None = None,
-        *,
-        config: Config | None = None,
-        **more: Any,
-    ) -> None:
-        config = _configured(
-            config, keys_dir, local_port_trainer=local_com_port, header_size=header_size, max_buf_len=max_buf_len
-        )
-        super().__init__(
-            training_cls,
-            server_ip,
-            server_port,
-            password,
-            security,
-            hostname,
-            model_path,
-            checkpoint_path,
-            dump_run_instance_fn,
-            load_run_instance_fn,
-            updater_fn,
-            config=config,
-            **more,
-        )
-        self.server_ip: str = given(server_ip, config.server.host) or "127.0.0.1"
-        self._updater_fn = updater_fn
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given_here = _OF_TRAINER(*args, **kwargs)
+        super().__init__(**given_here)
+        self.server_ip: str = given(given_here.get("server_ip", CFG), given_here["config"].server.host) or "127.0.0.1"
+        self._updater_fn: Updater | None = given_here.get("updater_fn")
 
     @property
     def dump_run_instance_fn(self) -> Callable[[Any, Path], None] | None:
@@ -380,6 +309,9 @@ class Trainer(trainer.Trainer):
     def updater_fn(self, updater: Updater | None) -> None:
         self._updater_fn = updater
         self._checkpoints.updater = None if updater is None else lambda training: updater(training, self.training_cls)
+
+
+Trainer.__init__.__signature__ = _OF_TRAINER.signature  # type: ignore[attr-defined]
 
 
 class TrainerInterface(RemoteInterface):
@@ -414,7 +346,11 @@ class TrainerInterface(RemoteInterface):
         transport: str | Cfg = CFG,
     ) -> None:
         config = _configured(
-            None, keys_dir, local_port_trainer=local_com_port, header_size=header_size, max_buf_len=max_buf_len
+            None,
+            credentials_dir=keys_dir,
+            local_port_trainer=local_com_port,
+            header_size=header_size,
+            max_buf_len=max_buf_len,
         )
         settings = link_settings(
             config,

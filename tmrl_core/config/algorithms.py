@@ -167,6 +167,7 @@ POLICIES = (
     Policy("GaussianMLPActor", BOX, "gaussian"),
     Policy("QValueMLPActor", DISCRETE, "q_value"),
     Policy("SquashedGaussianMLPActor", BOX, "squashed_gaussian"),
+    Policy("NormalizedSquashedGaussianMLPActor", BOX, "squashed_gaussian"),
     Policy("CategoricalRNNActor", CHOICES, "categorical"),
     Policy("GaussianRNNActor", BOX, "gaussian"),
     Policy("QValueRNNActor", DISCRETE, "q_value"),

@@ -3,6 +3,34 @@
 Precedence, later wins: defaults, file, environment (`TMRL_CORE_*`, for secrets and hosts), `--set` overrides.
 """
 
+# Theory of operation
+#
+# This file makes one checked `Config` from four layers: the built-in defaults, a file, environment variables and
+# `--set`; a later one wins. It knows no key by name except where a layer needs one (`ENVIRONMENT_KEYS`); keys, types
+# and limits are in `sections.py` and in the rooms, rules between keys in `checks.py`, messages in `error_messages.py`.
+#
+# Layers are merged as plain dicts, not as structs: a struct always has every key, so a layer could not say which ones
+# it sets. Every layer is converted to a `Config` by itself, and the result thrown away, so that an error names its
+# source. An example: the file sets `server.port: 70000` and `--set server.port=5` repairs it. The file is refused
+# nevertheless, by its own name: whoever runs it without `--set` would meet the error.
+#
+#     read_document -> convert (file) -> merge_environment (each variable) -> put, convert (each --set) -> check_values
+#
+# Checks between keys come last and once, because a layer alone may contradict what another one completes.
+#
+# Speed. Every role starts with this. msgspec converts in microseconds, but its description of all keys takes 20 ms, so
+# it is asked for only after a failure: then the same values are converted again, with 1e6 as an integer where a key
+# wants one, or the message is made. Both conversions go through one lock, since msgspec completes a type at its first
+# use, and two threads that do so at once have crashed; `decodable`, which the other modules use, would complete it on
+# import.
+#
+# `current()` is the configuration of omitted arguments in scripts. It is read when it is needed, never on import, and
+# again only if the file, the environment or the working folder has changed. `use` fixes it, for the command line and
+# for tests.
+#
+# What fails: everything is a ConfigError with the source, the key's path, the value found and those allowed. An
+# override's source is named by its path alone, because its value may be a secret that somebody put there by mistake.
+
 from __future__ import annotations
 
 import contextlib
@@ -64,6 +92,7 @@ def data_folder(environ: Mapping[str, str] | None = None) -> Path:
     Raises:
         ConfigError: this user has no home folder, as a container's user may have none.
     """
+    # An empty variable counts as one that is not set, as in most programs.
     environ = os.environ if environ is None else environ
     if environ.get("TMRL_CORE_HOME"):
         return expanded(environ["TMRL_CORE_HOME"])
@@ -117,6 +146,7 @@ def find_credentials_folder(config: Config, environ: Mapping[str, str] | None = 
     """
     if config.network.credentials_dir is not None:
         return config.absolute(expanded(config.network.credentials_dir))
+    # A checkout has this folder with a README only; it must not hide the credentials in the data folder.
     here = config.absolute("credentials")
     if here.is_dir() and any(p.name not in ("README.md", ".gitignore") for p in here.iterdir()):
         return here
@@ -177,6 +207,8 @@ def load(
     # Each layer is checked separately, so that an error names its source.
     convert(values, source)
     overrides = list(overrides)
+    # Without a file, somebody tries the command out. The built-in Pendulum then floods the trainer, unless workers
+    # wait for it; a real environment must never wait because a setting was overlooked.
     if built_in and "environment" not in values and not any(one.startswith("environment.") for one in overrides):
         values.setdefault("worker", {}).setdefault("max_env_steps_per_update", BUILT_IN_STEPS)
     merge_environment(values, environ)
@@ -229,6 +261,7 @@ def convert(values: Mapping[str, Any], source: str) -> Config:
     with _CONVERTING:
         # The description of all keys, which a value such as 1e6 or an error needs, takes 20 ms of a role's start.
         with contextlib.suppress(msgspec.ValidationError):
+            # The ordinary case ends here.
             return msgspec.convert(values, config_type())
         refuse_unknown_keys(values, source)
         try:
@@ -251,6 +284,7 @@ def whole_numbers(values: Any, kind: Any) -> Any:
     """Return `values` with floats such as 1e6 as integers where a key allows only integers."""
     if isinstance(values, Mapping):
         return {key: whole_numbers(value, field_type(kind, key)) for key, value in values.items()}
+    # A key that also takes floats keeps the float: 1e6 seconds are no integer.
     if isinstance(values, float) and values.is_integer():
         parts = inner_types(kind)
         if inspect.IntType in parts and inspect.FloatType not in parts:
@@ -274,6 +308,7 @@ def merge_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Non
         if not environ[name]:
             continue
         section, key = ENVIRONMENT_KEYS[name]
+        # A run called 007, or a worker called true, keeps its name.
         # Names stay texts; only the port is a number.
         value: Any = parse_yaml(environ[name], name) if key == "port" else environ[name]
         convert({section: {key: value}}, name)
@@ -334,6 +369,7 @@ def current() -> Config:
             status = path.stat()
             stamp = (status.st_mtime_ns, status.st_size)
         environ = tuple(sorted(item for item in os.environ.items() if item[0] in ENVIRONMENT_KEYS))
+        # A file that is edited in place keeps its name; size and time of change show it.
         key = (os.getcwd(), path, stamp, environ)
         if _Current.cached is None or _Current.cached[0] != key:
             _Current.cached = (key, load(path))

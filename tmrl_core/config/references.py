@@ -1,5 +1,34 @@
 """Resolution of references `package.module:Name` to objects."""
 
+# Theory of operation
+#
+# This file turns `package.module:Name` into an object, and the errors of other people's code into sentences. It knows
+# nothing of what an environment, an agent or a memory is, apart from the call that makes an environment. It keeps no
+# state; Python's own table of modules is the only cache.
+#
+# There are two ways to follow a reference. `resolve` imports it, which runs its code; roles use it for what they are
+# about to call. `locate` finds it by reading files only, for the doctor, which must not run what a configuration of
+# somebody else names: it searches the paths as Python would, parses the source, and looks for the name among those that
+# the file binds. Where only running would tell (`from x import *`, a module's `__getattr__`, a compiled module), it
+# accepts the name.
+#
+# A failed import has four meanings, and the message must not mix them up. The module does not exist: the reference is
+# wrong, and similar names help. The module exists and imports a package that is missing: the package is to be
+# installed, in the file and line that are named. It is no valid Python, or it raises: its author has to look there. It
+# is this project's own: then it is a defect here, or a missing extra, and the exception stays as it is. An example:
+# `my_robot:Env` in a file that says `import serial`. Python raises ModuleNotFoundError in both of the first two cases;
+# its `name` is `my_robot` in the first and `serial` in the second, which tells them apart.
+#
+# Keyword arguments are bound before anything is called, so that a misspelt one is refused with the accepted names while
+# the user still looks at the terminal, not in a worker an hour later. For this project's classes the values are
+# compared with the annotations too (`annotations.py`); annotations of others may be wrong, so they are not used.
+#
+# An environment's constructor is the one call of user code made here (`environment_maker`). Gymnasium's own errors keep
+# their text, which names the right id; a missing package and a wrong keyword argument are the configuration's fault
+# (ConfigError, no restart helps); all else is a failure of the environment (EnvironmentFailedError), which a supervisor
+# may try again. The place in a message is the last frame in the user's own file: not in this package, nor in Gymnasium,
+# nor in a library, unless there is no other.
+
 from __future__ import annotations
 
 import ast
@@ -58,6 +87,7 @@ def resolve(reference: str, key: str = "") -> Any:
         ) from exc
     except SyntaxError as exc:
         raise ConfigError(f"{label}: {exc.filename}, line {exc.lineno}, is not valid Python: {exc.msg}.") from exc
+    # Any exception: a module's code runs when it is imported, and may raise anything.
     except Exception as exc:
         if is_own(reference) or isinstance(exc, TmrlError):
             raise
@@ -66,6 +96,7 @@ def resolve(reference: str, key: str = "") -> Any:
             f"{label}: {_place(exc)}{type(exc).__name__}: {_few_lines(exc)}. The module {module_name} cannot be "
             "imported (--log-level debug shows the traceback)."
         ) from exc
+    # Step by step, so that the message names the part that is missing.
     found: Any = module
     for part in name.split("."):
         try:
@@ -110,6 +141,7 @@ def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
         ConfigError: the module does not exist, its source lacks the name, or the text is not a reference.
     """
     label, module_name, name = _parts(reference, key)
+    # The order in which the command line would search.
     places: Sequence[str] | None = [*sys.path, *map(str, folders)]
     spec = None
     module = ""
@@ -122,6 +154,7 @@ def locate(reference: str, key: str = "", folders: Sequence[Path] = ()) -> None:
             raise ConfigError(_NO_MODULE.format(label=label, name=module))
         places = spec.submodule_search_locations
     first = name.partition(".")[0]
+    # A package's names may be in any of its files, or lazy, so only plain modules are looked into.
     names = _names_in(spec.origin) if spec is not None and spec.has_location and not places else None
     if names is not None and first not in names:
         raise ConfigError(f"{label}: {module_name!r} has no {first!r}.{near(first, names)}")
@@ -139,6 +172,8 @@ def _names_in(origin: str | None) -> set[str] | None:
     if origin is None or not origin.endswith(".py"):
         return None
     try:
+        # Names anywhere in the file count, also in functions: too many are harmless, and a missing one would
+        # refuse a valid reference.
         nodes = list(ast.walk(ast.parse(Path(origin).read_bytes())))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
@@ -193,6 +228,7 @@ def check_kwargs(found: Any, kwargs: Mapping[str, Any], key: str = "") -> None:
             entries = ", ".join(f"{unknown}: ..." for unknown in sorted(kwargs.keys() - signature.parameters.keys()))
             inner = f" What the Gymnasium environment takes goes into gym_kwargs: {{{entries}}}."
         raise ConfigError(f"{key}: {exc}. {name} takes {', '.join(signature.parameters) or 'none'}.{inner}") from exc
+    # The module of the class, not of the reference: a subclass of others may take what its parent does not.
     if str(defined.__module__).startswith("tmrl_core."):
         problems = [f"{key}.{problem}" for problem in misfits(found, kwargs)]
         if problems:
@@ -225,6 +261,7 @@ def environment_maker(reference: str, kwargs: Mapping[str, Any], drop: Sequence[
     make = resolve_with(reference, kwargs, "environment.cls")
     label = f"environment.cls: {reference!r}"
 
+    # Watched, because a constructor that waits for a machine is the usual way in which a start hangs.
     @watched("the environment's constructor")
     def make_environment() -> Any:
         from gymnasium import error as errors

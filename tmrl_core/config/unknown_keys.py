@@ -21,7 +21,8 @@ def refuse_unknown_keys(values: Mapping[str, Any], source: str) -> None:
     Raises:
         ConfigError: the message has each unknown key's path, similar keys and the allowed keys.
     """
-    if theirs := [key for key in KEYS_OF_TMRL if key in values]:
+    theirs = [key for key in KEYS_OF_TMRL if key in values]
+    if theirs and "import-config" in rooms.entries("commands"):
         raise ConfigError(
             f"{source}: found {theirs[0]}, a key of tmrl's config.json. Convert that file with `python -m tmrl_core "
             "--import-config FILE -o my.yaml`, and use my.yaml."

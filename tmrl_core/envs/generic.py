@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.space_tree import space_leaves
 
 Convert = Callable[[Any], Any]
 
@@ -43,7 +44,7 @@ class GenericGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if observed is not None:
             env = _partly_observed(env, id, list(observed))
         super().__init__(env)
-        if obs_scale and not any(_is_float_box(space) for space in _leaves(env.observation_space)):
+        if obs_scale and not any(_is_float_box(leaf) for _, leaf in space_leaves(env.observation_space)):
             raise ConfigError(
                 f"obs_scale is {obs_scale}, but the observations of {id} have no Box of floats to scale: "
                 f"{env.observation_space}"
@@ -86,14 +87,6 @@ def _partly_observed(env: gymnasium.Env[Any, Any], id: str, observed: list[int])
 
 def _is_float_box(space: Any) -> bool:
     return isinstance(space, spaces.Box) and bool(np.issubdtype(space.dtype, np.floating))
-
-
-def _leaves(space: Any) -> list[Any]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for entry in space.spaces.values() for leaf in _leaves(entry)]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for entry in space.spaces for leaf in _leaves(entry)]
-    return [space]
 
 
 def _conversion(space: Any, scale: float, to_float32: bool) -> tuple[Any, Convert | None]:

@@ -20,6 +20,7 @@ from gymnasium import spaces
 from msgspec import Meta, Raw
 
 from tmrl_core.errors import ConfigError, ObservationError, PolicyFailedError
+from tmrl_core.space_tree import space_leaves
 
 Encoding = Literal["json", "msgpack"]
 
@@ -88,11 +89,7 @@ def _numbers(value: Any, missing: float, name: str) -> Any:
 
 def number_count(space: gymnasium.Space[Any]) -> int:
     """Return the number of numbers in a value of the space."""
-    if isinstance(space, spaces.Dict):
-        return sum(map(number_count, space.spaces.values()))
-    if isinstance(space, spaces.Tuple):
-        return sum(map(number_count, space.spaces))
-    return math.prod(space.shape or ())
+    return sum(math.prod(leaf.shape or ()) for _, leaf in space_leaves(space))
 
 
 def observation_reader(

@@ -52,7 +52,7 @@ from typing import Any, Protocol
 
 from tmrl_core.blas_threads import THREAD_VARIABLES
 from tmrl_core.config import Config, use, with_changes
-from tmrl_core.config.server_port import PortRecord
+from tmrl_core.config.server_port import FILE as PORT_FILE
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.long_calls import trouble
 from tmrl_core.networking.transports.port_holder import port_holder
@@ -60,6 +60,7 @@ from tmrl_core.roles import from_config as roles
 from tmrl_core.roles.environment_probe import is_probed
 from tmrl_core.roles.shutdown import CHECKPOINT, DROPPED_SAMPLES, STOP, ShutdownSignal
 from tmrl_core.storage import open_now, open_own
+from tmrl_core.storage.port_record import PortRecord
 
 logger = logging.getLogger(__name__)
 
@@ -485,7 +486,7 @@ class Pipeline(Processes):
                 f"listens on port {port}. --status and --worker for this run find it in {self._config.run_folder}."
             )
         try:
-            self._port_record = PortRecord(self._config.run_folder, port)
+            self._port_record = PortRecord(self._config.run_folder / PORT_FILE, port)
         except OSError as exc:
             view.say(
                 f"The port cannot be recorded in {self._config.run_folder} ({exc.strerror or exc}): --status and "

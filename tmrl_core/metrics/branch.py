@@ -21,10 +21,10 @@ moves what follows it to `metrics.cut.jsonl`.
 # The order that matters:
 #
 # 1. The lines are appended to the cut file, and that file is flushed to the disk. A machine that ends now has them
-# twice.
+#    twice.
 #
 # 2. The event is written over the first of them, and the file is cut behind it. A display that follows the file by its
-# size never sees it end without the event, which is how it recognizes the cut (`reading.py`).
+#    size never sees it end without the event, which is how it recognizes the cut (`reading.py`).
 #
 # A checksum of the 64 KiB before the position tells whether the file is the one of the checkpoint. A user may have
 # deleted it, or copied the checkpoint beside the file of another run; then nothing is cut, and the run goes on without.

@@ -47,13 +47,7 @@ from tmrl_core.metrics.records import MetricRecord, Value
 from tmrl_core.metrics.text import bytes_text, clock_text, number_text, return_text
 
 PHASES: Final = ("waiting", "collecting", "learning", "evaluating", "done")
-_PHASE_WORDS: Final = {
-    "waiting": "waiting for workers",
-    "collecting": "collecting",
-    "learning": "learning",
-    "evaluating": "evaluating",
-    "done": "done",
-}
+_PHASE_WORDS: Final = {**dict(zip(PHASES, PHASES, strict=True)), "waiting": "waiting for workers"}
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS: Final = "_.-:=+*#"
 _WIDEST: Final = 100

@@ -1,5 +1,47 @@
 """Trainer: learns from workers' samples, publishes policies, writes checkpoints."""
 
+# Theory of operation
+#
+# This file is the trainer as a whole: it brings together a training object (loop, agent, memory), the link to the
+# Server, checkpoints, records and the file of the current weights, and decides when each of them begins and ends. It
+# trains nothing (`training/loops`), knows nothing of messages (`LinkedTraining`), and does not know how a checkpoint
+# looks (`RunCheckpoints`).
+#
+# Threads. One thread trains: the one that calls `run`, or `train_iteration`. The link has its I/O thread, and
+# checkpoints are written by a third. Other threads call `stop`, `checkpoint` and `close` only; the first two set flags
+# that the training thread looks at between two updates.
+#
+# The order of `run`, and why:
+#
+# - The run's folder is tried before anything is made: a run that cannot write its results should fail in its first
+#   second, not after its first epoch.
+# - Torch is prepared before the training object, whose networks go to the device.
+# - The checkpoint is read, or a new object made, before the link: with the object come the offsets of the streams,
+#   which say what the Server must send, and the incarnation, which must be above every one used before.
+# - The folder of a memory on disk is claimed: two trainers in one folder would mix two runs.
+# - Records that were written after the checkpoint are cut off. An example: a trainer wrote a checkpoint at update
+#   1,000, records up to update 1,400, and was killed. It resumes at 1,000; without the cut, metrics.jsonl would hold
+#   two different branches of 1,001 to 1,400.
+# - The link opens. Only after the Server has admitted this trainer are the configuration in force and the weights
+#   written: a trainer that is refused, because another one trains this run, must not replace that one's files by an
+#   untrained policy.
+# - Epochs follow, each with a checkpoint, until all are done, the target is reached twice, the time is over, or a stop
+#   is requested.
+# - At the end the workers are told, their last samples are stored, the last checkpoint and the weights are written, and
+#   the event with the reason is recorded, also after a failure.
+#
+# Reaching the target takes two evaluations. The first one judges a policy that is some updates old, and one lucky
+# evaluation is not a result: the current policy is evaluated again, and only that ends the run.
+#
+# What fails. A full disk at the end does not lose a finished run: `_write_end` retries for ten minutes. A broken link
+# does not end anything; the link connects again while training goes on with what it has. A failed update is rolled back
+# by the loop. What does reach this file as an exception (no checkpoint can be written, workers and trainer wait for
+# each other for ever, a permanent refusal) ends `run` with the memory's folder released and the reason in the records.
+#
+# `train_iteration` is the same round by round: the object and the link stay between the calls (`iterations.py`), and
+# the caller decides about checkpoints and the end. A trainer from recorded sessions alone has neither Server nor
+# workers (`without_server.py`).
+
 from __future__ import annotations
 
 import contextlib
@@ -110,6 +152,7 @@ class Trainer:
             password=password,
         )
         self._run_name = given(run_name, config.run.name)
+        # Taken now: `current()` and the working folder may be others when `run` is called.
         model = given(model_path, config.trainer_model_path)
         # Absolute, because the environment may change the working folder.
         self._model = ModelFile(Path(model).absolute() if model is not None else None)
@@ -200,6 +243,8 @@ class Trainer:
     def close(self) -> None:
         """End everything: stop `run` in another thread, wait for it, and finish pending writes."""
         self.stop()
+        # Bounded: an update cannot be interrupted, and a notebook that closes its trainer must not hang for
+        # ever.
         if self._running is not threading.current_thread():
             self._idle.wait(60.0)
         self._checkpoints.close()
@@ -256,6 +301,7 @@ class Trainer:
         actor = self._actor()
         try:
             return actor.act_(obs, test=test)
+        # Checked only after a failure: the check of a large observation costs as much as acting.
         except Exception as exc:
             space = actor.observation_space
             if isinstance(space, Space) and not space.contains(obs):
@@ -409,10 +455,13 @@ class Trainer:
     def _run(self, wandb: WandbSettings | None) -> None:
         self._running = threading.current_thread()
         self._idle.clear()
+        # From now on, the folder of the checkpoints is this process's.
         self._checkpoints.locked = True
         try:
             self._run_here(wandb)
         finally:
+            # In this order: another trainer that takes the checkpoints must find the memory's folder free
+            # too.
             self._close_memory(self.training)
             self._checkpoints.unlock()
             self._idle.set()
@@ -434,9 +483,12 @@ class Trainer:
                 training.epoch,
                 training.epochs,
             )
+            # Workers may wait for this run, started again with the trainer; nobody else would tell them.
             if self._config.trainer.offline is None:
                 self._pass_on_the_end(training)
             return
+        # Tried before the link: the first weights are written much later, and a refusal then would waste the
+        # run.
         problem = self._model.check(training)
         if problem:
             raise StorageError(
@@ -462,11 +514,14 @@ class Trainer:
         try:
             while training.epoch < training.epochs and not interface.stopping:
                 training.run_epoch(interface)
+                # Without a checkpoint: the epoch goes on where the target has interrupted it.
                 if interface.reached_target and not self._confirmed(training, interface):
                     continue
                 if not interface.stopping:
                     self._write_checkpoint(training, recorder)
+            # Read before the final evaluation, which may reach the target and change the answer.
             why = self._why(interface)
+            # A requested stop leaves the workers as they are: they wait for the trainer that resumes.
             if interface.stop_requested:
                 self._linked.commit(training)
             else:
@@ -522,6 +577,8 @@ class Trainer:
         Raises:
             StorageError: they cannot be written in time.
         """
+        # Both files are tried in each round, because a checkpoint may fail on one disk and the weights on
+        # another.
         deadline = time.monotonic() + ROOM_S
         told = False
         while True:
@@ -604,6 +661,7 @@ class Trainer:
         """Write a checkpoint. Return the reason of a failure, if known already."""
         if self.checkpoint_path is None:
             return ""
+        # The best checkpoint is kept by the mean return of the latest evaluation.
         evaluator = self.interface.evaluator if self.interface is not None else None
         score = evaluator.latest.mean if evaluator is not None and evaluator.latest is not None else None
         self._linked.note_delivery(training, recorder)
@@ -622,10 +680,13 @@ class Trainer:
         if seed is not None:
             import torch
 
+            # All three are seeded before the first object is made: networks are initialized in
+            # constructors, in any of them.
             random.seed(seed)
             np.random.seed(seed)
             torch.manual_seed(seed)
         try:
             return self.training_cls()
+        # Also after a failure: otherwise Ctrl-C would call the handler of a module that could not be used.
         finally:
             take_back()  # for modules and loops of users that install signal handlers

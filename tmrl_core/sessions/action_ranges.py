@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tmrl_core.errors import StorageError
 from tmrl_core.samples import Tree
 from tmrl_core.samples.columns import Array
 from tmrl_core.sessions.spaces import bound_of_json, bound_to_json
+from tmrl_core.space_tree import Path, space_leaves
 from tmrl_core.storage import write_whole
 
 FILE = "actions.json"
@@ -35,8 +36,9 @@ class ActionRanges:
     """
 
     def __init__(self, space: Space[Any] | None) -> None:
-        self._boxes = dict(_boxes(space, ()))
-        self._found: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+        leaves = () if space is None else space_leaves(space)
+        self._boxes = {path: leaf for path, leaf in leaves if isinstance(leaf, spaces.Box) and np.prod(leaf.shape)}
+        self._found: dict[Path, tuple[Array, Array]] = {}
 
     def add(self, actions: Tree, present: Array | None = None) -> bool:
         """Include actions; return True if a range has become wider.
@@ -58,7 +60,7 @@ class ActionRanges:
         return wider
 
     # float64 holds all values of the dtypes that spaces have, but for int64 beyond 2**53.
-    def _include(self, path: tuple[Any, ...], low: Array, high: Array) -> bool:
+    def _include(self, path: Path, low: Array, high: Array) -> bool:
         old = self._found.get(path)
         low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
         if old is not None:
@@ -72,7 +74,7 @@ class ActionRanges:
         """Return the actions, moved into the bounds of their space, and the number of rows that changed."""
         changed: Any = False
 
-        def walk(tree: Any, path: tuple[Any, ...]) -> Any:
+        def walk(tree: Any, path: Path) -> Any:
             nonlocal changed
             if isinstance(tree, dict):
                 return {key: walk(child, (*path, key)) for key, child in tree.items()}
@@ -112,7 +114,7 @@ class ActionRanges:
                 place = f"[{', '.join(map(str, at))}]" if at else ""
                 yield name + place, float(low[at]), float(high[at]), float(box.low[at]), float(box.high[at])
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: pathlib.Path) -> None:
         """Write the ranges to a recording.
 
         Raises:
@@ -128,7 +130,7 @@ class ActionRanges:
         Raises:
             StorageError: the file is damaged.
         """
-        file = Path(folder) / FILE
+        file = pathlib.Path(folder) / FILE
         if not file.exists():  # a recording whose actions have no Box
             return
         try:
@@ -145,18 +147,7 @@ class ActionRanges:
             ) from exc
 
 
-def _boxes(space: Space[Any] | None, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], spaces.Box]]:
-    if isinstance(space, spaces.Dict):
-        for key, child in space.spaces.items():
-            yield from _boxes(child, (*path, key))
-    elif isinstance(space, spaces.Tuple):
-        for index, child in enumerate(space.spaces):
-            yield from _boxes(child, (*path, index))
-    elif isinstance(space, spaces.Box) and np.prod(space.shape):
-        yield path, space
-
-
-def _column(actions: Any, path: tuple[Any, ...], box: spaces.Box) -> Array | None:
+def _column(actions: Any, path: Path, box: spaces.Box) -> Array | None:
     """Return the column of a part of the space; None: the actions have another form."""
     for key in path:
         inside = key in actions if isinstance(actions, dict) else isinstance(actions, tuple) and key < len(actions)

@@ -9,8 +9,8 @@
 #     actions.json          smallest and largest value of each dimension of the actions (action_ranges.py)
 #     000000000001.seg ...  a log of records (tmrl_core/storage)
 #
-# This file knows folders, records and spaces. `session.py` knows how samples become sessions, `storage/` how
-# records survive a crash.
+# This file knows folders, records and spaces. `session.py` knows how samples become sessions, `storage/` how records
+# survive a crash.
 #
 # The content of a record is a message of samples as a worker sends it, not a session. So a worker that records needs no
 # memory for its episode, a killed process loses the samples of one message, and there is one encoding. The price is

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.space_tree import space_leaves
 
 
 def space_to_json(space: gymnasium.Space[Any], name: str = "space") -> dict[str, Any]:
@@ -68,11 +69,8 @@ def space_of_json(value: Any) -> gymnasium.Space[Any]:
 
 def bounded(space: gymnasium.Space[Any]) -> bool:
     """Return True if all bounds of a space are known, see `completed`."""
-    if isinstance(space, spaces.Dict):
-        return all(map(bounded, space.spaces.values()))
-    if isinstance(space, spaces.Tuple):
-        return all(map(bounded, space.spaces))
-    return not isinstance(space, spaces.Box) or not any(bound.any() for bound in _unknown(space))
+    boxes = [leaf for _, leaf in space_leaves(space) if isinstance(leaf, spaces.Box)]
+    return not any(bound.any() for box in boxes for bound in _unknown(box))
 
 
 def completed(space: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> gymnasium.Space[Any]:

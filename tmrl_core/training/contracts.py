@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.agent import TrainingAgent
-from tmrl_core.training.value_types import Batch, Indices, Metrics, Policy, State
+from tmrl_core.training.value_types import Batch, Indices, Metrics, Policy, State, Tree
 
 if TYPE_CHECKING:
     from tmrl_core.training.interface import TrainingInterface
@@ -203,7 +203,7 @@ class TrainingMemory(ABC):
         """Offsets and counters of the last `commit` on disk; None (default): there are none."""
         return None
 
-    def commit(self, offsets: Offsets | None = None, **values: Any) -> None:  # noqa: B027  # not abstract: RAM has no log
+    def commit(self, offsets: Offsets | None = None, **values: Tree) -> None:  # noqa: B027  # not abstract: RAM has no log
         """Write new samples with the offsets of their streams and the run's counters. Default: nothing to write.
 
         Raises:

@@ -130,8 +130,8 @@ def test_rewards_can_be_used_without_stepping() -> None:
         ({"rewards": REWARDS[:2]}, r"rewards has the shape \(2, 5\); expected \(3, 5\)"),
         ({"rewards": [0.0]}, "rewards has a float; allowed"),
         ({"is_alive": ALIVE[:, 1:]}, r"is_alive has the shape \(3, 4\); expected \(3, 5\)"),
-        ({"is_alive": ALIVE * 2}, r"is_alive has the value .*2.*; allowed: 0 and 1"),
-        ({"is_alive": ALIVE[:, ::-1]}, "is_alive of session 1 is 1 at tick 3 after a 0; it is 1 through the terminal"),
+        ({"is_alive": ALIVE * 2}, r"is_alive, session 0, tick 0: found 2; allowed are 0 and 1"),
+        ({"is_alive": ALIVE[:, ::-1]}, "is_alive, session 1, tick 3: found 1; it follows a 0; sessions end once"),
         (
             {"preceding_agent_memories": MEMORIES[:1]},
             r"preceding_agent_memories has the shape \(1, 7\); expected \(3, 7\)",

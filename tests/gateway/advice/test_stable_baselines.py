@@ -14,12 +14,12 @@ import torch
 
 from tests.gateway.advice.conftest import EPISODE, Client, MakeAgent
 from tests.gateway.advice.test_agent import made
-from tmrl_core.envs.shepherd import Channel, Message
 from tmrl_core.errors import CheckpointError, ConfigError, SessionClosedError
 from tmrl_core.gateway.advice.combine import Gaussian
 from tmrl_core.gateway.advice.saves import Save, read_save
 from tmrl_core.gateway.advice.stable_baselines import check_stable_baselines
 from tmrl_core.gateway.settings import StableBaselinesSection
+from tmrl_core.gateway.shepherd import Channel, Message
 from tmrl_core.training.checkpoints.capture import capture_part
 
 SPACES = {"DQN": 2, "SAC": [2, -1, 3], "TD3": [2, -1, 3], "DDPG": [2, -1, 3]}

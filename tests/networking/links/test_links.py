@@ -249,6 +249,36 @@ def test_a_full_blocking_link_waits_and_close_ends_the_wait(place: Place) -> Non
     assert failed
 
 
+def test_a_call_that_waits_for_space_is_woken(place: Place) -> None:
+    worker = place.worker(queue_bytes=10_000, when_full="block")
+    worker.send(episode(0, 500), [])
+    threading.Timer(0.05, worker.wake).start()
+    with pytest.raises(LinkClosedError):
+        worker.send(episode(0, 500), [])
+    worker.wake()
+    with pytest.raises(LinkClosedError):
+        worker.send(episode(0, 500), [])
+    assert not worker.closed
+
+
+def test_a_link_that_nobody_holds_closes_once_its_samples_are_delivered(place: Place) -> None:
+    worker, trainer = place.worker(), place.trainer()
+    until(lambda: trainer.members != [], trainer)
+    worker.send(episode(0, 10), [])
+    worker.close_soon()
+    assert collect(trainer, 10) == list(range(10))
+    until(lambda: worker.closed, worker)
+    until(lambda: not trainer.members, trainer)
+    assert worker.counts.samples_acked == 10
+
+
+def test_a_link_that_nobody_holds_closes_in_time_without_a_trainer(place: Place) -> None:
+    worker = place.worker(drain_timeout_s=0.1)
+    worker.send(episode(0, 10), [])
+    worker.close_soon()
+    until(lambda: worker.closed, worker)
+
+
 def test_a_full_dropping_link_warns_drops_the_oldest_and_the_trainer_counts_the_gap(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -128,8 +128,7 @@ def sent(connection: Connection, now: float = 0.0) -> list[Frame]:
             n = min(len(buffer), len(view))
             buffer[:n] = view[:n]
             view = view[n:]
-            reader.received(n)
-            frames += reader.take()
+            frames += reader.received(n)
     assert reader.empty
     return frames
 

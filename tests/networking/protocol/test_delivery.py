@@ -43,15 +43,15 @@ FULL = os.environ.get("FULL_TESTS") == "1"
 
 
 def parse(wire: bytes | bytearray | Wire) -> Frame:
-    reader = FrameReader()
+    reader, frames = FrameReader(), []
     view = memoryview(bytes(wire))
     while view:
         buffer = reader.get_buffer()
         n = min(len(buffer), len(view))
         buffer[:n] = view[:n]
         view = view[n:]
-        reader.received(n)
-    (frame,) = reader.take()
+        frames += reader.received(n)
+    (frame,) = frames
     return frame
 
 

@@ -24,10 +24,9 @@ def send(receiver: PolicyReceiver, version: tuple[int, int], body: bytes) -> mem
             n = min(len(buffer), len(data))
             buffer[:n] = data[:n]
             data = data[n:]
-            reader.received(n)
-        for frame in reader.take():
-            assert update is None
-            update = receiver.frame(frame)
+            for frame in reader.received(n):
+                assert update is None
+                update = receiver.frame(frame)
     assert update is not None
     assert update[0] == version
     return update[1]

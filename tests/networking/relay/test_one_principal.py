@@ -81,8 +81,7 @@ class End:
                 n = min(len(buffer), len(view))
                 buffer[:n] = view[:n]
                 view = view[n:]
-                reader.received(n)
-                frames += list(reader.take())
+                frames += list(reader.received(n))
         return frames
 
     def heard(self, now: float = 0.0) -> list[Control]:

@@ -54,8 +54,8 @@ def heard(connection: Connection, now: float = 0.0) -> list[Control]:
                 n = min(len(view), len(rest))
                 view[:n] = rest[:n]
                 rest = rest[n:]
-                reader.received(n)
-            messages += [decode_control(frame.payload) for frame in reader.take() if frame.kind == Kind.CONTROL]
+                frames = reader.received(n)
+                messages += [decode_control(frame.payload) for frame in frames if frame.kind == Kind.CONTROL]
     return messages
 
 

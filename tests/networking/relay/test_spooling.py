@@ -381,8 +381,7 @@ def test_a_refusal_is_the_last_message_of_a_handoff() -> None:
     reader = FrameReader()
     for buffer in stranger.to_send(network.now):
         reader.get_buffer()[: len(buffer)] = buffer
-        reader.received(len(buffer))
-        told += [decode_control(frame.payload) for frame in reader.take()]
+        told += [decode_control(frame.payload) for frame in reader.received(len(buffer))]
     stored = [what for what in told if isinstance(what, Stored)]
     assert [what.next for what in stored] == [2]
     assert stored[0].refusal
@@ -658,8 +657,7 @@ def test_violations_of_the_handoff_end_only_the_workers_own_link(
             n = min(len(view), len(buffer))
             view[:n] = buffer[:n]
             buffer = buffer[n:]
-            reader.received(n)
-            told += [decode_control(frame.payload) for frame in reader.take()]
+            told += [decode_control(frame.payload) for frame in reader.received(n)]
     (refused,) = [what for what in told if isinstance(what, Refused)]
     assert refused.code == "misuse"
     assert reason in refused.reason

@@ -30,8 +30,9 @@ from tmrl_core.networking.protocol.messages import (
     Want,
     Welcome,
     control_frame,
+    encode_body,
 )
-from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, encode_status, rates
+from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, rates
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings, Spool
 from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, snapshot
 from tmrl_core.networking.spools.spool import SpooledMessage, StreamInfo
@@ -230,7 +231,7 @@ def test_hundreds_of_workers_fit_in_pages(wires: Wires) -> None:
     seen = wires.look()
     assert len(seen.streams) == seen.workers == 300
     assert len(seen.peers) == 301
-    assert len(encode_status(seen)) > 60_000, "one frame does not hold it"
+    assert len(encode_body(seen)) > 60_000, "one frame does not hold it"
     assert not seen.peers_left_out
 
 
@@ -240,10 +241,10 @@ def test_entries_beyond_the_limit_are_left_out_and_counted(wires: Wires) -> None
     full = snapshot(wires.relay, wires.now)
     assert len(full.streams) == 4000
     small = snapshot(wires.relay, wires.now, limit_bytes=100_000)
-    assert len(encode_status(small)) <= 100_000
+    assert len(encode_body(small)) <= 100_000
     assert small.streams_left_out == 4000 - len(small.streams) > 0
     assert (len(small.peers), small.peers_left_out) == (4, 0)
-    assert len(encode_status(full)) <= MAX_STATUS_BYTES
+    assert len(encode_body(full)) <= MAX_STATUS_BYTES
 
 
 def test_one_principal_displaces_no_streams_of_others() -> None:

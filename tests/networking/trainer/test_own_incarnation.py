@@ -77,8 +77,7 @@ def said(link: Connection) -> list[object]:
         view = reader.get_buffer()
         n = min(len(view), len(data))
         view[:n] = data[:n]
-        reader.received(n)
-        messages += [decode_control(frame.payload) for frame in reader.take() if frame.kind == Kind.CONTROL]
+        messages += [decode_control(frame.payload) for frame in reader.received(n) if frame.kind == Kind.CONTROL]
         data = data[n:]
     return messages
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,19 +95,10 @@ def test_the_file_is_private_from_the_moment_it_exists() -> None:
     assert path.parent.parent == data_folder()
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert json.loads(path.read_text()) == {"port": PORT, "pid": os.getpid(), "host": platform.node()}
+    assert json.loads(path.read_text()) == {"port": PORT, "host": platform.node(), "pid": os.getpid()}
 
 
 def test_a_file_of_a_dead_process_is_ignored() -> None:
-    path = announce()
-    ended = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
-    )
-    path.write_text(json.dumps({**json.loads(path.read_text()), "pid": int(ended.stdout)}))
-    assert not plain_server(PORT)
-
-
-def test_a_file_of_a_dead_process_with_a_reused_id_is_ignored() -> None:
     path = announce()
     assert plain_server(PORT)
     said = path.read_bytes()
@@ -179,10 +169,10 @@ def test_a_link_to_a_file_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "{}", '{"pid": "1"}', '{"pid": null}', '{"pid": true}', '{"pid": 0}', '{"pid": -1}', "\udcff" * 3],
-    ids=range(10),
+    ["", "{", "[]", "{}", '{"port": 1}', "\udcff" * 3],
+    ids=range(6),
 )
-def test_a_file_without_a_process_is_ignored(content: str) -> None:
+def test_a_file_without_a_port_is_ignored(content: str) -> None:
     path = announce()
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert not plain_server(PORT)

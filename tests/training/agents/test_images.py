@@ -62,6 +62,7 @@ OFF_POLICY: dict[str, tuple[Any, bool]] = {
     "sac": (training.SacAgent, False),
     "redq": (training.REDQSACAgent, False),
     "tqc": (training.TQCAgent, False),
+    "crossq": (training.CrossQAgent, False),
     "td3": (training.TD3Agent, False),
     "ddpg": (training.DDPGAgent, False),
     "dqn": (training.DQNAgent, True),
@@ -100,7 +101,7 @@ def test_policy_and_critics_have_convolutions_that_learn(name: str, with_place: 
     env.reset(seed=0)
     agent = cls(env.observation_space, env.action_space, "cpu", hidden_sizes=(16,), convolutions=[[4, 4, 4], [4, 3, 1]])
     before = convolutions_in(agent.model)
-    acting = type(agent.get_actor()).__name__
+    acting = agent.get_actor().name
     rows = Collector(env).rows(agent.get_actor(), 16)
     for _ in range(4):
         metrics = agent.train(batch_of(rows))

@@ -14,6 +14,7 @@ from tmrl_core.config import resolve
 from tmrl_core.config.algorithms import algorithms
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.behavior_cloning import BehaviorCloningAgent
+from tmrl_core.training.agents.crossq import CrossQAgent
 from tmrl_core.training.agents.ddpg import DDPGAgent
 from tmrl_core.training.agents.discrete_sac import DiscreteSacAgent
 from tmrl_core.training.agents.dqn import DQNAgent
@@ -32,6 +33,7 @@ AGENTS: list[tuple[Any, Any, dict[str, Any]]] = [
     (SacAgent, BOX, {}),
     (REDQSACAgent, BOX, {"n": 3, "q_updates_per_policy_update": 2}),
     (TQCAgent, BOX, {"quantiles": 5}),
+    (CrossQAgent, BOX, {"critic_sizes": (16,), "policy_delay": 2}),
     (TD3Agent, BOX, {}),
     (DQNAgent, DISCRETE, {"target_interval": 2}),
     (DQNAgent, DISCRETE, {"target_interval": 2, "dueling": True, "double": False}),
@@ -178,7 +180,9 @@ def test_each_algorithm_with_a_replay_memory_compiles_its_updates_if_asked() -> 
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2, 3)], ids=str)
-@pytest.mark.parametrize("cls", [SacAgent, REDQSACAgent, TQCAgent, TD3Agent, DDPGAgent, BehaviorCloningAgent])
+@pytest.mark.parametrize(
+    "cls", [SacAgent, REDQSACAgent, TQCAgent, CrossQAgent, TD3Agent, DDPGAgent, BehaviorCloningAgent]
+)
 def test_updates_take_actions_of_boxes_of_any_shape(cls: Any, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     observations, actions = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Box(-2, 3, shape, np.float32)
@@ -186,7 +190,7 @@ def test_updates_take_actions_of_boxes_of_any_shape(cls: Any, shape: tuple[int, 
     before = nn.utils.parameters_to_vector(agent.get_actor().parameters()).detach()
     obs, zeros = torch.rand(4, 3), torch.zeros(4)
     taken = torch.rand(4, *shape)
-    for _ in range(2):  # TD3 moves its policy every second time
+    for _ in range(3):  # TD3 moves its policy every second time, CrossQ every third
         agent.train((obs, taken, zeros, obs, zeros, zeros))
     after = nn.utils.parameters_to_vector(agent.get_actor().parameters()).detach()
     assert bool(torch.isfinite(after).all())

@@ -49,8 +49,9 @@ def test_a_run_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
         checkpoints.write(training, wait=True)
     training, is_new = RunCheckpoints(tmp_path / "checkpoint", Config(), make).make_or_load()
     assert (training.epoch, is_new) == (2, False)
-    updated = RunCheckpoints(tmp_path / "checkpoint", Config(), make, updater=lambda loaded: ("updated", loaded.epoch))
-    assert updated.make_or_load() == (("updated", 2), False)
+    replaced = make()
+    updated = RunCheckpoints(tmp_path / "checkpoint", Config(), make, updater=lambda loaded: replaced)
+    assert updated.make_or_load() == (replaced, False)
 
 
 def test_without_a_folder_nothing_is_written_or_read() -> None:
@@ -154,7 +155,8 @@ def test_a_configuration_that_has_changed_takes_effect_or_is_refused_with_both_v
     changed = checkpoints(run={"seed": 2}, agent={"kwargs": {"lr_actor": 0.25}})
     training, is_new = changed.make_or_load()
     assert not is_new
-    assert training.agent.optimizer_actor.param_groups[0]["lr"] == 0.25
+    agent: Any = training.agent
+    assert agent.optimizer_actor.param_groups[0]["lr"] == 0.25
     assert changed.in_force.run.seed == 1  # generators go on
     assert "agent.kwargs.lr_actor: left out in the checkpoint, 0.25 now, which takes effect" in caplog.text
     assert "run.seed: 1 in the checkpoint, 2 now: the checkpoint's value stays in force" in caplog.text

@@ -1,18 +1,39 @@
-"""Flattening of an observation of any supported space to one float32 vector, in one order with NumPy and torch.
+"""Flattening of an observation of any supported space to one float32 vector, in one order with NumPy and torch."""
 
-Order of the elements: a Dict's entries in the space's own order (Gymnasium sorts the keys of a plain dict), a Tuple's
-entries by index, each nested space in place; a Box in C order; a Discrete as a one-hot vector of its n values; a
-MultiDiscrete as one one-hot vector per entry; a MultiBinary as zeros and ones. A Box of bytes (uint8) is scaled by its
-bounds, element by element: (x - low) / (high - low). Other values are taken as they are. An action mask (see `masks`)
-is left out.
-
-Images come after all values, in C order. An encoder with convolutions makes features of them. A Box of bytes is an
-image if its bounds are 0 and 255 and its shape is one of an image: [height, width], with channels first or last, or
-frames of these along the first axis, with at least two rows and two columns. The smaller one of the first and the last
-axis counts the channels. Frames are further channels. Where convolutions are set explicitly, Boxes of bytes with other
-bounds and these shapes are images too, and Boxes of floats with three or four dimensions. With the convolutions `none`
-there are no images.
-"""
+# Theory of operation
+#
+# The trainer's networks and the workers' policies, on both backends, see one vector for each observation. This file
+# alone decides its order, so the two sides cannot disagree. It knows spaces and no networks: `layout_of` lists the
+# leaves of a space with their places; torch flattens batches by the list (`torch/mlp.py`), NumPy one observation at a
+# time (`flatten_into`).
+#
+# Order: a Dict's entries in the space's own order (Gymnasium sorts the keys of a plain dict), a Tuple's by index, each
+# nested space in place; a Box in C order; a Discrete as a one-hot vector of its n values; a MultiDiscrete as one
+# one-hot vector for each entry; a MultiBinary as zeros and ones. All images come after all values. An action mask is
+# left out: torch's policies put it behind everything else.
+#
+# In numbers: Dict(camera: Box(0, 255, (8, 8, 3), uint8), mode: Discrete(3, start=1), speed: Box(2)) has the leaves
+#
+#     mode     elements 0 to 2      one_hot of mode - 1
+#     speed    elements 3 and 4     values
+#     camera   elements 5 to 196    image, to be scaled by 1/255 behind the flattening
+#
+# Bytes are scaled by their bounds, element by element: (x - low) / (high - low). Other numbers are taken as they are,
+# since their bounds are often a formality (a position of plus or minus 3.4e38).
+#
+# What is an image? A Box of bytes with the bounds 0 and 255 and the shape of one: [height, width], with channels first
+# or last, or frames of these along the first axis, with at least two rows and columns. The smaller one of the first and
+# the last axis counts the channels; frames are further channels. A picture is declared by its bounds, because dividing
+# a board of zeros and ones by 255 would hide it. Where convolutions are set explicitly, bytes with other bounds and
+# floats with three or four dimensions are images too; with the convolutions `none` there are none.
+#
+# Two mistakes would be silent, so this file makes them visible: an observation that is taken for an image, or for
+# numbers, without its user's knowledge is logged once; and because the shapes of weights do not show it, kinds and
+# bounds of bytes are metadata of the weights, which both ends compare.
+#
+# Images come last because convolutions take slices of the vector, and everything else (statistics, normalization, a
+# first layer) takes a prefix. Bytes that are scaled by 1/255 stay bytes until the encoder, which is a quarter of the
+# traffic to a device where there is nothing else.
 
 from __future__ import annotations
 
@@ -123,6 +144,7 @@ def layout_of(space: Any, action_space: Any = None, convolutions: Convolutions |
     leaves = [leaf for leaf in found if not (masked and leaf.path[:1] == (ACTION_MASK,))]
     if not leaves:
         raise ConfigError(f"the observation space {space} has no elements, a policy needs at least one.")
+    # A stable sort: values keep their order among themselves, and so do images.
     leaves.sort(key=lambda leaf: leaf.kind == "image")
     if convolutions not in (None, NO_CONVOLUTIONS) and not images_of(leaves):
         raise ConfigError(
@@ -223,6 +245,7 @@ def _told(bounds: np.ndarray) -> str:
 
 def _without_repetition(bounds: np.ndarray) -> np.ndarray:
     """Return bounds with length 1 along each axis on which all are equal."""
+    # A camera's bounds of 150,000 equal numbers become one, which broadcasts; the layout is made for each network.
     for axis, length in enumerate(bounds.shape):
         first = bounds.take(range(min(length, 1)), axis)
         if (bounds == first).all():
@@ -287,6 +310,7 @@ def flatten_into(layout: tuple[Leaf, ...], obs: Any, vector: np.ndarray) -> None
             continue
         part[:] = 0.0
         offset = 0
+        # A loop, since it can name the integer that is wrong.
         for number, count, first in zip(np.asarray(value).ravel().tolist(), leaf.counts, leaf.first, strict=True):
             index = int(number) - first
             if not 0 <= index < count:

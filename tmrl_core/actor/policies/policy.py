@@ -55,10 +55,13 @@ class Policy(ActorModule):
         extras: zeros like the values that are stored with one action, by name.
         explored_by: names of the attributes that are exploration parameters.
         on_policy: True: the initial weights are orthogonal, and the first actions depend little on observations.
+        behind_batch_norm: True: the first layer was trained behind a batch normalization of the observations' values.
+            They are always normalized then, and not cut.
     """
 
     explored_by: ClassVar[tuple[str, ...]] = ()
     on_policy: ClassVar[bool] = False
+    behind_batch_norm: ClassVar[bool] = False
     heads: dict[str, int]
     arrays: dict[str, np.ndarray]
     extras: dict[str, Any]

@@ -1,5 +1,31 @@
 """Named arrays and metadata, to and from safetensors, without torch."""
 
+# Theory of operation
+#
+# The one form of weights on the wire, in files and in checkpoints' policies: named arrays in safetensors, which is data
+# alone and cannot run code. This file imports no torch; torch's policies use it through `torch/module.py`.
+#
+# A file is 8 bytes with the length of a JSON header, the header (name, dtype, shape and place of each array, and
+# metadata of texts), then the arrays. Two things are added to what the library does:
+#
+# - Metadata in order of their names. The library writes them in random order, so equal weights would be other bytes,
+#   other hashes, and another file for each save.
+# - Exploration parameters, in files alone. Messages send them beside the weights, since they may change while the
+#   weights stay (an epsilon).
+#
+# Arrays that do not fit are refused before anything is changed, in the order in which a message helps most: sizes of
+# hidden layers by their setting's name ("hidden_sizes: [256, 256] here, [64, 64] in them"), missing and unknown names,
+# both shapes of the first difference; then metadata, which hold what shapes do not show (the activation, kinds and
+# bounds of bytes); then numbers that are not finite. Metadata are compared where both sides have them, so that a policy
+# of one's own may add an entry.
+#
+# The same comparison is made when a worker joins (`describe`, `difference`), before it has collected anything: the
+# trainer then says in one line what differs. What the worker sends is untrusted and may be anything, so every part is
+# checked to be plain before it is put into a text.
+#
+# Numbers of a network are recovered from names and shapes (`net.0`, `net.2`, ... are hidden layers) instead of being
+# stored: a setting beside the arrays could contradict them.
+
 from __future__ import annotations
 
 import json
@@ -77,6 +103,7 @@ def load_file(path: str | Path, read: Callable[[bytes], Actor]) -> Actor:
         WeightsError: as `exploration_in` and `read`.
     """
     data = read_whole(path)
+    # Read first: an entry that is wrong must leave the actor as it is.
     exploration = exploration_in(data)
     actor = read(data)
     if exploration:
@@ -86,6 +113,7 @@ def load_file(path: str | Path, read: Callable[[bytes], Actor]) -> Actor:
 
 def _header(data: bytes) -> dict[str, Any] | None:
     """Return the header of a safetensors file's content; None: the bytes do not begin with one."""
+    # Only what lies in the file is parsed: a length from other bytes may be any 64-bit number.
     size = int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8 : 8 + size]) if 2 <= size <= len(data) - 8 else None

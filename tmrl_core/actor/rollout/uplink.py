@@ -33,9 +33,6 @@ WAIT_S = 0.1 if os.name == "nt" else 1.0
 """Maximum wait of an idle worker, for what depends on time: what arrives ends it, and so does `stop`. On Windows, no
 signal handler runs during a wait."""
 
-FULL_S = 0.1
-"""Maximum wait for space in the link's queue, which limits the delay of `stop`."""
-
 
 class PolicyTarget(Protocol):
     """Target of new weights. `PolicyRunner` implements it."""
@@ -215,7 +212,7 @@ class Uplink:
             piece, rest = chunks[:1], chunks[1:]
             ended = [] if rest else records
             try:
-                self.link.send(piece, ended, timeout_s=FULL_S)
+                self.link.send(piece, ended, timeout_s=WAIT_S)
             except TmrlError as exc:
                 closed = isinstance(exc, LinkClosedError)
                 if closed and not self.link.closed and not self._stopping:

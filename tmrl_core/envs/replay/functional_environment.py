@@ -14,6 +14,8 @@ from gymnasium import spaces
 from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector.utils import batch_space
 
+from tmrl_core.space_tree import widest
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
@@ -121,7 +123,7 @@ class BaseEnvironment:
         observation_dtypes: DTypes = None,
         action_dtypes: DTypes = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # a subclass may also be a torch module
         self.state_shapes = as_shapes("state_shapes", state_shapes)
         self.observation_shapes = as_shapes("observation_shapes", observation_shapes)
         self.action_shapes = as_shapes("action_shapes", action_shapes)
@@ -140,16 +142,13 @@ class BaseEnvironment:
         """
         import torch
 
-        return (
-            [
+        def zeros(shapes: list[Shape], dtypes: list[np.dtype]) -> list[Tensor]:
+            return [
                 torch.zeros(batch_size, *shape, dtype=torch_dtype(dtype))
-                for shape, dtype in zip(self.state_shapes, self.state_dtypes, strict=True)
-            ],
-            [
-                torch.zeros(batch_size, *shape, dtype=torch_dtype(dtype))
-                for shape, dtype in zip(self.observation_shapes, self.observation_dtypes, strict=True)
-            ],
-        )
+                for shape, dtype in zip(shapes, dtypes, strict=True)
+            ]
+
+        return zeros(self.state_shapes, self.state_dtypes), zeros(self.observation_shapes, self.observation_dtypes)
 
     def get_action_results(self, last_states: list[Tensor], actions: list[Tensor], **kwargs: Any) -> Results:
         """Return the new states and the observations after one action in each session.
@@ -251,6 +250,7 @@ def _checked(
                 f"{what} {index} has the shape {tuple(tensor.shape)}; expected {(batch, *shape)}: the batch, then the "
                 "declared shape."
             )
+        # A cast to an integer that changes values, such as an action 0.7 for int32, would act as another action.
         cast = tensor.to(torch_dtype(dtype))
         if cast is not tensor and not cast.is_floating_point() and bool((cast != tensor).any()):
             raise ValueError(
@@ -283,6 +283,7 @@ def _layers(
 ) -> tuple[list[nn.Module], list[nn.Module]]:
     from torch import nn
 
+    # Classes inside of the function: their base is torch's, which is imported when it is needed.
     class EnvironmentStep(nn.Module):
         """One step of an environment."""
 
@@ -338,16 +339,8 @@ def _layers(
 
 def as_space(shapes: list[Shape], dtypes: list[np.dtype]) -> spaces.Space[Any]:
     """Return the widest space of arrays of these shapes and dtypes: of one array a Box, of several a Tuple."""
-    boxes = [_box(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    boxes = [widest(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     return boxes[0] if len(boxes) == 1 else spaces.Tuple(boxes)
-
-
-def _box(shape: Shape, dtype: np.dtype) -> spaces.Box:
-    if dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
-    if dtype.kind == "b":
-        return spaces.Box(0, 1, shape, dtype.type)
-    return spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype.type)
 
 
 class FunctionalState(NamedTuple):

@@ -1,5 +1,33 @@
 """A pool of sessions of equal structure: sequences to train from."""
 
+# Theory of operation
+#
+# For: batches of whole sequences from many recorded sessions, drawn at random, as recurrent learners need them. The
+# pool knows arrays and their declared shapes. It knows neither agents nor episodes: what a tick means is its user's
+# matter.
+#
+# Stored are ticks, one session behind the other, without padding (`runs.py`); returned are batches with padding. In
+# numbers: 1,000 sessions, of which one has 2,000 ticks and the others 100, are 101,900 ticks in memory, where a padded
+# array would have 2,000,000. A batch of 32 is padded to 2,000 ticks, the longest of the pool, and not to the longest of
+# the batch, so that all batches have one shape and a compiled update is compiled once.
+#
+# State: all of it is one frozen `_Content`, replaced as a whole by the last statement of a change. A change that fails
+# anywhere (a wrong shape in the fifth argument, a full disk) leaves the pool as it was.
+#
+# The order of a change: `get_session_updates` checks and converts everything given, naming the argument, the session
+# and the tick that do not fit; then `_stored` copies. A user may keep or send the result of the first, so
+# `apply_updates` checks it again.
+#
+# Two kinds of columns: those with ticks (observations, actions, rewards), and those with one row for each session
+# (memories before tick 0, observations after the last action). Both are `Runs`; of the second kind, each has length 1.
+#
+# Padding of zeros takes no memory, but any other padding is kept: a session whose arrays go on after its end comes back
+# as it was given. So the number of stored ticks is that of the last one that is alive or not zero (`_trimmed`).
+#
+# The end of a session: `terminated`, or truncated, which needs a final observation, since its value is what a learner
+# bootstraps from. A truncated session without one is refused when it is loaded; at the first update it would be too
+# late.
+
 from __future__ import annotations
 
 import os
@@ -13,7 +41,7 @@ import numpy.typing as npt
 
 from tmrl_core.envs.replay.recorded import SessionBatchEnvironment
 from tmrl_core.envs.replay.runs import Runs
-from tmrl_core.envs.replay.sequences import ItemFormat, array_of, checked, item_formats, listed
+from tmrl_core.envs.replay.sequences import ItemFormat, array_of, check_alive, checked, item_formats, listed
 from tmrl_core.errors import ConfigError, MissingExtraError, SampleRefusedError
 from tmrl_core.samples.columns import Array, leaves
 from tmrl_core.sessions.session import Session
@@ -116,6 +144,7 @@ class SessionPool:
         self._memories = item_formats(agent_memories, "agent_memories", shape=None, dtype=np.float32, least=0)
         if isinstance(rng_seed, bool) or not isinstance(rng_seed, (int, np.integer)) or rng_seed < 0:
             raise ConfigError(f"rng_seed is {rng_seed!r}; allowed are integers of at least 0")
+        # Its own: another user of a shared generator would change which sessions a seeded run draws.
         self.rng = np.random.default_rng(rng_seed)
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None and not self._folder.is_dir():
@@ -298,6 +327,7 @@ class SessionPool:
         self, updates: dict[str, Array], before: _Content | None = None, max_pool_size: int | None = None
     ) -> _Content:
         """Return the content with these sessions behind those of `before`."""
+        # New sessions beyond the limit would be stored and dropped at once.
         kept = slice(None if max_pool_size is None else -max_pool_size, None)
         updates = {name: array[kept] for name, array in updates.items()}
         count = len(updates["terminated"])
@@ -326,6 +356,7 @@ class SessionPool:
             padded,
             terminated[kept],
             width=(width := int(padded.max(initial=0))),
+            # A pool of sessions of one length, which is common, needs no masks: they took a third of a batch's time.
             all_alive=bool((alive == width).all()),
             has_memories=bool(memories),
             has_final=bool(final),
@@ -387,6 +418,7 @@ class SessionPool:
                 f"selector has the shape {list(chosen.shape)} and the dtype {chosen.dtype}; expected is [batch] with "
                 "integers (numpy.flatnonzero makes indices of a mask)"
             )
+        # Negative ones too: NumPy would take -1, often a search that found nothing, for the last session.
         outside = np.flatnonzero((chosen < 0) | (chosen >= len(self)))
         if len(outside):
             raise SampleRefusedError(
@@ -422,7 +454,7 @@ class SessionPool:
             chosen = self.rng.integers(0, len(self), max_n_samples)
         else:
             chosen = self.rng.choice(len(self), min(int(max_n_samples), len(self)), replace=False)
-        return self._batch(content, chosen.astype(dtype))
+        return self._batch(content, chosen.astype(dtype))  # not by `select`: what was drawn need not be checked
 
     def _batch(self, content: _Content, chosen: Array) -> SessionBatch:
         sequences = content.ticks.gather(chosen, content.width)
@@ -566,7 +598,7 @@ def _checked(given: Mapping[str, tuple[str, Any, ItemFormat]], cast_dtypes: bool
             if lead[0] and not lead[1]:
                 raise SampleRefusedError(f"{name} has 0 ticks; a session has at least one")
         if key == "is_alive":
-            _check_alive(checked(array, format_, name, lead, cast=False))
+            check_alive(checked(array, format_, name, lead, cast=False))
         updates[key] = checked(array, format_, name, lead[:1] if once else lead, cast=cast_dtypes)
         if key.startswith("final_") and array.shape[1:] != (shape := updates[key.removeprefix("final_")].shape[2:]):
             raise SampleRefusedError(
@@ -581,18 +613,6 @@ def _checked(given: Mapping[str, tuple[str, Any, ItemFormat]], cast_dtypes: bool
             "final_observations"
         )
     return updates
-
-
-def _check_alive(alive: Array) -> None:
-    for bad, problem in (
-        ((alive != 0) & (alive != 1), "allowed are 0 and 1"),
-        (np.diff(alive.astype(np.int8), axis=1, prepend=1) > 0, "it follows a 0; sessions end once"),
-    ):
-        if bad.any():
-            session, tick = (int(index[0]) for index in np.nonzero(bad))
-            raise SampleRefusedError(
-                f"is_alive, session {session}, tick {tick}: found {float(alive[session, tick]):g}; {problem}"
-            )
 
 
 def _check_same(before: _Content, updates: Mapping[str, Array]) -> None:
@@ -616,6 +636,7 @@ def _check_same(before: _Content, updates: Mapping[str, Array]) -> None:
 
 def _trimmed(columns: Sequence[Array], alive: Array) -> tuple[Array, list[Array]]:
     """Return the lengths of the sessions without padding of zeros, and the columns of these ticks, [ticks, ...]."""
+    # At least one tick each, also of a session that is all zeros and never alive: it keeps its index.
     used = alive.astype(np.bool_)
     batch, width = used.shape
     if not used.all():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
@@ -12,10 +12,16 @@ from tmrl_core.envs.replay.functional_environment import BaseEnvironment
 from tmrl_core.envs.replay.pool import SessionPool
 from tmrl_core.envs.replay.recorded import ReplayEnvironment, SessionBatchEnvironment
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from tmrl_core.envs.replay.functional_environment import Results
+def _of_replay(name: str) -> Any:
+    """Return a property: that of the replay of all sessions."""
+    return property(attrgetter(f"_replay.{name}"))
+
+
+def _as_replay(name: str) -> Any:
+    """Return a method that calls that of the replay of all sessions."""
+    method = attrgetter(f"_replay.{name}")  # asked for in the call: an empty pool has no replay
+    return lambda self, *args, **kwargs: method(self)(*args, **kwargs)
 
 
 class SessionPoolEnvironment(SessionPool, BaseEnvironment, VectorEnv[Any, Any, np.ndarray]):
@@ -31,23 +37,32 @@ class SessionPoolEnvironment(SessionPool, BaseEnvironment, VectorEnv[Any, Any, n
     metadata = ReplayEnvironment.metadata
 
     num_envs = property(len)
-    state_shapes = property(attrgetter("_replay.state_shapes"))
-    observation_shapes = property(attrgetter("_replay.observation_shapes"))
-    action_shapes = property(attrgetter("_replay.action_shapes"))
-    state_dtypes = property(attrgetter("_replay.state_dtypes"))
-    observation_dtypes = property(attrgetter("_replay.observation_dtypes"))
-    action_dtypes = property(attrgetter("_replay.action_dtypes"))
-    single_observation_space = property(attrgetter("_replay.single_observation_space"))
-    single_action_space = property(attrgetter("_replay.single_action_space"))
-    observation_space = property(attrgetter("_replay.observation_space"))
-    action_space = property(attrgetter("_replay.action_space"))
+    state_shapes = _of_replay("state_shapes")
+    observation_shapes = _of_replay("observation_shapes")
+    action_shapes = _of_replay("action_shapes")
+    state_dtypes = _of_replay("state_dtypes")
+    observation_dtypes = _of_replay("observation_dtypes")
+    action_dtypes = _of_replay("action_dtypes")
+    single_observation_space = _of_replay("single_observation_space")
+    single_action_space = _of_replay("single_action_space")
+    observation_space = _of_replay("observation_space")
+    action_space = _of_replay("action_space")
+    get_initial_results = _as_replay("get_initial_results")
+    get_action_results = _as_replay("get_action_results")
+    checked_action_results = _as_replay("checked_action_results")
+    get_recorded_actions = _as_replay("get_recorded_actions")
+    get_rewards = _as_replay("get_rewards")
+    get_is_alive = _as_replay("get_is_alive")
+    reset = _as_replay("reset")
+    step = _as_replay("step")
 
     _shown: object = None
-    """The content that `_batch` was gathered from."""
+    """The content that `_batch_of_all` was gathered from."""
     _batch_of_all: SessionBatchEnvironment
 
     @property
     def _replay(self) -> SessionBatchEnvironment:
+        # Each change of a pool makes another content, so identity tells whether it is the one that is shown.
         if self._shown is None or self._shown is not self._content:
             self._batch_of_all = super().replay()
             self._shown = self._content
@@ -56,35 +71,3 @@ class SessionPoolEnvironment(SessionPool, BaseEnvironment, VectorEnv[Any, Any, n
     def replay(self) -> SessionBatchEnvironment:
         """Return all sessions, without gathering them again."""
         return self._replay
-
-    def get_initial_results(self, batch_size: int) -> Results:
-        """As `SessionBatchEnvironment`."""
-        return self._replay.get_initial_results(batch_size)
-
-    def get_action_results(self, last_states: list[Tensor], actions: list[Tensor], **kwargs: Any) -> Results:
-        """As `SessionBatchEnvironment`."""
-        return self._replay.get_action_results(last_states, actions, **kwargs)
-
-    def checked_action_results(self, last_states: list[Tensor], actions: list[Tensor], **kwargs: Any) -> Results:
-        """As `SessionBatchEnvironment`."""
-        return self._replay.checked_action_results(last_states, actions, **kwargs)
-
-    def get_recorded_actions(self, states: list[Tensor]) -> list[Tensor]:
-        """As `SessionBatchEnvironment`."""
-        return self._replay.get_recorded_actions(states)
-
-    def get_rewards(self, last_states: list[Tensor], actions: list[Tensor], new_states: list[Tensor]) -> Tensor:
-        """As `SessionBatchEnvironment`."""
-        return self._replay.get_rewards(last_states, actions, new_states)
-
-    def get_is_alive(self, states: list[Tensor]) -> Tensor:
-        """As `SessionBatchEnvironment`."""
-        return self._replay.get_is_alive(states)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As `SessionBatchEnvironment`."""
-        return self._replay.reset(seed=seed, options=options)
-
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """As `SessionBatchEnvironment`."""
-        return self._replay.step(actions)

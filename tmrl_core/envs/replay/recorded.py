@@ -3,6 +3,38 @@
 Data are NumPy arrays or torch tensors; torch is imported when it is needed. Shape suffixes: B batch, T ticks.
 """
 
+# Theory of operation
+#
+# For: recorded sessions that are stepped like an environment, so that one piece of code (a learner's loop,
+# `get_sessions`) serves live and recorded data. It knows arrays [B, T, ...]; where they come from (a pool, a file, a
+# test) it does not.
+#
+# One class is two things. As a vector environment of Gymnasium it has a tick for each session, and steps them. As a
+# `BaseEnvironment` it is a function of a state, which is the tick itself: nothing is remembered between calls, so any
+# number of unrolls can go through the same recording, from any tick.
+#
+# The convention, in numbers, for a session of three ticks that was truncated:
+#
+#     tick              0     1     2     3 and later
+#     observation       o0    o1    o2    the final one, else o2
+#     recorded action   a0    a1    a2    a2
+#     reward            r0    r1    r2    0
+#     alive             1     1     1     0
+#
+# Reward r2 belongs to action a2, and o3, the observation after it, is known only as `final_observations`. `step` number
+# 2 returns r2, the final observation and `truncated`. The value at tick 3 is then the one to bootstrap from, which is
+# why the final observation stands there and not zeros.
+#
+# A session ends with its last tick that is alive, even if the arrays continue: padding of shorter sessions, or what a
+# recorder wrote after the end, cannot reach a result. That is checked once, in the constructor (1s, then 0s), so that
+# the length of a session is the sum of its flags.
+#
+# Actions are ignored. `checked_action_results` therefore does not compare them with a declaration: an actor whose
+# actions have another dtype may still be evaluated on a recording.
+#
+# The arrays are the caller's, NumPy or torch, on any device; nothing is copied until a mask changes something. torch is
+# imported in the methods that need tensors. A replay of NumPy arrays by Gymnasium's API works without it.
+
 from __future__ import annotations
 
 import sys
@@ -16,6 +48,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from tmrl_core.envs.replay.functional_environment import BaseEnvironment, Shapes, as_shapes, as_space
+from tmrl_core.envs.replay.sequences import check_alive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +151,7 @@ class ReplayEnvironment(BaseEnvironment, VectorEnv[Any, Any, np.ndarray]):
         last_B = np.maximum(self._lengths_B - 1, 0)
         if tick_B.ndim == 2:
             rows_B, last_B = rows_B[:, None], last_B[:, None]
+            # All ticks from 0 on, of sessions that are long enough: a view, where indices would copy everything.
             if (tick_B <= last_B).all() and (tick_B == np.arange(tick_B.shape[1])).all():
                 return sequence[:, : tick_B.shape[1]]
         return sequence[rows_B, np.minimum(tick_B, last_B)]
@@ -191,6 +225,7 @@ class ReplayEnvironment(BaseEnvironment, VectorEnv[Any, Any, np.ndarray]):
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Go one tick on. The actions are ignored and may be None."""
+        # A new array: the old one may be in the hands of a caller as a state.
         tick_B = self._tick_B
         self._tick_B = tick_B + np.int32(1)
         ended_B = ~self.alive_at(self._tick_B)
@@ -269,7 +304,7 @@ class SessionBatchEnvironment(ReplayEnvironment):
             if given is not None:
                 _check(name, _listed(name, given), [()], expected)
         if is_alive is not None:
-            _check_alive(is_alive)
+            check_alive(as_numpy(is_alive))
         self.preceding_agent_memories = None
         if preceding_agent_memories is not None:
             memories = self.preceding_agent_memories = _listed("preceding_agent_memories", preceding_agent_memories)
@@ -311,6 +346,7 @@ def as_tensor(array: Array) -> Tensor:
     """Return an array or tensor as a tensor, without a copy if torch can refer to the array."""
     import torch
 
+    # torch warns of arrays that cannot be written, as those of a mapped file, and takes no negative strides.
     if isinstance(array, np.ndarray) and not (array.flags.writeable and min(array.strides, default=0) >= 0):
         array = array.copy()
     return torch.as_tensor(array)
@@ -354,19 +390,3 @@ def _check(name: str, arrays: list[Array], shapes: list[Shape], leading: Shape) 
                 f"{place} has the shape {tuple(array.shape)}; expected {(*leading, *shape)}: the batch"
                 f"{', the ticks' if len(leading) == 2 else ''} and the shape of one item."
             )
-
-
-def _check_alive(is_alive: Array) -> None:
-    alive_BT = as_numpy(is_alive)
-    if (alive_BT == 1).all():
-        return
-    odd = (alive_BT != 0) & (alive_BT != 1)
-    if odd.any():
-        raise ValueError(f"is_alive has the value {alive_BT[odd][0]!r}; allowed: 0 and 1.")
-    revived = alive_BT[:, 1:] > alive_BT[:, :-1]
-    if revived.any():
-        session, tick = np.argwhere(revived)[0]
-        raise ValueError(
-            f"is_alive of session {session} is 1 at tick {tick + 1} after a 0; it is 1 through the terminal tick and 0 "
-            "after. Give each episode a session of its own."
-        )

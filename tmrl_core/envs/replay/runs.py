@@ -6,6 +6,33 @@ the same. Arrays that are too small are replaced by larger ones; pages that were
 disk.
 """
 
+# Theory of operation
+#
+# For: rows of sessions of different lengths, in a few large arrays, such that a random batch is one gather, a full pool
+# is continued without copying, and a change that fails changes nothing. The file knows rows and runs, nothing of
+# sessions.
+#
+# A `Runs` object is immutable: `extended` returns another one, which may share the columns. New rows go only where no
+# run of the old object lies, so that it stays valid if the change fails, and until the new one is extended in turn.
+# Hence the rule: only the newest object may be extended.
+#
+# Where new runs go, in numbers, for columns of 100 rows and runs of 10:
+#
+# 1. Runs at 0, 10, ..., 70; three more of 10 would end at 110. Nothing is free before the oldest one.
+#
+# 2. The pool keeps eight runs, so three are dropped with this change. Their rows are still those of the old object,
+#    which must survive a failure: they are not used yet. The columns are replaced by larger ones (130 rows: half as
+#    much again as is used, and a longest run), and everything moves, once.
+#
+# 3. From then on the rows of dropped runs are free when the next change comes. New runs go to the beginning as soon as
+#    enough rows are free there (`_SPARE`), then behind those, as in a ring. Nothing is copied any more.
+#
+# `gather` lays a window of the longest run's length on each start. The columns therefore have room for such a window
+# behind the last start (`_rows_needed`); what it shows beyond a shorter run is somebody else's, and is zeroed.
+#
+# Files: rows are written by `write`, not through the mapping, where a full disk would end the process with SIGBUS. The
+# files have no name where the system can do that, so a process that is killed leaves none.
+
 from __future__ import annotations
 
 import math

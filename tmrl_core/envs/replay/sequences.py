@@ -144,6 +144,7 @@ def checked(array: Array, format_: ItemFormat, name: str, lead: Sequence[int], *
             f"{n} {what}" for n, what in zip(array.shape, ("sessions", "ticks")[: len(lead)], strict=False)
         )
         raise SampleRefusedError(f"{name} has {found}; the arguments before it have {expected}")
+    # The search for the place is made only if the sum says that there is one.
     if array.dtype.kind == "f" and not _is_finite(array):
         _refuse(name, array, ~np.isfinite(array), len(lead), "only finite numbers can be stored")
     return _cast(array, format_.dtype, name, len(lead)) if cast else array
@@ -159,6 +160,7 @@ def _cast(array: Array, dtype: np.dtype[Any], name: str, lead: int) -> Array:
     """Round real numbers to those of the dtype; integers must keep their value."""
     if array.dtype == dtype:
         return array
+    # Rounding is meant (float64 to float32); a changed integer, or a number that became infinite, is not.
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype)
         bad = ~np.isfinite(cast) if dtype.kind == "f" else cast != array
@@ -172,3 +174,20 @@ def _refuse(name: str, array: Array, bad: Any, lead: int, reason: str) -> None:
         at = tuple(int(index[0]) for index in np.nonzero(bad))
         place = ", ".join(f"{what} {index}" for what, index in zip(("session", "tick")[:lead], at, strict=False))
         raise SampleRefusedError(f"{name}, {place}: found {array[at]}; {reason}")
+
+
+def check_alive(alive_BT: Array) -> None:
+    """Refuse a mask that does not say for each session how many of its ticks are alive.
+
+    Raises:
+        SampleRefusedError: a value is neither 0 nor 1, or a 1 follows a 0; the message names the first.
+    """
+    for bad, problem in (
+        ((alive_BT != 0) & (alive_BT != 1), "allowed are 0 and 1"),
+        (np.diff(alive_BT.astype(np.int8), axis=1, prepend=1) > 0, "it follows a 0; sessions end once"),
+    ):
+        if bad.any():
+            session, tick = (int(index[0]) for index in np.nonzero(bad))
+            raise SampleRefusedError(
+                f"is_alive, session {session}, tick {tick}: found {float(alive_BT[session, tick]):g}; {problem}"
+            )

@@ -3,11 +3,45 @@
 torch is imported when it is needed. Shape suffixes: B batch, T ticks.
 """
 
+# Theory of operation
+#
+# For: the numbers of a loss. An actor goes through sessions, recorded or live, and all that a loss may need comes back
+# as tensors [B, T, ...] with gradients to the actor's weights. The file knows no class of an actor or a learner:
+# environments are below actors. An actor is whatever has `initial_state`, `step` and `unroll`.
+#
+# Two ways lead to the same result, which a test compares:
+#
+# - tick by tick (`_step`): for environments that react, and for replays of an actor without `unroll_states`. Actions
+#   come from the recording if it has any, else from the actor.
+# - at once (`_read`, `_unroll`): the observations of a recording are known beforehand, so an actor without memory gets
+#   [B, T, ...] in one call, and a recurrent one too if it can return its states. For 64 ticks that is one call instead
+#   of 64.
+#
+# Which tick a number belongs to: states, observations and actions are those before the action of the tick, rewards
+# those for it, and `is_alive` says whether the session was alive before it. So `is_alive` masks all of them alike.
+# Actor states are those *before* each tick, as in samples: the state of a slice's first tick is the memory to replay
+# the slice with.
+#
+# `Stepper` hides the two kinds of environments. `FunctionalStepper` has a `BaseEnvironment`: tensors in and out,
+# gradients flow, and a session that has ended is held where it is, since a function has no reset. `VectorStepper` has
+# Gymnasium's vector environment: arrays, no gradients, no state to give (the tick stands for it). Its sub-environments
+# reset themselves in one of three ways, and the observation after an end is in another place in each:
+#
+# - next step: the observation of the end is returned as usual, and the next step is the reset, which is not looked at;
+# - same step: the returned observation is the next episode's, and the last one is in `infos["final_obs"]`;
+# - disabled: somebody resets those that have ended, so this does, or the environment would refuse the next step.
+#
+# In all three, a session that has ended shows its last observation, the reward 0 and 0 for alive from then on. Episodes
+# that follow in a sub-environment are not looked at: results have one session a row.
+#
+# What fails: results of a shape that would broadcast ([B, 1] rewards make a [B, B] table without an error), memories
+# that do not fit the actor, and a length or batch size that cannot be are errors at once.
+
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -156,6 +190,7 @@ def get_sessions(
             "sessions (SessionBatchEnvironment, SessionPoolEnvironment), or leave it False."
         )
     first_B = _first_state(actor, stepper)
+    # Without recorded actions the actor's are needed, and those of a recurrent actor only come tick by tick.
     if optimize_experience_replay and stepper.replay is not None and stepper.replay.actions:
         ticks = _read(stepper.replay, length)
         outputs_BT, actor_states = _unroll(actor, stepper.pack(ticks.observations), first_B, length)
@@ -178,25 +213,6 @@ class Ticks(NamedTuple):
     is_alive: Tensor
 
 
-class Stepper(Protocol):
-    """An environment at one tick of all sessions."""
-
-    batch: int
-    states: list[Tensor]
-    observations: list[Tensor]
-    is_alive: Tensor
-
-    @property
-    def replay(self) -> ReplayEnvironment | None:
-        """The recorded sessions; None: a live environment."""
-
-    def step(self, actions: list[Tensor]) -> Tensor:
-        """Go one tick on, and return the [B] rewards."""
-
-    def pack(self, observations: list[Tensor]) -> Any:
-        """Return a list of observations as the actor is given them."""
-
-
 class FunctionalStepper:
     """A `BaseEnvironment`, live or a replay."""
 
@@ -214,6 +230,7 @@ class FunctionalStepper:
         states, observations = self._environment.checked_action_results(self.states, actions)
         rewards = self._one_each("get_rewards", self._environment.get_rewards(self.states, actions, states))
         if self.replay is None:
+            # `where` instead of an index: gradients flow through it, and the environment is still called once for all.
             alive = self.is_alive.bool()
             rewards = torch.where(alive, rewards, 0)
             states, observations = (
@@ -224,6 +241,7 @@ class FunctionalStepper:
                 for each in ((states, self.states), (observations, self.observations))
             )
         self.states, self.observations = states, observations
+        # A product: a state that looks alive again after an end does not begin another session.
         self.is_alive = self.is_alive * self._alive()
         return rewards
 
@@ -247,7 +265,7 @@ class FunctionalStepper:
 class VectorStepper:
     """A vector environment of Gymnasium. Its states are unknown; the tick stands for them."""
 
-    replay = None
+    replay: ReplayEnvironment | None = None
 
     def __init__(self, environment: VectorEnv[Any, Any, Any], batch_size: int | None, seed: int | None) -> None:
         import torch
@@ -293,6 +311,10 @@ class VectorStepper:
         return found[0].astype(space.dtype).reshape(space.shape) if len(found) == 1 else tuple(found)
 
 
+Stepper: TypeAlias = FunctionalStepper | VectorStepper
+"""An environment at one tick of all sessions."""
+
+
 def _batch(asked: int | None, found: int, free: bool) -> int:
     if asked is None or asked == found or (free and asked >= 1):
         return found if asked is None else asked
@@ -303,6 +325,7 @@ def _leaves(tree: Any) -> list[Tensor]:
     """Return the arrays of an observation as tensors of their own, in order."""
     import torch
 
+    # Copies: an environment may fill the same arrays with each step.
     leaves: list[Tensor] = []
     map_leaves(lambda leaf: leaves.append(torch.tensor(np.asarray(leaf))), tree)
     return leaves
@@ -314,6 +337,7 @@ def _first_state(actor: SessionActor, stepper: Stepper) -> State:
     memories = None if stepper.replay is None else stepper.replay.preceding_agent_memories
     if memories is None or not state_B:
         return state_B
+    # A pool stores memories as flat vectors, so sizes are compared, and the state's own shapes are restored.
     if [int(np.prod(each.shape[1:])) for each in memories] != [int(np.prod(v.shape[1:])) for v in state_B.values()]:
         found = [tuple(each.shape) for each in memories]
         allowed = {name: tuple(value.shape) for name, value in state_B.items()}
@@ -348,6 +372,7 @@ def _unroll(
     if isinstance(actor, UnrollsStates):
         outputs_BT, states_BT = actor.unroll_states(obs_BT, state_B)
         return outputs_BT, dict(states_BT)
+    # A recurrent actor that only gives its last state: one call a tick, to have the states before each.
     outputs, states = [], []
     for tick in range(length):
         states.append(state_B)

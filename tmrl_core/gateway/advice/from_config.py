@@ -11,11 +11,11 @@ import msgspec
 from tmrl_core.config import Config, environment_maker
 from tmrl_core.config.algorithms import Algorithm, algorithm_of, algorithms
 from tmrl_core.config.sections import MemorySection, WorkerSection
-from tmrl_core.envs.shepherd import client_spaces
 from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.gateway.advice.agent import AdviceAgent, MakeLearner
 from tmrl_core.gateway.advice.learner import OwnLearner
 from tmrl_core.gateway.settings import GatewayAgentSection, gateway_section
+from tmrl_core.gateway.shepherd import client_spaces
 from tmrl_core.roles.training_object import agent_from_config
 
 

@@ -39,12 +39,12 @@ import gymnasium
 import numpy as np
 
 from tmrl_core.actor.rollout.recorder import StepRecorder
-from tmrl_core.envs.shepherd import Channel, Message
 from tmrl_core.errors import CheckpointError, SampleRefusedError, SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.policies import advised_policy
 from tmrl_core.gateway.advice.saves import Save, Saves
 from tmrl_core.gateway.settings import GatewayAgentSection
+from tmrl_core.gateway.shepherd import Channel, Message
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.checkpoints.capture import Captured, capture_part
 from tmrl_core.training.checkpoints.restore import decoded, restore_part

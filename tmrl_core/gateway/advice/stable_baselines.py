@@ -23,7 +23,6 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from tmrl_core.envs.shepherd import ShepherdEnv
 from tmrl_core.errors import BadUpdatesError, CheckpointError, ConfigError
 from tmrl_core.gateway.advice.advisors import Advisor
 from tmrl_core.gateway.advice.combine import (
@@ -38,6 +37,7 @@ from tmrl_core.gateway.advice.combine import (
 )
 from tmrl_core.gateway.advice.learner import PUBLISH_EVERY, Learner, SessionContext
 from tmrl_core.gateway.settings import StableBaselinesSection
+from tmrl_core.gateway.shepherd import ShepherdEnv
 from tmrl_core.training.checkpoints.capture import Captured, capture_part
 from tmrl_core.training.checkpoints.restore import decoded
 

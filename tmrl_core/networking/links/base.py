@@ -110,7 +110,8 @@ class Link:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._connection: Connection | None = None
-        self._stopping: asyncio.Event | None = None
+        self._stop: asyncio.Future[None] | None = None
+        """Done: the thread is to end."""
         self._closed = False
         self._failure: TmrlError | None = None
         self._welcomes = 0
@@ -276,22 +277,11 @@ class Link:
             self._notify()
 
     async def _keep_connected(self, transport: Transport, started: threading.Event) -> None:
-        self._stopping = asyncio.Event()
+        self._stop = stop = asyncio.get_running_loop().create_future()
         started.set()
-        stop = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await self._connect_again_and_again(transport, self._stopping, stop)
-        finally:
-            stop.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await stop
-
-    async def _connect_again_and_again(
-        self, transport: Transport, stopping: asyncio.Event, stop: asyncio.Future[Any]
-    ) -> None:
         settings = self.settings
         delay = settings.backoff_min_s
-        while not stopping.is_set():
+        while not stop.done():
             connection = self._end(
                 self._state,
                 silent_s=settings.silent_s,
@@ -313,12 +303,10 @@ class Link:
                 self._wake_thread()
                 begun = asyncio.get_running_loop().time()
                 await self._until_ended(driver, stop)
-                if stopping.is_set():
-                    await self._close_driver(driver)
-                    break
-                if not driver.ended.done():
-                    logger.info("certificates were reloaded; connecting again")
-                    await self._close_driver(driver)
+                if stop.done() or not driver.ended.done():
+                    await driver.leave()
+                    if not stop.done():
+                        logger.info("certificates were reloaded; connecting again")
                     continue
                 reason = self._explained(connection.reason)
                 lasted_s = asyncio.get_running_loop().time() - begun
@@ -346,9 +334,7 @@ class Link:
                 self._logged_reasons.append(text)
             wait = most if final is not None else min(delay, most)
             delay = min(2 * delay, most)
-            # `stop` is shielded: the wait may end, and the future must serve the next one.
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.shield(stop), wait * random.uniform(0.5, 1.0))
+            await asyncio.wait({stop}, timeout=wait * random.uniform(0.5, 1.0))
 
     async def _until_ended(self, driver: Driver, stop: asyncio.Future[Any]) -> None:
         """Wait until the connection ends, the link stops, or the certificates of this machine have changed."""
@@ -376,17 +362,13 @@ class Link:
             return reason
         return reason if isinstance(reason, HandshakeError) else None
 
-    async def _close_driver(self, driver: Driver) -> None:
-        driver.connection.close()
-        driver.wake()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(driver.ended), 2.0)
-        driver.abort()
+    def _end_soon(self) -> None:
+        if self._stop is not None and not self._stop.done():
+            self._stop.set_result(None)
 
     def _stop_thread(self) -> None:
         self._closed = True
-        if self._stopping is not None:
-            self._call(self._stopping.set)
+        self._call(self._end_soon)
         self._notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             # A thread that hangs in a name look-up or a full disk must not keep the program from ending: it is a

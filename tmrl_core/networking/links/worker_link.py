@@ -40,7 +40,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -84,8 +83,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_CHECK_S = 0.1
-"""Time between two checks of a link that nobody waits for and that is to close once it is drained."""
 _MOST_LEFT = 256
 """Maximum number of earlier processes whose samples are delivered at a time; a link carries 1,024 streams."""
 _REFUSALS_SAID = 20
@@ -197,8 +194,10 @@ class WorkerLink(Link):
         self._overflow = Overflow(self._sender, files, self._call, self._check_overflow) if files is not None else None
         self._left: list[Overflow] = []
         """Streams of earlier processes with samples on the disk."""
-        self._abandoned = False
-        """True: nobody is left to call `close`."""
+        self._closes_itself = self._abandoned = False
+        """True: nobody is left to call `close`; and such a link has ended."""
+        self._interrupted = False
+        """True: `wake` was called, and no call of `send` has waited since."""
         self._overflow_timer = False
         """True: `_check_overflow` will be called by a timer."""
         self._worker.add_stream(self._sender, announced)
@@ -280,23 +279,28 @@ class WorkerLink(Link):
     def send(self, chunks: Sequence[Chunk], records: Sequence[EpisodeRecord], timeout_s: float | None = None) -> None:
         """Submit samples, which are encoded and sent in the background. The caller must not use them afterwards.
 
-        If the queue is full and nothing may be dropped, wait for free space. Acknowledgements and `close` end the wait.
+        If the queue is full and nothing may be dropped, wait for free space. Acknowledgements, `close` and `wake` end
+        the wait.
 
         Raises:
-            LinkClosedError: the link was closed, before or while waiting, or `timeout_s` is over.
+            LinkClosedError: the link was closed, before or while waiting, `timeout_s` is over, or `wake` was called.
         """
         self.check()
         last = len(chunks) - 1
         for i, chunk in enumerate(chunks or ((None,) if records else ())):
             size = chunk.nbytes if chunk is not None else 0
-            # When the queue is full, wait for more space than this item needs, because a wake-up for each item is
-            # expensive.
-            if not self._outbox.has_room(size) and not self._wait(
-                partial(self._outbox.has_room, max(size, self._queue_bytes // 8)), timeout_s
-            ):
-                raise LinkClosedError("samples were not queued: the link was closed, or no space became free in time")
+            if not self._outbox.has_room(size):
+                self._wait_for_room(size, timeout_s)
             self._outbox.add(chunk, tuple(records) if i >= last else (), size)
             self._wake_thread()  # after every call, because the next call may wait for these samples
+
+    def _wait_for_room(self, size: int, timeout_s: float | None) -> None:
+        # More space than this item needs, because a wake-up for each item is expensive.
+        room = max(size, self._queue_bytes // 8)
+        met = self._wait(lambda: self._interrupted or self._outbox.has_room(room), timeout_s)
+        interrupted, self._interrupted = self._interrupted, False
+        if interrupted or not met:
+            raise LinkClosedError("samples were not queued: the link was closed, or no space became free in time")
 
     def _serve(self) -> bool:
         if not self._outbox.encode():
@@ -388,6 +392,10 @@ class WorkerLink(Link):
             self._log_receiver()
             if self._taken is not taken:
                 self._on_change()  # threads that wait have already checked this
+        if self._closes_itself and not self._abandoned and self._drained():
+            if (connection := self._connection) is not None:
+                connection.end_streams()
+            self._abandon()
 
     def _log_receiver(self) -> None:
         """Log when this worker's samples lose their receiver and when they have one again."""
@@ -449,8 +457,15 @@ class WorkerLink(Link):
         return changed
 
     def wake(self) -> None:
-        """End the present or the next call of `wait_change`. It takes no lock, so a signal handler may call it."""
-        self._call(self._news.set)
+        """End the present or the next wait of `wait_change` and of `send`.
+
+        It takes no lock, so a signal handler may call it.
+        """
+        self._call(self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._notify()
 
     def say_waits(self, text: str) -> None:
         """Send the trainer this worker's wait reason; empty: it collects again."""
@@ -509,21 +524,19 @@ class WorkerLink(Link):
     def close_soon(self) -> None:
         """Begin to close the link as `close` does, without waiting and without a lock, as a finalizer must."""
         self._worker.ending = True
-        self._call(self._close_later, time.monotonic() + self.drain_timeout_s)
+        self._call(self._close_once_drained)
 
-    def _close_later(self, deadline: float) -> None:
-        connection = self._connection
-        if connection is not None:
+    def _close_once_drained(self) -> None:
+        self._closes_itself = True
+        if (connection := self._connection) is not None:
             connection.hand_over()
-        if self._drained():
-            if connection is not None:
-                connection.end_streams()
-        elif time.monotonic() < deadline and self._loop is not None:
-            self._loop.call_later(_DRAIN_CHECK_S, self._close_later, deadline)
-            return
+        if self._loop is not None:
+            self._loop.call_later(self.drain_timeout_s, self._abandon)
+        self._notify()  # it may be drained already; otherwise the change that drains it leads there
+
+    def _abandon(self) -> None:
         self._abandoned = True
-        if self._stopping is not None:
-            self._stopping.set()
+        self._end_soon()
 
     def _run(self, transport: Transport, started: threading.Event) -> None:
         super()._run(transport, started)

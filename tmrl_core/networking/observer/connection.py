@@ -5,8 +5,8 @@ from __future__ import annotations
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.client import ClientState
 from tmrl_core.networking.protocol.connection import Connection
-from tmrl_core.networking.protocol.messages import LEGAL, Control, StatusPage, StatusRequest, Welcome
-from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus, decode_status
+from tmrl_core.networking.protocol.messages import LEGAL, Control, StatusPage, StatusRequest, Welcome, decode_body
+from tmrl_core.networking.protocol.status import MAX_STATUS_BYTES, ServerStatus
 
 
 class ObserverState(ClientState):
@@ -73,6 +73,6 @@ class ObserverConnection(Connection):
         self._asking = False
         self._pages = []
         self._size = 0
-        self.observer.status = decode_status(body)
+        self.observer.status = decode_body(body, ServerStatus)
         self.observer.answers += 1
         self.observer.on_change()

@@ -27,7 +27,7 @@ A transport drives a `Connection` with these calls and nothing else:
 # Order of sending. Control messages go first, in order (`send`). Last values follow (`put`): one slot a key, in which a
 # newer message replaces an unsent one, so a slow reader costs one message a key however often the value changes. Data
 # comes last, from `source`, one frame at a time and about 128 kB a call. An acknowledgement or a heartbeat therefore
-# waits for at most one such piece, while gigabytes of samples are waiting. `flush` and `prioritize` turn a last value
+# waits for at most one such piece, while gigabytes of samples are waiting. `flush` turns a last value
 # into a message in order, where what follows must not overtake it.
 #
 # Example: 10 MB of samples wait, and the trainer acknowledges a message. The next call of `to_send` returns the
@@ -168,8 +168,7 @@ class Connection:
         self.bytes_in += n
         self._last_in = now
         try:
-            self._reader.received(n)
-            for frame in self._reader.take():
+            for frame in self._reader.received(n):
                 self.frames_in += 1
                 if frame.kind == Kind.CONTROL:
                     self._control_frame(frame)
@@ -318,12 +317,6 @@ class Connection:
         """Send the message that `put` has queued under `key`, and those queued before it, before later messages."""
         while key in self._slots:
             self.send(self._slots.pop(next(iter(self._slots))))
-
-    def prioritize(self, key: Hashable) -> None:
-        """Send the message that `put` has queued under `key` before later messages."""
-        message = self._slots.pop(key, None)
-        if message is not None:
-            self.send(message)
 
     def close(self) -> None:
         """Close in order: send a closing message, then nothing more."""

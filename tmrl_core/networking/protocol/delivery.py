@@ -278,18 +278,14 @@ class StreamSender:
         """Number of the next message."""
         return self._next_number
 
-    def fits(self, body_bytes: int) -> bool:
-        """Return True if a message of this size can be offered without dropping another one."""
-        # A message larger than the whole queue must be possible, or one large observation would stop a worker for ever.
-        return self.held_bytes == 0 or self.memory_bytes + body_bytes <= self.queue_bytes
-
     def offer(self, body: Body, samples: int) -> bool:
         """Offer one message, as buffers in order. False: it does not fit, and no message may be dropped for it.
 
         If messages may be dropped, a new message that does not fit together with the one being sent is dropped itself.
         """
         body_bytes = sum(map(len, body))
-        while not self.fits(body_bytes):
+        # A message larger than the whole queue must be possible, or one large observation would stop a worker for ever.
+        while self.held_bytes and self.memory_bytes + body_bytes > self.queue_bytes:
             if not self.drop_oldest:
                 return False
             alone = self._current is not None and self._current.memory_bytes + body_bytes > self.queue_bytes

@@ -152,8 +152,8 @@ def spare(buffer: bytes | bytearray | memoryview) -> None:
 class FrameReader:
     """Parser from received bytes to frames.
 
-    To use it, fill (part of) `get_buffer()`, call `received` with the number of bytes, then take the frames. The parser
-    never allocates more than one frame.
+    To use it, fill (part of) `get_buffer()`, then call `received` with the number of bytes. The parser never allocates
+    more than one frame.
 
     Bytes are received into a scratch buffer; the rest of a large frame is received into its own. After a full frame
     that is not its message's last, another full one is likely, which is received into its own buffer from its first
@@ -187,8 +187,8 @@ class FrameReader:
             return self._direct_view
         return self._scratch_view[self._end :]
 
-    def received(self, n: int) -> None:
-        """`n` bytes have been written to the start of the last `get_buffer()`.
+    def received(self, n: int) -> list[Frame]:
+        """Handle `n` bytes at the start of the last `get_buffer()`. Return the frames that they complete, in order.
 
         Raises:
             RemoteProtocolError: a header announces an unknown kind or a payload that is too long.
@@ -198,13 +198,14 @@ class FrameReader:
             # A read may end inside the header: then the next one goes on where this one has stopped.
             if self._filled >= HEADER_BYTES:
                 self._look_ahead(self._ahead)
-            return
-        if self._direct is not None:
+        elif self._direct is not None:
             self._filled += n
             if self._filled == len(self._direct.buffer):
                 self._finish(self._direct)
-            return
-        self._split(self._scratch, self._end + n)
+        else:
+            self._split(self._scratch, self._end + n)
+        frames, self._frames = self._frames, []
+        return frames
 
     def _finish(self, frame: Frame) -> None:
         self._frames.append(frame)
@@ -259,16 +260,11 @@ class FrameReader:
         if self._end and (start or source is not self._scratch):
             self._scratch[: self._end] = source[start:end]
 
-    def take(self) -> list[Frame]:
-        """Return the complete frames in order."""
-        frames, self._frames = self._frames, []
-        return frames
-
     @property
     def empty(self) -> bool:
         """Return True if the byte stream is between two frames."""
         inside = self._direct is not None or (self._ahead is not None and self._filled > 0)
-        return not inside and self._end == 0 and not self._frames
+        return not inside and self._end == 0
 
 
 PING_FRAME = HEADER.pack(0, Kind.PING, 0, 0, 0)

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tmrl_core.errors import RemoteProtocolError
-
 MAX_STATUS_BYTES = 4 << 20
 """Maximum size of a snapshot. Peers and streams beyond it are left out and counted."""
 
@@ -205,24 +203,3 @@ def rates(earlier: ServerStatus, later: ServerStatus) -> Rates | None:
             for stream in later.streams
         },
     )
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(ServerStatus)
-
-
-def encode_status(status: ServerStatus) -> bytes:
-    """Return a snapshot as MessagePack."""
-    return _encoder.encode(status)
-
-
-def decode_status(data: bytes) -> ServerStatus:
-    """Return the snapshot in `data`.
-
-    Raises:
-        RemoteProtocolError: the bytes are not a snapshot.
-    """
-    try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"the Server's status could not be decoded: {exc}") from exc

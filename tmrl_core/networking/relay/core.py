@@ -779,7 +779,7 @@ class Relay:
                 self.flow.leave(stream)
                 self._stream_budget.release(stream.id)
             else:
-                stream.worker.prioritize("report")  # the report of the trainer that has left
+                stream.worker.flush("report")  # the report of the trainer that has left
                 stream.worker.send(Halt(stream.channel))
         self.flow.trainer_left()
 

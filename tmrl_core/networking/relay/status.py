@@ -7,14 +7,14 @@ observers together, and rates are differences of two snapshots.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from tmrl_core import __version__
-from tmrl_core.networking.protocol.messages import MAX_COUNT
+from tmrl_core.networking.protocol.messages import MAX_COUNT, encode_body
 from tmrl_core.networking.protocol.status import (
     MAX_STATUS_BYTES,
     BudgetStatus,
@@ -23,7 +23,6 @@ from tmrl_core.networking.protocol.status import (
     ServerStatus,
     SpooledStatus,
     StreamStatus,
-    encode_status,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Snapshots:
     def take(self, now: float) -> bytes:
         """An encoded `ServerStatus`, at most `MAX_STATUS_BYTES` long and `FRESH_S` old."""
         if now - self._taken >= FRESH_S:
-            self._body = encode_status(snapshot(self._relay, now))
+            self._body = encode_body(snapshot(self._relay, now))
             self._taken = now
         return self._body
 
@@ -70,7 +69,7 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
         relay.streams.values(), lambda stream: stream.share.principal, _stream, 4 * eighth
     )
     spooled, spooled_left_out = _that_fit(kept.values(), lambda kept: kept.info.principal, _spooled, eighth)
-    policy = relay.policies.latest
+    policy, facts = relay.policies.latest, relay.process()
     return ServerStatus(
         clock_s=now,
         version=__version__,
@@ -100,12 +99,8 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
         discarded_messages=relay.flow.discarded_messages,
         refused_peers=relay.refused_peers,
         protocol_errors=relay.protocol_errors,
-        **_known(relay.process()),
+        **{name: facts.get(name) for name in ("uptime_s", "pid", "memory_bytes", "memory_peak_bytes")},
     )
-
-
-def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: facts.get(name) for name in ("uptime_s", "pid", "memory_bytes", "memory_peak_bytes")}
 
 
 def _that_fit(
@@ -124,14 +119,11 @@ def _that_fit(
     fit: list[tuple[int, _Listed]] = []
     for _, place, item in sorted(ranked, key=itemgetter(0, 1)):
         shown = show(item)
-        room -= len(_encoder.encode(shown))
+        room -= len(encode_body(shown))
         if room < 0:
             break
         fit.append((place, shown))
     return [shown for _, shown in sorted(fit, key=itemgetter(0))], len(items) - len(fit)
-
-
-_encoder = msgspec.msgpack.Encoder()
 
 
 def _budgets(relay: Relay) -> dict[str, BudgetStatus]:

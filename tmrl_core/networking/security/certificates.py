@@ -13,8 +13,8 @@
 #
 # A client certificate names its holder in three places: common name (the name), organizational unit (the role) and the
 # URI `urn:tmrl-core:<role>:<name>`. The URI is the one that is checked, because subjects have many spellings and `ssl`
-# parses alternative names well; the other two are for people. A worker that serves many clients has a certificate
-# whose subject also has a weight, as its qualifier: `weight 4`. It is signed, so a worker cannot choose its own share.
+# parses alternative names well; the other two are for people. The certificate of a worker that serves many clients also
+# has a weight, as its subject's qualifier: `weight 4`. It is signed, so a worker cannot choose its own share.
 #
 # Everything is ECDSA P-256: small, fast to make, and supported by every TLS library in use.
 #

@@ -1,9 +1,46 @@
-"""Transport `tls`: asyncio sockets, encrypted by an `SSLObject` over memory BIOs, or plaintext where it is allowed.
+"""Transport `tls`: asyncio sockets, encrypted by an `SSLObject` over memory BIOs, or plaintext where it is allowed."""
 
-asyncio's own TLS drops a connection without an alert when a certificate is refused, so that neither side learns the
-reason. This transport flushes the alert before it closes, so that both sides can report the reason. This costs nothing:
-OpenSSL processes the same bytes, with fewer system calls than when it reads records from a socket.
-"""
+# Theory of operation
+#
+# This file moves the bytes of connections over TCP sockets. It knows nothing of messages: it asks a sans-I/O
+# `Connection` for bytes to send, hands it what has arrived, and tells it the time. It decides nothing about identities
+# either; it passes on what the handshake has shown.
+#
+# Why not asyncio's own TLS: it drops a connection without an alert when a certificate is refused, so that neither side
+# learns the reason, and retries look the same for a wrong clock and a pulled cable. Here an `SSLObject` works on two
+# memory BIOs. That costs nothing: OpenSSL processes the same bytes, with fewer system calls than when it reads records
+# from a socket.
+#
+# The life of a Server's connection, each step in the event loop's thread:
+#
+#     _Gate            asks `Admission`; a refused socket is closed before anything is spent on it
+#     _TlsDriver       handshake, at most 64 kB and `server.greeting_s` until the peer is admitted
+#     _connected       role, name, serial number, issuer and weight of the certificate become the connection's Identity
+#     Hello            the relay authenticates it; `_on_admitted` gives the place in `Admission` back
+#     _decrypt/_write  whole buffers, until one side closes
+#     _finish          close_notify, end of writing, up to `LINGER_S` in which the other side reads the last message
+#
+# A client has no gate, and `dial` waits for `ready`. With TLS 1.3 the handshake ends for a client before the Server has
+# looked at its certificate, so a refusal arrives as an error of the first read; `_decrypt` therefore explains it as
+# `_handshake` does.
+#
+# Memory. Bytes from all sockets of a thread go through one buffer of 256 kB, which is emptied before the next read; a
+# thousand idle workers cost no buffers. Outgoing data waits in the `Connection`: the transport takes it only while
+# about 64 kB wait in asyncio and 128 kB in the kernel, so that a heartbeat or an acknowledgement overtakes samples. An
+# example: at 1 MB/s, a heartbeat behind 192 kB arrives after 0.2 s; behind the 4 MB that a kernel may take, it would
+# come after 4 s, near the limit of silence.
+#
+# Closing. A socket closed with unread bytes in it is reset by the kernel, and the reset overtakes and discards the last
+# message, which says why. So a finished link keeps reading and discarding for a moment, but a Server reads at most 8
+# MiB, about what a worker may have in flight, and charges the peer for it.
+#
+# What fails. Only `_give_up` and `connection_lost` set the reason of an end. The first reason stays, later ones are its
+# consequences. Reasons that another attempt cannot cure are HandshakeErrors, so that a client stops trying and shows
+# the next step; all others are NetworkErrors, which it retries.
+#
+# One side with TLS and one without is common enough to be told in words. No frame begins like a TLS record (its header
+# would announce too long a frame), so three bytes tell a plain side that the other speaks TLS; to a plain client, a TLS
+# Server sends an alert by hand, because OpenSSL closes without one and the client would retry for ever.
 
 from __future__ import annotations
 
@@ -64,6 +101,7 @@ def _what_to_do(exc: OSError, port: int) -> str:
     """Return the next step for a port that cannot be listened on."""
     if exc.errno == errno.EADDRNOTAVAIL or isinstance(exc, socket.gaierror):
         return "That is not an address of this machine: set server.bind to one of its addresses, or to null."
+    # Linux reserves the ports below 1024 for root.
     if exc.errno == errno.EACCES:
         return "This user may not use that port: set a server.port of 1024 or more."
     return port_in_use_text(port)
@@ -90,6 +128,8 @@ def _bound(host: str, port: int) -> list[socket.socket]:
                 # `::` means IPv4 too, as in other servers; an empty host has a socket of IPv4.
                 both = bool(host) and address[0] == "::" and socket.has_dualstack_ipv6()
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+            # Port 0: the first address takes a free port, and the others must have the same, because
+            # clients know one number.
             chosen = port or (made[0].getsockname()[1] if len(made) > 1 else 0)
             sock.bind((address[0], chosen, *address[2:]))
             sock.setblocking(False)
@@ -204,6 +244,7 @@ class TlsTransport(Transport):
         access = self.access
         if not isinstance(access, ServerAccess) or not access.refresh():
             return
+        # New connections are made with the new context; links keep theirs, whose keys stay good.
         self.context = access.context
         for driver in list(drivers):
             connection = driver.connection
@@ -265,6 +306,7 @@ class _TlsListener(Listener):
             driver.wake()
         if drivers:
             await asyncio.wait([driver.ended for driver in drivers], timeout=2.0)
+        # Those that have not read the closing message within 2 s.
         for driver in list(self.drivers):
             driver.abort()
         with contextlib.suppress(asyncio.TimeoutError):
@@ -289,6 +331,8 @@ class _Gate(asyncio.Protocol):
             cast(asyncio.Transport, transport).abort()
             return
         driver = self._make(pending)
+        # The protocol is exchanged instead of made at once, because asyncio creates it before the peer's
+        # address is known.
         transport.set_protocol(driver)
         driver.connection_made(transport)
 
@@ -364,6 +408,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._tls is None and not self._finishing:
+            # Plaintext needs no copy: the socket writes into the connection's own buffer.
             self._view = self.connection.get_buffer()[: self.connection.read_bytes]
             return self._view
         assert self._raw is not None
@@ -379,6 +424,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
                 if self._discarded_bytes > _LINGER_BYTES or (self._finishing and self.connection.overspent):
                     self._close_socket()
             return
+        # Processor time, not wall time: a thread that had to wait for a core must not charge the wait to a
+        # member.
         begun = time.thread_time() if self._server_side else 0.0
         self._take(nbytes)
         if self._server_side:
@@ -426,6 +473,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._pending is not None:
             self._owner.admission.leave(self._pending)
             self._pending = None
+        # Remembered when it leaves, too: a worker that was linked for days is known when its network comes
+        # back.
         elif self._server_side:
             self._owner.admission.remember(self._network, self.loop.time())
         reason = self._reason
@@ -442,6 +491,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._resume is not None and not seconds:
             return
         if self._socket is not None and not self._finishing:
+            # A longer pause replaces a running one.
             if self._resume is not None:
                 self._resume.cancel()
                 self.connection.resumed(self.loop.time() + seconds)  # the end of the pause before does not come
@@ -507,6 +557,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def _handshake_failed(self, exc: Exception) -> None:
         text = self._owner.explain(exc)
+        # OpenSSL's name for first bytes that are no TLS record.
         if self._server_side and reason_of(exc) == "WRONG_VERSION_NUMBER" and self._socket is not None:
             self._socket.write(_PROTOCOL_VERSION_ALERT)
         self._give_up(HandshakeError(text) if _is_about_credentials(exc) else NetworkError(text))
@@ -543,6 +594,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._server_side:
             self._owner.on_refused(self._address, str(reason))
         self._flush()  # the alert tells the other side the reason
+        # Set here and not by `connection.close`, which would first send a message that this peer may not
+        # receive.
         self.connection.closing = True
         self.connection.reason = reason
         self._finish_once()
@@ -614,6 +667,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         write = self._tls.write
         try:
             for buffer in buffers:
+                # The memory BIO has copied the bytes, so the buffer can be received into again.
                 write(buffer)
                 spare(buffer)
         except ssl.SSLError as exc:
@@ -625,10 +679,12 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if self._socket is None:
             self._lost(self._reason)
             return
+        # A paused socket would never show the end of the other side.
         if self._resume is not None:
             self._resume.cancel()
             self._socket.resume_reading()
         if self._tls is not None and self._handshaken:
+            # Sends close_notify. Its answer is not waited for; the exception says that it has not come.
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
             self._flush()

@@ -66,6 +66,7 @@ from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces, spaces_problem
 from tmrl_core.sessions.spaces import completed, space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
+from tmrl_core.space_tree import parts_of, widest, with_leaves
 from tmrl_core.storage import read_whole
 
 logger = logging.getLogger(__name__)
@@ -182,14 +183,14 @@ def _pyarrow() -> Any:
 
 def _leaves_of(tree: Any, name: str, single: str) -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a tree, or of a space, with the names of their features."""
-    if isinstance(tree, (spaces.Dict, spaces.Tuple)):
-        tree = tree.spaces
-    if isinstance(tree, tuple):
-        tree = dict(enumerate(tree))
-    if not isinstance(tree, Mapping):
+    if isinstance(tree, Space):
+        parts = parts_of(tree)
+    else:
+        nested = dict(enumerate(tree)) if isinstance(tree, tuple) else tree
+        parts = list(nested.items()) if isinstance(nested, Mapping) else None
+    if parts is None:
         yield single, tree
-        return
-    for key, child in tree.items():
+    for key, child in parts or ():
         inner = f"{name}.{key}"
         if "/" in inner:
             raise StorageError(f"the key {key!r} has a slash, which names of LeRobot's features cannot have")
@@ -234,11 +235,7 @@ def _space_of(feature: Mapping[str, Any]) -> Space[Any]:
         raise StorageError(
             f"{INFO_FILE} has a feature of the dtype {dtype} and the shape {list(shape)}, which is not read"
         )
-    if dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
-    if dtype.kind == "b":
-        return spaces.Box(0, 1, shape, dtype.type)
-    return spaces.Box(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype.type)
+    return widest(shape, dtype)
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -360,22 +357,12 @@ class _Writer:
         pa.parquet.write_table(table, self._folder / OWN_EPISODES, write_page_checksum=True)
         # The text is the index of the table, as pandas writes it.
         tasks = pa.table({"task_index": pa.array([0], pa.int64()), "task": pa.array([task])})
-        column = {"field_name": None, "metadata": None, "name": None, "numpy_type": None, "pandas_type": None}
-        about = {
-            "index_columns": ["task"],
-            "column_indexes": [],
-            "columns": [
-                {
-                    **column,
-                    "name": "task_index",
-                    "field_name": "task_index",
-                    "pandas_type": "int64",
-                    "numpy_type": "int64",
-                },
-                {**column, "name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"},
-            ],
-            "pandas_version": "2.2.0",
-        }
+        types = ("task_index", "int64", "int64"), ("task", "unicode", "object")
+        columns = [
+            {"name": name, "field_name": name, "pandas_type": pandas, "numpy_type": numpy, "metadata": None}
+            for name, pandas, numpy in types
+        ]
+        about = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0"}
         tasks = tasks.replace_schema_metadata({"pandas": json.dumps(about)})
         pa.parquet.write_table(tasks, meta / "tasks.parquet", write_page_checksum=True)
         standard = {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _STANDARD.items()}
@@ -545,13 +532,10 @@ class _Dataset:
     def _with_bounds_of_stats(self, space: Space[Any]) -> Space[Any]:
         stats = _json_of(self._folder / STATS_FILE, "has no statistics")
 
-        def bounded(leaf: Space[Any], name: str) -> Space[Any]:
-            if isinstance(leaf, spaces.Dict):
-                return spaces.Dict([(key, bounded(inner, f"{name}.{key}")) for key, inner in leaf.spaces.items()])
-            if isinstance(leaf, spaces.Tuple):
-                return spaces.Tuple([bounded(inner, f"{name}.{index}") for index, inner in enumerate(leaf.spaces)])
+        def bounded(path: Any, leaf: Space[Any]) -> Space[Any]:
             if not isinstance(leaf, spaces.Box):
                 return leaf
+            name = ".".join(["action", *map(str, path)])
             try:
                 low, high = (np.reshape(np.asarray(stats[name][key], np.float64), leaf.shape) for key in ("min", "max"))
             except (KeyError, TypeError, ValueError) as exc:
@@ -560,7 +544,7 @@ class _Dataset:
             low, high = (low - still).astype(leaf.dtype), (high + still).astype(leaf.dtype)
             return completed(leaf, spaces.Box(low, high, leaf.shape, leaf.dtype.type))
 
-        return bounded(space, "action")
+        return with_leaves(space, bounded) or space
 
     def sessions(self, reading: Reading) -> Iterator[Session]:
         notes = self._notes()

@@ -27,6 +27,7 @@ from tmrl_core.sessions.session import Session
 from tmrl_core.sessions.session_files import Spaces, spaces_problem
 from tmrl_core.sessions.spaces import space_of_json, space_to_json
 from tmrl_core.sessions.whole_folder import whole_folder
+from tmrl_core.space_tree import space_leaves, with_leaves
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,8 @@ def read_minari(
         raise _missing(exc) from exc
     except (OSError, ValueError, KeyError, TypeError, AssertionError, AttributeError) as exc:
         raise StorageError(f"{folder} cannot be read: {exc}") from exc
-    observations, text = _without_text(stored[0]), list(_text_in(stored[0], "observation"))
-    if observations is None or any(_text_in(stored[1], "action")):
+    observations, text = _without_text(stored[0]), _text_in(stored[0], "observation")
+    if observations is None or _text_in(stored[1], "action"):
         raise StorageError(f"{folder} has {'actions' if observations else 'observations'} of text, which are not read")
     found = observations, stored[1]
     if of is not None:
@@ -195,24 +196,11 @@ def _id_of(name: str) -> str:
 
 def _without_text(space: Space[Any]) -> Space[Any] | None:
     """Return a space without its parts of text; None: nothing is left."""
-    if isinstance(space, spaces.Dict):
-        kept = {key: left for key, inner in space.spaces.items() if (left := _without_text(inner)) is not None}
-        return spaces.Dict(list(kept.items())) if kept else None
-    if isinstance(space, spaces.Tuple):
-        parts = [left for inner in space.spaces if (left := _without_text(inner)) is not None]
-        return spaces.Tuple(parts) if parts else None
-    return None if isinstance(space, spaces.Text) else space
+    return with_leaves(space, lambda _, leaf: None if isinstance(leaf, spaces.Text) else leaf)
 
 
-def _text_in(space: Space[Any], name: str) -> Iterator[str]:
-    if isinstance(space, spaces.Dict):
-        for key, child in space.spaces.items():
-            yield from _text_in(child, f"{name}/{key}")
-    elif isinstance(space, spaces.Tuple):
-        for index, child in enumerate(space.spaces):
-            yield from _text_in(child, f"{name}/{index}")
-    elif isinstance(space, spaces.Text):
-        yield name
+def _text_in(space: Space[Any], name: str) -> list[str]:
+    return ["/".join([name, *map(str, path)]) for path, leaf in space_leaves(space) if isinstance(leaf, spaces.Text)]
 
 
 def _episodes(storage: Any, of: Spaces, folder: Path, reading: Reading) -> Iterator[Session]:

@@ -13,10 +13,11 @@ from tmrl_core.actor.policies.torch.mlp import flatten_batch
 from tmrl_core.actor.policies.torch.squashed_gaussian import SquashedGaussianMLPActor
 from tmrl_core.training.agents.behavior_cloning_settings import BehaviorCloningSettings
 from tmrl_core.training.agents.declared import Setting, takes
+from tmrl_core.training.agents.losses import weighted_mean
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import make_optimizer, minimise
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Space
+from tmrl_core.training.value_types import Space
 
 
 class PolicyModel(nn.Module):
@@ -71,13 +72,6 @@ class BehaviorCloningAgent(OffPolicyAgent):
         """Return nothing: there are no target networks."""
         return []
 
-    def get_actor(self) -> Policy:
-        """Return the policy that is trained; it explores with random actions until the first update."""
-        actor = self.model.actor
-        if "random" in actor.exploration():
-            actor.set_exploration({"random": 0.0 if self.updates_asked else 1.0})
-        return actor
-
     def update_kind(self) -> Hashable:
         """Return the same kind for every update."""
         return ""
@@ -86,7 +80,7 @@ class BehaviorCloningAgent(OffPolicyAgent):
         """Update the policy."""
         t = transitions
         loss_B = self._cross_entropy(t) if self.discrete else self._squared_error(t)
-        loss = (loss_B if t.weight_B is None else loss_B * t.weight_B).mean()
+        loss = weighted_mean(loss_B, t.weight_B)
         metrics = minimise(self.optimizer, loss, self.settings.max_grad_norm)
         if t.weight_B is not None:
             self.td_error_B = loss_B.detach()

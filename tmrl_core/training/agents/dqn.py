@@ -68,6 +68,7 @@ class DQNAgent(OffPolicyAgent):
 
     def get_actor(self) -> Policy:
         """Return the network that is trained, with the current epsilon for exploration."""
+        # Of the trainer and not of each worker: epsilon falls with updates, however many workers explore.
         self.model.actor.set_exploration({"epsilon": self.epsilon})
         return self.model.actor
 

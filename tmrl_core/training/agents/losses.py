@@ -6,6 +6,24 @@ Truncation does not: a time limit is not part of the state, so the last state ke
 arXiv:1712.00378). No function here takes truncation.
 """
 
+# Theory of operation
+#
+# Each loss or target is one pure function of tensors, named and sourced, so that it can be compared with a slow loop in
+# a test. No function here holds state, draws random numbers, branches on the content of a tensor, or reads one: a read
+# would make every update wait for its device, and a branch would be frozen into a compiled graph.
+#
+# Two conventions matter more than any formula:
+#
+# - Shapes are checked where broadcasting would hide a mistake. Targets of [B, 1] minus values of [B] make a [B, B]
+#   matrix, whose mean is a plausible loss that learns nothing. The check reads shapes, which costs nothing in a
+#   compiled graph.
+# - A target ends at termination, never at truncation. With a reward of 1 and a next value of 10 at discount 0.99, a
+#   transition that terminates has the target 1; one that a time limit ends has 10.9, as in the middle of an episode.
+#
+# Importance weights multiply the loss of each row, and never the TD error, which is the row's next priority.
+#
+# A *discount* may be [B]: transitions of n steps that an episode's end has cut have a discount of their own.
+
 from __future__ import annotations
 
 import math
@@ -119,6 +137,7 @@ def weighted_mean(loss_B: Tensor, weight_B: Tensor | None) -> Tensor:
 
 
 def _limited(q_BN: Tensor, allowed_BN: Tensor | None) -> Tensor:
+    # Minus infinity is safe for a maximum; expectations would multiply it by 0, see `masks.FORBIDDEN`.
     return q_BN if allowed_BN is None else q_BN.masked_fill(~allowed_BN, -math.inf)
 
 
@@ -155,6 +174,7 @@ def smoothed_action(
 
     Source: Fujimoto et al., arXiv:1802.09477, eq. 14 and algorithm 1.
     """
+    # Noise is given for actions in [-1, 1], so that one setting serves any actuator.
     half_range_A = (high_A - low_A) / 2.0
     return torch.clamp(action_BA + (scale * noise_BA).clamp(-clip, clip) * half_range_A, low_A, high_A)
 
@@ -177,6 +197,7 @@ def critic_loss(q_KB: Tensor, target_B: Tensor, weight_B: Tensor | None = None) 
     """
     _one_dimensional(target_B=target_B, weight_B=weight_B)
     error_KB = (q_KB - target_B).square()
+    # A sum over critics, not a mean: each critic's step then is what it would be alone, with any number of critics.
     return 0.5 * (error_KB if weight_B is None else error_KB * weight_B).mean(dim=1).sum()
 
 
@@ -208,6 +229,7 @@ def lowest_quantiles(quantiles_KBM: Tensor, dropped: int) -> Tensor:
     Source: Kuznetsov et al., arXiv:2005.04269, eq. 8 and 9.
     """
     count, rows, quantiles = quantiles_KBM.shape
+    # Of all critics together, not of each: a critic that overestimates loses more of its quantiles than the others.
     ordered = quantiles_KBM.permute(1, 0, 2).reshape(rows, -1).sort(dim=-1).values
     return ordered[:, : count * (quantiles - dropped)]
 
@@ -222,6 +244,8 @@ def quantile_loss(quantiles_KBM: Tensor, target_BN: Tensor) -> Tensor:
     Source: Dabney et al., arXiv:1710.10044, eq. 9 and 10, with a threshold of 1.
     """
     quantiles = quantiles_KBM.shape[-1]
+    # Midpoints of M equal shares of probability. Within an error of 1 the loss is quadratic, which draws the estimates
+    # slightly together.
     levels_M = (torch.arange(quantiles, device=quantiles_KBM.device, dtype=quantiles_KBM.dtype) + 0.5) / quantiles
     error_KBMN = target_BN.unsqueeze(1) - quantiles_KBM.unsqueeze(-1)
     huber_KBMN = functional.smooth_l1_loss(error_KBMN, torch.zeros_like(error_KBMN), reduction="none")
@@ -315,5 +339,6 @@ def temperature_loss(
     """
     _one_dimensional(log_prob_B=log_prob_B, weight_B=weight_B)
     _scalar_or_one_dimensional(target_entropy=target_entropy)
+    # In numbers: entropy 0.5 below a target of 1 makes the gradient -0.5 for log_alpha, so the temperature rises.
     loss_B = -(log_alpha * (log_prob_B.detach() + target_entropy))
     return weighted_mean(loss_B, weight_B)

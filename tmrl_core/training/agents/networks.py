@@ -1,5 +1,25 @@
 """State-action values as one batched ensemble, and models that hold a policy and its critics."""
 
+# Theory of operation
+#
+# This file makes the networks of agents: critics, and models of a policy with its critics. Policies themselves are in
+# `actor/policies`, since workers need them too; nothing here reaches a worker.
+#
+# K critics are one module with weights [K, in, out]. Each layer is one batched product instead of K small ones: The
+# first axis of every result is K. A model of one's own may have separate critics (`q1` and `q2`, or `qs`); `CriticList`
+# gives them the same interface, and `critics_of` finds them.
+#
+# Order of a critic's input: values of the observation, features of its images, then the action. Actions are scaled from
+# their bounds to [-1, 1] on the way in, so one learning rate serves degrees and newton metres; log-densities of the
+# policy are those of scaled actions for the same reason. Bounds that float32 cannot scale (a width of 3e38, which
+# stands for no bounds) leave an element as it is, instead of making it NaN.
+#
+# What is not learned is a buffer that is not persistent: it comes from the environment's spaces, and a checkpoint that
+# held it could contradict them.
+#
+# The output of a critic is always float32. With bfloat16 products, eight bits would round a value of 300 to a multiple
+# of 2, which is more than most rewards.
+
 from __future__ import annotations
 
 import math
@@ -53,7 +73,12 @@ class EnsembleLinear(nn.Module):
 
 
 def ensemble_mlp(
-    count: int, inputs: int, hidden_sizes: Sequence[int], outputs: int, activation: str | Callable[[], nn.Module]
+    count: int,
+    inputs: int,
+    hidden_sizes: Sequence[int],
+    outputs: int,
+    activation: str | Callable[[], nn.Module],
+    norm: Callable[[int], nn.Module] | None = None,
 ) -> nn.Sequential:
     """`count` independent multi-layer perceptrons, [K, B, inputs] to [K, B, outputs].
 
@@ -63,8 +88,9 @@ def ensemble_mlp(
         hidden_sizes: width of each hidden layer.
         outputs: features out.
         activation: class of the hidden layers' activation, or its name.
+        norm: makes a normalization of so many features, before each affine layer; None: none.
     """
-    layers, width = hidden_layers(inputs, hidden_sizes, activation, partial(EnsembleLinear, count))
+    layers, width = hidden_layers(inputs, hidden_sizes, activation, partial(EnsembleLinear, count), norm)
     return nn.Sequential(*layers, EnsembleLinear(count, width, outputs))
 
 
@@ -72,6 +98,7 @@ def _to_unit(action_space: Any) -> tuple[Tensor, Tensor]:
     """Return [A] gain and [A] shift that scale each bounded element of an action from its bounds to [-1, 1]."""
     bounds = [np.asarray(bound, np.float64).ravel() for bound in (action_space.low, action_space.high)]
     low, high = map(torch.as_tensor, bounds)
+    # An element with equal bounds has no width to divide by, and one number to say: it stays as it is.
     bounded = torch.as_tensor(in_float32(*bounds)) & (low < high)
     span = torch.where(bounded, high - low, 2.0)
     middle = torch.where(bounded, (high + low) / 2.0, 0.0)
@@ -100,6 +127,7 @@ class ActionCritic(nn.Module):
         # They come from the environment and are not learned, so checkpoints do not hold them.
         self.register_buffer("gain", gain, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
+        # Known when the module is made: a decision by the content of a tensor would make each pass wait for its device.
         self._scales = not (bool((gain == 1.0).all()) and bool((shift == 0.0).all()))
         self.action_size = len(gain)
 
@@ -120,6 +148,7 @@ class EnsembleCritic(ActionCritic):
         count: K, number of critics.
         convolutions: layers for images, common to all critics; None: the default ones.
         outputs: numbers that each critic puts out for an action of a Box, such as the quantiles of its value.
+        norm: as for `ensemble_mlp`.
     """
 
     def __init__(
@@ -131,6 +160,7 @@ class EnsembleCritic(ActionCritic):
         count: int = 2,
         convolutions: Convolutions | None = None,
         outputs: int = 1,
+        norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__(action_space)
         self._layout = layout_of(observation_space, action_space, convolutions)
@@ -139,7 +169,8 @@ class EnsembleCritic(ActionCritic):
         self._is_scalar = outputs == 1 and self.action_size > 0
         if not self.action_size:
             outputs = discrete_actions("EnsembleCritic", action_space).count
-        self.net = ensemble_mlp(count, self.encoder.features + self.action_size, hidden_sizes, outputs, activation)
+        inputs = self.encoder.features + self.action_size
+        self.net = ensemble_mlp(count, inputs, hidden_sizes, outputs, activation, norm)
 
     def forward(self, obs: Tree, act: Tensor | None = None) -> Tensor:
         """[K, B] values; [K, B, outputs] for several outputs, [K, B, N] of all discrete actions.
@@ -149,8 +180,10 @@ class EnsembleCritic(ActionCritic):
             act: [B, *action shape]; None for Discrete actions.
         """
         x_BI = self.encoder(flatten_batch(self._layout, obs))
+        # Encoded once for all critics: convolutions are the larger part of a network that sees images.
         if act is not None:
             x_BI = torch.cat([x_BI, self.scaled(act)], dim=-1)
+        # `expand` copies nothing; the first product reads the same rows for each critic.
         q_KBO: Tensor = self.net(x_BI.expand(self.count, -1, -1))
         return (q_KBO.squeeze(-1) if self._is_scalar else q_KBO).float()
 

@@ -1,5 +1,39 @@
 """Proximal policy optimization, for discrete and for continuous actions."""
 
+# Theory of operation
+#
+# This file learns from one round at a time: all samples that one version of the policy has collected. It knows nothing
+# of workers or versions; `loops/lockstep.py` hands it a round that is complete, in order of collection, with the
+# density `logp` that each action was chosen with.
+#
+# State: the model, the optimizer, the generator of minibatches, the running moments of observations and of discounted
+# returns, and where each stream's last episode stands (`_last_sums`). `train` alone changes them.
+#
+# One round, in an order that matters:
+#
+# 1. The whole batch is checked for NaN and Inf, before anything is changed: the running moments would keep such a
+#    number for good.
+# 2. Rewards are divided by the deviation of their discounted sums, this round's included.
+# 3. Values of all rows, and of the observations after the ends of runs, with the parameters from before the round.
+#    Advantages are made of these once, and not renewed between passes.
+# 4. Passes of minibatches in random order. Each gradient is checked before its step, so one bad minibatch costs one
+#    update and no rollback of the round.
+# 5. Running moments of the observations move last. The round's actions were chosen with the old ones, and the ratio of
+#    densities has to be 1 in the first minibatch.
+#
+# In numbers: a round of 2,048 rows with minibatches of 64 and 10 passes makes 320 updates. With target_kl 0.01, a
+# minibatch whose divergence is above 0.015 ends the round, before its step.
+#
+# A run ends at an end of an episode, at the end of the round, and at a gap. A termination has the next value 0. The
+# other ends bootstrap from the observation after the last row, whose value is computed beside the rows' own: in a long
+# run these are few, and the next row has the value of all others.
+#
+# Here an update waits for its device, unlike in off-policy agents: the check of a gradient, the divergence and the
+# advantages are read.
+#
+# Not done: rollback of whole rounds (a copy of the model for each round, for a case that one check of the batch and one
+# of each gradient cover), and advantages on the device (a loop over T rows, of which each depends on the next).
+
 from __future__ import annotations
 
 import math
@@ -213,6 +247,8 @@ class PPOAgent(TrainingAgent):
             return {"updates": 0, SKIPPED: True}
         flat_TD = flatten_batch(self.model.actor.layout, obs)
         reward_T = self._scaled(reward_T, extras[ENDS], extras.get(PLACES))
+        # As the worker computed it. The trainer's own, by another backend, would differ by rounding and hide a policy
+        # that is not the one that acted.
         old_log_prob_T = extras["logp"].reshape(-1)
         known_T = self.model.actor.trained_action(action, extras)
         at_E = torch.nonzero(extras[ENDS]).squeeze(1)
@@ -222,6 +258,7 @@ class PPOAgent(TrainingAgent):
             value_T, value_E = rows.values()
             can_act_E = self.model.actor.can_act(flat_ED)
             if can_act_E is not None:
+                # Nothing can follow an observation that allows no action, so its value is 0, as in replay.
                 value_E = value_E.masked_fill(~can_act_E, 0.0)
         advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, extras[ENDS])
         self._set_rate()
@@ -237,6 +274,7 @@ class PPOAgent(TrainingAgent):
                 loss, metrics = self._loss(
                     rows.evaluate(minibatch), old_log_prob_T[row_B], advantage_T[row_B], return_T[row_B], value_T[row_B]
                 )
+                # Before the step: this minibatch shows where the steps so far have led.
                 if self.settings.target_kl is not None and float(metrics["kl"]) > 1.5 * self.settings.target_kl:
                     stopped = True
                     break
@@ -280,6 +318,7 @@ class PPOAgent(TrainingAgent):
             stream: (episode, step, total)
             for (stream, episode, step), total in zip(places, sums.tolist(), strict=False)
         }
+        # Sums and not returns: they look backwards, so each is known when its reward is, also in an open episode.
         self.returns.see(torch.from_numpy(sums)[:, None])
         scale = float(self.returns.std)
         return (reward_T / scale).clamp(-REWARD_LIMIT, REWARD_LIMIT)
@@ -295,6 +334,7 @@ class PPOAgent(TrainingAgent):
         self, reward_T: Tensor, value_T: Tensor, value_E: Tensor, terminated_T: Tensor, ends_T: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return [T] advantages and [T] returns; the next value is that of the next row, except where a run ends."""
+        # The last row is always an end, so the first value that is put behind it is never used.
         next_value_T = torch.cat([value_T[1:], value_T[:1]])
         next_value_T[ends_T > 0] = value_E
         arrays = (tensor.cpu().numpy() for tensor in (reward_T, value_T, next_value_T, terminated_T, ends_T))
@@ -330,6 +370,7 @@ class PPOAgent(TrainingAgent):
         """Make one optimizer step and return the gradient's norm; change nothing if that is not finite."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        # Clipping to infinity measures the norm alone.
         longest = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
         if bool(torch.isfinite(norm)):

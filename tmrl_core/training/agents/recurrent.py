@@ -5,6 +5,38 @@ observations. Padded ticks hold copies of the first observation and action inste
 their weight is 0: they change neither loss, target, priority nor gradient.
 """
 
+# Theory of operation
+#
+# This file turns a batch of a `SequenceMemory` into what agents on sequences compute with. It knows neither an
+# algorithm nor how a sequence was cut; rows arrive padded to one length, with the policy's state before their first
+# tick.
+#
+# A sequence is [B, T] ticks with T + 1 observations: the one before the first action, and one after each. All ticks of
+# a batch are then one axis of N = B T rows, so that the losses for single transitions serve unchanged.
+#
+# Three kinds of ticks, in numbers, for T = 6, a burn-in of 2 and an episode that ends after 4 ticks:
+#
+#     tick          0  1  2  3  4  5
+#     is_alive      1  1  1  1  0  0     padding is dead
+#     learns        0  0  1  1  0  0     in the middle of an episode
+#     learns        1  1  1  1  0  0     at the beginning of one
+#     weight        0  0  3  3  0  0     learns / its mean over the batch, here of one sequence
+#
+# The weights have a mean of 1 over the batch, so a mean over N ticks is one over the ticks that learn. Selecting these
+# ticks instead would make shapes that depend on the data, for which an update would wait for its device.
+#
+# Padding is overwritten by copies of the first tick. A weight of 0 alone is not enough: whatever was stored there could
+# be NaN, and 0 times NaN is NaN, in the loss as in its gradient.
+#
+# Burn-in. A stored state is as old as the policy that computed it. The first ticks of a sequence renew it with the
+# current weights; they have no loss, and gradients end behind them. The first ticks of an episode need no burn-in,
+# since their state is known to be zeros: without the exception, the beginnings of episodes would never be trained with
+# a long burn-in.
+#
+# Rejected: a state with every step (512 bytes for 128 units, which no compression removes), and states that the trainer
+# computes from the episode's beginning, since it would have to hold whole episodes and the weights have changed
+# meanwhile.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -81,6 +113,7 @@ def sequences_of(t: Transitions, burn_in: int) -> SequenceBatch:
     is_alive_BT = tick_T < t.sequence[TICKS].unsqueeze(1)
     begins_B = t.sequence[FIRST_TICK] == 0
     learns_BT = (is_alive_BT & ((tick_T >= burn_in) | begins_B.unsqueeze(1))).float()
+    # The bound is one tick of the batch: where none learns, all weights are 0 instead of NaN.
     weight_BT = learns_BT / learns_BT.mean().clamp(min=1.0 / learns_BT.numel())
     if t.weight_B is not None:
         weight_BT = weight_BT * t.weight_B.unsqueeze(1)
@@ -127,6 +160,7 @@ def unrolled(
         return unroll(s.obs, state)[0]
     before, state = unroll(tree_map(lambda leaf: leaf[:, : s.burn_in], s.obs), state)
     begins_B1 = s.begins_B.unsqueeze(1)
+    # At the beginning of an episode the burnt ticks learn too, so their gradients go on.
     state = tree_map(lambda leaf: torch.where(begins_B1, leaf, leaf.detach()), state)
     after, _ = unroll(tree_map(lambda leaf: leaf[:, s.burn_in :], s.obs), state)
     joined: Outputs = tree_map(lambda *leaves: torch.cat(leaves, dim=1), before, after)
@@ -149,6 +183,8 @@ def n_tick_target(s: SequenceBatch, next_value_BT: Tensor, n_step: int) -> Tenso
             value_BT
         )
 
+    # Backwards in n: a target of n ticks is the reward and the discounted target of n - 1 ticks from the next tick. The
+    # last tick that is alive has no next one, and bootstraps.
     target_BT = target(next_value_BT)
     for _ in range(n_step - 1):
         later_BT = torch.where(s.is_alive_BT[:, 1:], target_BT[:, 1:], next_value_BT[:, :-1])

@@ -1,5 +1,30 @@
 """Soft actor-critic."""
 
+# Theory of operation
+#
+# This file knows one update of SAC and the parts that agents derived from it replace. It knows neither how an update
+# runs (compiled, rolled back, several at once: off_policy.py) nor what its losses compute (losses.py). REDQ, TQC,
+# CrossQ and the recurrent agent replace `_pessimistic`, `_value`, `_update_critics` or `_make_targets`.
+#
+# State: the model (a policy and its critics), the target critics, log_alpha, and three optimizers. `update` alone
+# changes them. Everything else about an update is in its batch.
+#
+# One update, in order:
+#
+# 1. Actions and log-densities of the policy for s, once; the losses of the policy and of the temperature share them.
+# 2. The critics move towards r + discount (min Q'(s', a') - alpha log pi(a'|s')), with a' freshly sampled.
+# 3. The policy moves, through the critics of 2.
+# 4. The temperature moves, last, so that all losses of an update use one temperature.
+# 5. The target critics follow by a Polyak step.
+#
+# In numbers: a reward of 1, discount 0.99, target critics of 10 and 12, alpha 0.2 and a log-density of -1 make the
+# target 1 + 0.99 (10 + 0.2) = 11.1. With `terminated` it is 1, with truncation alone it stays 11.1.
+#
+# Random numbers are drawn in the order 1, 2, which is part of what a fixed seed promises: steps must not be swapped
+# without a new recording. A compiler may draw the two in the other order.
+#
+# log_alpha instead of alpha is learned: alpha stays positive without a bound, and a step multiplies it.
+
 from __future__ import annotations
 
 import math
@@ -16,15 +41,12 @@ from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimis
 from tmrl_core.training.agents.sac_settings import SacSettings
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Policy, Tree
+from tmrl_core.training.value_types import Tree
 
 
 @takes(SacSettings, MLPActorCritic)
 class SacAgent(OffPolicyAgent):
     """Soft actor-critic with learned temperature.
-
-    Until the first update, the published policy samples actions uniformly if it can (its `exploration` has a `random`),
-    since its initial weights hold no information.
 
     Args:
         observation_space: of the environment.
@@ -49,7 +71,7 @@ class SacAgent(OffPolicyAgent):
         elements = math.prod(self.action_space.shape or ())
         self.target_entropy = float(-elements if s.target_entropy is None else s.target_entropy)
         self.critics = critics_of(self.model)
-        self.target_critics = make_target(self.critics)
+        self._make_targets()
         self.log_alpha = torch.tensor(float(s.alpha), device=self.device).log().requires_grad_(s.learn_entropy_coef)
         self.optimizer_actor = make_optimizer(
             s.optimizer_actor, self.model.actor.parameters(), s.lr_actor, s.betas_actor, s.l2_actor
@@ -59,16 +81,12 @@ class SacAgent(OffPolicyAgent):
         )
         self.optimizer_alpha = make_optimizer("adam", [self.log_alpha], s.lr_entropy) if s.learn_entropy_coef else None
 
+    def _make_targets(self) -> None:
+        self.target_critics = make_target(self.critics)
+
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target critics with the critics."""
         return [(self.target_critics, self.critics)]
-
-    def get_actor(self) -> Policy:
-        """Return the policy that is trained; it explores with random actions until the first update."""
-        actor = self.model.actor
-        if "random" in actor.exploration():
-            actor.set_exploration({"random": 0.0 if self.updates_asked else 1.0})
-        return actor
 
     def update_kind(self) -> Hashable:
         """Return the same kind for every update."""

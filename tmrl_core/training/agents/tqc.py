@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tmrl_core.training.agents.declared import takes
-from tmrl_core.training.agents.losses import lowest_quantiles, quantile_loss
+from tmrl_core.training.agents.losses import lowest_quantiles, quantile_loss, weighted_mean
 from tmrl_core.training.agents.networks import MLPActorCritic
 from tmrl_core.training.agents.optimizers import minimise
 from tmrl_core.training.agents.sac import SacAgent
@@ -54,7 +54,7 @@ class TQCAgent(SacAgent):
             target_BN = self._scaled(t.reward_B).unsqueeze(-1) + kept_B1 * soft_BN
         quantiles_KBM = self.critics(t.obs, t.action)
         loss_B = quantile_loss(quantiles_KBM, target_BN)
-        loss = (loss_B if t.weight_B is None else loss_B * t.weight_B).mean()
+        loss = weighted_mean(loss_B, t.weight_B)
         minimise(self.optimizer_critic, loss)
         q_KB = quantiles_KBM.detach().mean(dim=-1)
         if t.weight_B is not None:

@@ -1,17 +1,41 @@
-"""Capture the state of a training object as a tree of JSON values and named arrays, without pickle.
+"""Capture the state of a training object as a tree of JSON values and named arrays, without pickle."""
 
-`capture` begins with the training object and follows attributes and items. It knows three kinds of objects:
-
-- values: numbers, strings, containers, arrays, tensors, random generators;
-- parts that write their own state (`Checkpointable`): networks, optimizers, columnar memories, objects of a user;
-- owners: the training object, agents, memories and algorithms, whose attributes are their state.
-
-Plain values stand for themselves; each other node is a dict with its kind under "t". Arrays and tensors are copied, so
-that the result may be written beside training. An object that is met again becomes a reference to its path.
-
-Functions, classes, devices, dtypes, spaces and paths are not saved: a constructor makes them and training does not
-change them. Every other object is skipped with a warning. `restore.py` undoes `capture`.
-"""
+# Theory of operation
+#
+# `capture` begins with the training object and follows attributes and items. It knows three kinds of objects:
+#
+# - values: numbers, strings, containers, arrays, tensors, random generators;
+# - parts that write their own state (`Checkpointable`): networks, optimizers, columnar memories, objects of a user;
+# - owners: the training object, agents, memories and algorithms, whose attributes are their state.
+#
+# Plain values stand for themselves; each other node is a dict with its kind under "t". Arrays and tensors are copied,
+# so that the result may be written beside training. Example: an agent with `epsilon = 0.1`, a target network and a list
+# of 20 losses becomes
+#
+#     {"t": "owner", "class": "my.module:Agent", "version": 1, "v": {
+#         "epsilon": 0.1,
+#         "target": {"t": "stateful", ..., "v": {"t": "dict", "v": [["0.weight", {"t": "tensor", ...}]]}},
+#         "losses": {"t": "numbers", "kind": "float", "a": "agent.losses"}}}
+#
+# and the arrays under "a" lie beside it, by name. Long lists of numbers or of equal arrays become one array, since a
+# memory of single transitions has lists of millions.
+#
+# An object that is met again becomes a reference to its path, so shared objects are shared after a resume too. The
+# parts of a captured module are not saved a second time, if an attribute names one. Captured objects are kept alive
+# until the end, because an id may be used again after its object is gone.
+#
+# All attributes of an owner are state, except those in `transient`, and this includes those of derived classes.
+# Rejected: a list of names in each class, and a generic walk for derived classes. Almost all attributes of an agent are
+# state, its settings included, since a schedule may change them. The list would be longer than `transient`, and the
+# walk would remain.
+#
+# A class is written as its type id, or `module:qualname` without one, with a version. The name is only compared with
+# the class of the object that the configuration has created, so reading a checkpoint imports nothing and runs no code.
+#
+# Functions, classes, devices, dtypes, spaces and paths are not saved: a constructor makes them and training does not
+# change them. Every other object is skipped with one warning, which says what to do; a failure of a user's `state_dict`
+# skips that object only. A failure of a network, an optimizer or an owner is an error: without it a checkpoint would be
+# useless, and it would be better known today than on the day of the resume. `restore.py` undoes all this.
 
 from __future__ import annotations
 
@@ -44,6 +68,7 @@ from tmrl_core.training.checkpoints.replay_rows import MemoryRows
 from tmrl_core.training.contracts import TrainingMemory
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.rows import RowMemory
+from tmrl_core.training.value_types import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +278,7 @@ class _Capture:
     def _items(self, value: Iterable[object], path: str) -> list[Node]:
         return [self.node(item, f"{path}[{i}]") for i, item in enumerate(value)]
 
-    def _packed(self, value: list[Any], path: str) -> Node:
+    def _packed(self, value: list[Tree], path: str) -> Node:
         """Return a long list of numbers, or of arrays of one dtype and shape, as one array; None for another list."""
         first = type(value[0])
         if first in (bool, int, float) and all(type(item) is first for item in value):

@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from tmrl_core.errors import CheckpointError
 from tmrl_core.storage import read_whole
 from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.value_types import State
 
 SLICE_BYTES = 1 << 20
 
@@ -85,7 +86,7 @@ def read_file(path: Path, expected: FileEntry) -> bytes:
 
 def safetensors_parts(arrays: dict[str, Array]) -> list[memoryview | bytes]:
     """Return the parts of a safetensors file, without copying the arrays."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, object] = {}
     parts: list[memoryview | bytes] = []
     offset = 0
     for name, array in arrays.items():
@@ -132,7 +133,7 @@ def parse_safetensors(data: bytes, path: Path) -> dict[str, Array]:
         raise CheckpointError(f"{path} does not hold what its manifest says: {exc}") from exc
 
 
-def parse_state(data: bytes, path: Path) -> dict[str, Any]:
+def parse_state(data: bytes, path: Path) -> State:
     """Return the tree of `tmrl_core.training.checkpoints.capture`; `path` is for the message.
 
     Raises:

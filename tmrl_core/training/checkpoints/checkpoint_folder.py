@@ -1,18 +1,22 @@
-"""One checkpoint: its files on the disk, written completely or not at all.
+"""One checkpoint: its files on the disk, written completely or not at all."""
 
-    checkpoint/
-      12/ 13/                  one folder per checkpoint
-        manifest.json          its files with sizes and checksums; and a checksum of itself
-        state.json             the tree of `tmrl_core.training.checkpoints.capture`
-        arrays.safetensors     its arrays
-      replay/
-        rows-....seg           replay rows (`row_files.py`), shared by the checkpoints that need them
-
-A checkpoint is written to a folder with another name, flushed to the disk and renamed. A folder whose name is a number
-is therefore complete, unless it was damaged later, which checksums show. A memory on disk writes its rows itself: a
-checkpoint holds only their number. When it is loaded, rows, committed offsets and sample counts come from the memory's
-folder; networks, optimizers and the rest come from the checkpoint. `checkpoint_store.py` keeps those of a run.
-"""
+# Theory of operation
+#
+#     checkpoint/
+#       12/ 13/                  one folder per checkpoint
+#         manifest.json          its files with sizes and checksums; and a checksum of itself
+#         state.json             the tree of `tmrl_core.training.checkpoints.capture`
+#         arrays.safetensors     its arrays
+#       replay/
+#         rows-....seg           replay rows (row_files.py), shared by the checkpoints that need them
+#
+# A checkpoint is written to a folder with another name, flushed to the disk and renamed. A folder whose name is a
+# number is therefore complete, unless it was damaged later, which checksums show. The files are flushed before the
+# rename and the folder after it, or a power cut could leave a name without its content.
+#
+# A memory on disk writes its rows itself: a checkpoint holds only their number. When it is loaded, rows, committed
+# offsets and sample counts come from the memory's folder, which is never older; networks, optimizers and the rest come
+# from the checkpoint. If the log ends exactly where the checkpoint was written, training resumes bit for bit.
 
 from __future__ import annotations
 

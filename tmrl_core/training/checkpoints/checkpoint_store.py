@@ -1,9 +1,30 @@
-"""The checkpoints of one run: written in the background, pruned to a few, and restored from the newest usable one.
+"""The checkpoints of one run: written in the background, pruned to a few, and restored from the newest usable one."""
 
-The training thread only copies the state. Another thread writes it, and writes the replay rows directly from the
-memory. Insertions wait in the rare case that they would overwrite rows not yet written (`RowLease`). Rows that an
-earlier checkpoint has written are referred to, not written again.
-"""
+# Theory of operation
+#
+# The training thread copies the state (`capture`) and goes on; a thread writes it. Only one checkpoint is written at a
+# time, and `save` waits for the one before, so that at most one copy is in memory. The store knows folders and numbers;
+# what is in a checkpoint is checkpoint_folder.py's, when one is due is resumption.py's.
+#
+# Rows of memories in RAM are not copied: the writing thread reads them from the rings. A lease (rows.py) keeps an
+# insertion from overwriting rows that are not yet written; the insertion then waits, which is rare, since the oldest
+# rows are written first. Rows that an earlier checkpoint has written are referred to, not written again. Example: a
+# memory of 1,000,000 rows, a checkpoint every 50,000 samples. The first one writes what is there, each later one 50,000
+# rows to the end of the newest file in `replay/`, and its manifest names the files and how many of their bytes belong
+# to it. A file is closed at 64 MB, so that old rows can be removed: pruning deletes files that no kept manifest names.
+#
+# The copy is taken between two updates (in lockstep, between two rounds). Offsets of streams, the trainer's incarnation
+# and the memory are part of the same copy, so they cannot disagree: what a resumed run does not know, it is sent again.
+#
+# A full disk fails one checkpoint, with a warning, and leaves the earlier ones alone; training continues. Any other
+# exception of the thread is a defect: it is logged, and the next `save` raises it, since the thread has no other way to
+# reach its owner. `_rows` changes in the writing thread; `save` and `restore` touch it after they have waited for that
+# thread.
+#
+# Restoring tries the newest checkpoint first, each time with a new training object, so that none is partly loaded.
+# Damage in a shared file of rows may affect every checkpoint. With `checkpoint.drop_damaged`, the newest one whose only
+# damage is in older rows is then used without the rows up to the damage; the next checkpoint writes all rows again to
+# new files, because nothing is added to a damaged one.
 
 from __future__ import annotations
 
@@ -18,7 +39,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tmrl_core.errors import CheckpointError, StorageError
 from tmrl_core.training.checkpoints.capture import Captured, capture
@@ -69,7 +90,7 @@ class CheckpointStore:
         root: str | Path,
         keep_last: int = 2,
         keep_best: bool = True,
-        configuration: Mapping[str, Any] | None = None,
+        configuration: Mapping[str, object] | None = None,
     ) -> None:
         self.configuration = configuration
         self.root = Path(root)
@@ -96,7 +117,7 @@ class CheckpointStore:
 
     def save(
         self,
-        training: Any,
+        training: object,
         *,
         score: float | None = None,
         wait: bool = False,
@@ -236,7 +257,7 @@ class CheckpointStore:
         make: Callable[[], T],
         *,
         drop_damaged: bool = False,
-        agree: Callable[[Mapping[str, Any]], None] = lambda configuration: None,
+        agree: Callable[[Mapping[str, object]], None] = lambda configuration: None,
     ) -> T | None:
         """Return a training object with the state of the newest usable checkpoint, or None without any checkpoint.
 
@@ -273,7 +294,7 @@ class CheckpointStore:
     def _restore(
         self,
         make: Callable[[], T],
-        agree: Callable[[Mapping[str, Any]], None],
+        agree: Callable[[Mapping[str, object]], None],
         reasons: list[tuple[int, CheckpointError]],
         *,
         drop_damaged: bool = False,

@@ -68,9 +68,9 @@ class Manifest(msgspec.Struct, kw_only=True):
     score: float | None = None
     written_at_s: float | None = None
     configuration: dict[str, Any] | None = None
-    epoch: Any = None
-    updates: Any = None
-    samples: Any = None
+    epoch: int | None = None
+    updates: int | None = None
+    samples: int | None = None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
+
+from tmrl_core.training.value_types import State, Tree
 
 Generator: TypeAlias = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
 
@@ -23,7 +25,7 @@ def generator_state(generator: Generator) -> object:
     return generator.get_state()
 
 
-def set_generator_state(generator: Generator, state: Any) -> None:
+def set_generator_state(generator: Generator, state: Tree) -> None:
     """Undo `generator_state`."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
@@ -35,7 +37,7 @@ def set_generator_state(generator: Generator, state: Any) -> None:
         generator.set_state(state.cpu())
 
 
-def global_random_state() -> dict[str, Any]:
+def global_random_state() -> State:
     """Return the states of Python's, NumPy's and torch's global generators."""
     return {
         "python": random.getstate(),
@@ -46,7 +48,7 @@ def global_random_state() -> dict[str, Any]:
     }
 
 
-def set_global_random_state(state: Mapping[str, Any]) -> None:
+def set_global_random_state(state: Mapping[str, Tree]) -> None:
     """Undo `global_random_state`."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])

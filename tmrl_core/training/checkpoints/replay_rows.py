@@ -1,5 +1,18 @@
 """The replay rows of a checkpoint: ranges of a memory's rows in files of records, which checkpoints of a run share."""
 
+# Theory of operation
+#
+# A checkpoint of a memory in RAM costs only the new rows: they are appended to the newest shared file, and the manifest
+# says how many bytes of which files belong to the checkpoint. A later checkpoint appends behind that length, which the
+# earlier one never reads. Example: checkpoint 4 owns bytes 0 to 10 MB of rows-000.seg; checkpoint 5 appends 3 MB and
+# owns 0 to 13 MB. If appending fails, the file is cut to 10 MB again, so a partly written record is never followed by
+# another.
+#
+# Each file also holds the offsets of the streams in its last record, so that it can be read by itself.
+#
+# Damage in a shared file can affect all checkpoints. It is refused by default; with `drop_damaged`, the rows after the
+# last damaged one are used, since rows are one run and a hole would break the indices.
+
 from __future__ import annotations
 
 import contextlib

@@ -1,11 +1,18 @@
-"""Restore a captured state into a training object that was made with the same arguments.
+"""Restore a captured state into a training object that was made with the same arguments."""
 
-Modules, optimizers, tensors, arrays, lists and dicts are filled in place, so that objects that refer to them (an
-optimizer to a parameter) still do. `restore` looks for differences first and refuses them before it changes anything.
-
-A constructor sets some values that training may change later (`constructor_settings.py`). If the constructor's setting
-differs from the saved run's, the new setting counts; otherwise the checkpoint's value counts.
-"""
+# Theory of operation
+#
+# Modules, optimizers, tensors, arrays, lists and dicts are filled in place, so that objects that refer to them (an
+# optimizer to a parameter) still do. Two passes: `check` walks both trees, looks for differences (types, shapes,
+# numbers of parameters, layouts of observations) and refuses them before anything is changed; `put` fills. What `put`
+# still refuses is a part's own `load_state_dict`, so a training object that failed to load is thrown away, never used.
+#
+# A constructor sets some values that training may change later (constructor_settings.py). If the constructor's setting
+# differs from the saved run's, the new setting counts; otherwise the checkpoint's value counts.
+#
+# A checkpoint belongs to no device: tensors go to the device of the object that they fill, new ones to the agent's, and
+# those that were on a CPU beside an agent on another device (a generator's state) stay there. The state of a module or
+# an optimizer is made on the CPU, since a second copy on the device might not fit its memory.
 
 from __future__ import annotations
 
@@ -14,7 +21,6 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +39,7 @@ from tmrl_core.training.checkpoints.random_state import Generator, set_generator
 from tmrl_core.training.constructor_settings import PLAIN, constructor_parameters
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.memories.rows import RowMemory
+from tmrl_core.training.value_types import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +68,7 @@ def restore(
         arrays, rows, torch.device(device if isinstance(device, (str, torch.device)) else "cpu"), constructed
     )
     walk.check(training, tree["training"], "")
-    random_state: Any = walk.put(None, tree["random"], "random")
+    random_state: Tree = walk.put(None, tree["random"], "random")
     walk.put(training, tree["training"], "")
     set_global_random_state(random_state)
 
@@ -86,7 +93,7 @@ def restore_part(
     walk.put(part, node, path)
 
 
-def decoded(node: Node, arrays: Mapping[str, Array]) -> Any:
+def decoded(node: Node, arrays: Mapping[str, Array]) -> Tree:
     """Return a tree of values that `capture_part` captured."""
     return _Restore(arrays).decoded(node)
 
@@ -115,7 +122,7 @@ class _Restore:
         self._constructed = constructed
         self._done: dict[str, object] = {}
 
-    def decoded(self, node: Node) -> Any:
+    def decoded(self, node: Node) -> Tree:
         """Return the value of a node as a new object."""
         return _Restore(self._arrays).put(None, node, "")
 
@@ -277,7 +284,7 @@ class _Restore:
             # Modules and optimizers move the state to their device. A second copy on the device might not fit its
             # memory.
             self._device = torch.device("cpu")
-        state: Any = self.put(None, node["v"], f"{path} state")
+        state: Tree = self.put(None, node["v"], f"{path} state")
         self._device = device
         if isinstance(existing, RowMemory):
             existing.load_state_dict(state, self._rows.get(path, ()))

@@ -1,5 +1,33 @@
 """Checkpoints that a run resumes from, in the project's format or another one, and the lock on writing them."""
 
+# Theory of operation
+#
+# It decides when a checkpoint is written, in which format, and what a resumed run may change. It writes no bytes
+# itself.
+#
+# There are three formats, in this order: the functions `dump` and `load` that a Trainer was given; the training
+# object's own `save` and `load`, if a subclass has them; else the project's, a `CheckpointStore`. Only the last is
+# written by time (`checkpoint.every_s`): a custom format may take long, and may not hold state in the middle of an
+# epoch.
+#
+# A new run writes its first checkpoint when it has accepted its first samples, since before there is nothing to resume.
+# It waits for that one, and an error ends the run: a run of a week must not find out at its end that its folder cannot
+# be written to. At startup the folder is tested and locked, so that a second trainer removes nothing of the first
+# one's. File systems without locks are common on clusters; there a warning takes the lock's place.
+#
+# Changed settings: the manifest holds the configuration of the run. `config/resuming.py` is the table of keys that must
+# not change, which are refused, and of keys whose first value stays in force (`run.seed`); all others take effect, and
+# the log shows both values. Settings that training itself may change, such as a learning rate under a schedule,
+# continue as trained unless the setting has changed (constructor_settings.py). Example: a run began with a learning
+# rate of 1e-3 and a schedule that has lowered it to 2e-4. Resumed with 1e-3 in the file it continues with 2e-4; with
+# 5e-4 in the file it continues with 5e-4. Rejected: always the settings of today (a schedule would start again); always
+# those of the checkpoint (a changed learning rate would be ignored).
+#
+# What fails: no usable checkpoint is an error that names the reason for each, never a silent new run; a run without any
+# checkpoint begins anew, with the transitions that its memory on disk has. A checkpoint by time is not written again
+# while nothing has happened since (`_progress_of`), or a run that waits for workers would write the same state for
+# ever.
+
 from __future__ import annotations
 
 import logging
@@ -48,8 +76,8 @@ class RunCheckpoints:
         config: Config,
         make: Callable[[], LoopLike],
         dump: Callable[[LoopLike, Path], None] | None = None,
-        load: Callable[[Path], Any] | None = None,
-        updater: Callable[[Any], Any] | None = None,
+        load: Callable[[Path], LoopLike] | None = None,
+        updater: Callable[[LoopLike], LoopLike] | None = None,
         *,
         configured: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -239,7 +267,7 @@ class RunCheckpoints:
             loaded = self.updater(loaded)
         return loaded, False
 
-    def _restore(self) -> Any:
+    def _restore(self) -> LoopLike | None:
         """Return the training object of the newest usable checkpoint; None without any checkpoint.
 
         Raises:
@@ -280,7 +308,7 @@ class RunCheckpoints:
         except ConfigError as exc:
             raise CheckpointError(f"the configuration in its manifest is invalid: {exc}") from exc
 
-    def read(self, path: Path) -> Any:
+    def read(self, path: Path) -> LoopLike:
         """Return the training object of a self-contained checkpoint.
 
         Raises:

@@ -1,17 +1,35 @@
 """The trainer's rate limiter: a maximum of updates for each sample, and a band of samples per insert.
 
-With N samples received, D transitions sampled and S samples per insert, D follows S * (N - min_size) from `min_size`
-on, within `error_buffer` either way. Training waits where D would leave the band at its upper end. Insertion waits
-where D has fallen below the lower end, which is the inverse limit.
+Source: Cassirer et al., Reverb, arXiv:2102.04736, section 3.3 (SampleToInsertRatio)."""
 
-Source: Cassirer et al., Reverb, arXiv:2102.04736, section 3.3 (SampleToInsertRatio).
-"""
+# Theory of operation
+#
+# Two limits on the same two counts, samples received and updates made. It owns no count: the loop passes both, and
+# `change` may come from any thread, so the band is one immutable object that is replaced whole.
+#
+# The first limit is a maximum of updates for each sample; one update more passes, since the updates already made are
+# what is compared. The second is a band. With N samples received, D transitions sampled (updates times the batch) and S
+# samples per insert, D follows S * (N - min_size) from `min_size` on, within `error_buffer` either way. Training waits
+# where D would leave the band at its upper end. Insertion waits where D has fallen below the lower end: the samples
+# stay in the trainer's inbox, then, because credit runs out, in their workers.
+#
+# Example: S = 100, min_size 1,000, batches of 256, error_buffer 10,000. With the first 1,000 samples, 10,000
+# transitions may be sampled, which are 39 updates. With 2,000 samples, D may be 90,000 to 110,000: training waits after
+# 429 updates, and insertion waits while fewer than 352 were made.
+#
+# The lower end is the inverse of the upper limit, in exact fractions (rate_limit.py): two floating-point quotients
+# could round so that both sides wait. It counts received samples, as all ratios do, not rows: a refused or stale sample
+# was paid for by its worker too. A retrieval is inserted whole and may exceed the band by its size. While training
+# lacks samples it takes them whatever the band says, so that no two limits stop both sides.
+#
+# A band that is set in the middle of a run takes the present counts as balanced, or a run of a million samples would
+# have to repay the difference first. A checkpoint holds the band together with the settings that made it: unchanged
+# settings continue the band, changed ones begin a new one at the saved counts.
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from tmrl_core.errors import ConfigError
 from tmrl_core.rate_limit import RateLimit, default_error, least_error
@@ -149,7 +167,7 @@ class RateLimiter:
         return {"made": self._made, "band": held, "seen": [self.seen[0], self.seen[1] * self.batch_size]}
 
     @property
-    def _made(self) -> list[Any]:
+    def _made(self) -> list[float | None]:
         return [*self._configured, self.min_size, self.batch_size]
 
     def load_state_dict(self, state: State) -> None:

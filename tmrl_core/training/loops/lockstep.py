@@ -1,8 +1,27 @@
-"""Lockstep training loop: publish version v, collect an exact amount with it, train on that, publish v+1.
+"""Lockstep training loop: publish version v, collect an exact amount with it, train on that, publish v+1."""
 
-A round of training is a round of collection and one call of the agent's `train` with all its samples. The workers wait
-while the trainer trains, and the trainer waits while they collect. Samples of other versions are counted and discarded.
-"""
+# Theory of operation
+#
+# A round of training is a round of collection and one call of the agent's `train` with all its samples. The workers
+# wait while the trainer trains, and the trainer waits while they collect. Samples of other versions are counted and
+# discarded.
+#
+# The order of a round: a checkpoint may be taken; the policy is published; a due evaluation is requested, before the
+# assignments, because workers play it first; what has arrived is taken; workers get their assignments
+# (lockstep_round.py) until the round is complete; the agent trains. A stop is obeyed during collection, never between
+# the collection and the training: a round that is complete is trained on, since its samples are acknowledged and would
+# be lost. A stopped round is cancelled and collected again later.
+#
+# If a peer knows a higher incarnation than this trainer's, the published policy gets another version. The round then
+# begins again with that version, since workers would collect with it.
+#
+# With a seed, the first episode of each stream in this process is seeded by round and position. One worker and one seed
+# give the same weights bit for bit, and several workers do while none is late (`min_workers`: the first round waits for
+# so many, or its assignments would depend on the order in which workers connect). Episodes do not continue across
+# incarnations, since a new process does not know their beginnings; checkpoints hold no samples of a round.
+#
+# Rejected: log-densities that the trainer recomputes (the acting policy may differ from the trainer's: another backend,
+# another precision), so workers send them with the samples.
 
 from __future__ import annotations
 

@@ -1,22 +1,47 @@
-"""One round of lockstep collection on the trainer's side: assignments of workers, and the rows that count. Sans-I/O.
+"""One round of lockstep collection on the trainer's side: assignments of workers, and the rows that count. Sans-I/O."""
 
-The amount of a round is divided into *assignments*, one for each worker's stream. Rows of a stream count if they are of
-the round's version and within its assignment. All other rows are counted and discarded. A worker is *stalled* if it has
-sent nothing for `grace_s` (also because it has disconnected), or has not finished `grace_s` after the first worker that
-has. The missing part of its assignment is reassigned to others. Steps or whole episodes that have arrived are kept, so
-that the amount of a round is always exact.
-
-No origin (a certificate, with any number of workers) may make a round last as long as it likes:
-
-- In a round of steps, only rows that count are signs of life. In a round of episodes, the rows of an episode are, but
-  for `SLOW` periods at most while another worker waits. A worker that is stalled has twice the time when it is asked
-  again, so that long episodes end although several workers take them from each other. Later rounds begin with the time
-  that two origins have needed for episodes (or the only one), so that one among others cannot prolong it.
-- Workers of an origin that has stalled twice receive no more while there are others.
-- A worker that has waited for `grace_s` receives a share of assignments that are not done after `SLOW` periods.
-- If there are fewer parts than workers, each origin receives one before any receives two. Origins that have stalled in
-  recent rounds come last.
-"""
+# Theory of operation
+#
+# It divides the amount of a round into *assignments*, one for each worker's stream, counts the rows that arrive, and
+# says which requests to send. It is told the time, the linked workers and what they report, and it opens nothing: the
+# loop (lockstep.py) moves messages, round_memory.py makes the batch.
+#
+# Rows of a stream count if they are of the round's version and within its assignment. All other rows are counted as
+# late or surplus and discarded; they are acknowledged all the same. A worker is *stalled* if it has sent nothing for
+# `grace_s` (also because it has disconnected), or has not finished `grace_s` after the first worker that has. The
+# missing part of its assignment is reassigned to others. Steps or whole episodes that have arrived are kept, so that
+# the amount of a round is always exact, and an update never sees a step of another policy.
+#
+# Example: 1,000 steps and the workers a, b and c, so 334, 333 and 333. a and c finish; b has sent 133 and then nothing
+# for 30 s. Its missing 200 go to a and c, 100 each. Requests count from the beginning of the round, because a directive
+# is a last value that a lost link may repeat: a is asked for 434 now, c for 433. If b comes back, its further rows are
+# surplus, and it gets no part until it has sent something or reports that it waits.
+#
+# A worker's report that it has finished means that all it sent was acknowledged. If rows are still missing then, they
+# were lost or could not be read, and the same amount is requested again (`repeated`).
+#
+# No origin (a certificate, with any number of workers) may make a round last as long as it likes:
+#
+# - In a round of steps, only rows that count are signs of life. In a round of episodes, the rows of an episode are,
+#   but for `SLOW` periods at most while another worker waits: an episode may arrive in pieces. A worker that is
+#   stalled has twice the time when it is asked again, so that long episodes end although several workers take them
+#   from each other. Later rounds begin with the time that two origins have needed for episodes (or the only one), so
+#   that one among others cannot prolong it.
+# - Workers of an origin that has stalled twice receive no more while there are others.
+# - A worker that has waited for `grace_s` receives a share of assignments that are not done after `SLOW` periods.
+# - If there are fewer parts than workers, each origin receives one before any receives two. Origins that have stalled
+#   in recent rounds come last. Otherwise all workers get equal parts, so that a fleet with one certificate collects
+#   as much as its machines do.
+#
+# Memory is bounded too. A round keeps the rows that count and the row before each of them: as views of their message,
+# or as copies if that is less than half of it, since a view keeps the whole message. The rows of an open episode are
+# limited to `max_episode_bytes` for each assignment; those of a larger one are dropped and the worker is named. They
+# are also dropped when the part is taken from its worker, since the end may never come.
+#
+# The result does not depend on arrival: segments, episodes and the batch are in the order of the workers' names, and
+# the sum of an episode's rewards is made reward by reward, however the rows are divided into messages.
+#
+# Rejected: rounds that end by time with what is there (not exact, not repeatable).
 
 from __future__ import annotations
 

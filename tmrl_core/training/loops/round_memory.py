@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from tmrl_core.training.memories.key_order import KeyOrders
 from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, stored_dtype
 from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.memories.trees import flatten, leaves_of, template
-from tmrl_core.training.value_types import State, Tree
+from tmrl_core.training.value_types import Batch, State, Tree
 
 
 class RoundMemory(TrainingMemory):
@@ -109,7 +108,7 @@ class RoundMemory(TrainingMemory):
         """Return the number of transitions in the round."""
         return sum(sum(segment.follows) for segment in self.round.segments) if self.round is not None else 0
 
-    def batch(self) -> tuple[Any, ...]:
+    def batch(self) -> Batch:
         """Return all transitions of the round, stream by stream, in the order of collection.
 
         Returns:
@@ -153,10 +152,10 @@ class RoundMemory(TrainingMemory):
         parts = [segment.chunk.version[np.asarray(segment.follows, bool)] for segment in segments]
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
-    def _tree(self, name: str, trees: Sequence[Tree], rows: Sequence[Array]) -> Any:
+    def _tree(self, name: str, trees: Sequence[Tree], rows: Sequence[Array]) -> Tree:
         return self._arranged(name, template(trees[0]), [leaves_of(tree) for tree in trees], rows)
 
-    def _arranged(self, name: str, shape: Tree, columns: Sequence[Sequence[Array]], rows: Sequence[Array]) -> Any:
+    def _arranged(self, name: str, shape: Tree, columns: Sequence[Sequence[Array]], rows: Sequence[Array]) -> Tree:
         """Return a tree of tensors: the wanted rows of all segments' columns."""
         tensors = []
         for parts in zip(*columns, strict=True):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
-from tmrl_core.training.value_types import Metrics
+from tmrl_core.training.value_types import Metrics, Tree
 
 
 class RoundStatistics:
@@ -38,7 +37,7 @@ class RoundStatistics:
         self.lag_max = 0
         self._lag_sum = 0
         self._lag_samples = 0
-        self._metrics: dict[str, list[Any]] = {}
+        self._metrics: dict[str, list[Tree]] = {}
 
     def add(self, *made: Metrics) -> None:
         """Record the metrics of each update: numbers, or tensors with one element."""
@@ -76,7 +75,7 @@ class RoundStatistics:
         return row
 
 
-def _mean(values: list[Any]) -> float:
+def _mean(values: list[Tree]) -> float:
     torch = sys.modules.get("torch")
     if torch is not None and all(issubclass(kind, torch.Tensor) for kind in set(map(type, values))):
         return float(torch.stack([value.detach().float().reshape(()) for value in values]).mean())

@@ -1,18 +1,24 @@
-"""Number of torch's threads, chosen by measuring real updates on this machine.
+"""Number of torch's threads, chosen by measuring real updates on this machine."""
 
-Theory of operation
--------------------
-The threads of one update synchronize some hundred times. On free cores this costs little. If another process is busy,
-each synchronization may take a time slice, and an update takes a hundred times as long. The best number of threads
-therefore changes over time.
-
-`ThreadTuner` uses one number and sometimes compares it with its half or its double. Both compute updates alternately,
-in short slices, until one is clearly faster. A larger number must be faster by a margin. The next comparison begins
-when the time that the last one lost is `SHARE` of the total, and later after each comparison without a change. It
-begins earlier if the duration of updates has changed markedly since the number was chosen. It begins immediately if
-several threads take at least twice as long. Before updates try more threads, a probe of some milliseconds checks that
-cores are free for them.
-"""
+# Theory of operation
+#
+# The threads of one update synchronize some hundred times. On free cores this costs little. If another process is busy,
+# each synchronization may take a time slice, and an update takes a hundred times as long. The best number of threads
+# therefore changes over time.
+#
+# `ThreadTuner` uses one number and sometimes compares it with its half or its double. Both compute updates alternately,
+# in short slices, until one is clearly faster. A larger number must be faster by a margin. The next comparison begins
+# when the time that the last one lost is `SHARE` of the total, and later after each comparison without a change. It
+# begins earlier if the duration of updates has changed markedly since the number was chosen. It begins immediately if
+# several threads take at least twice as long. Before updates try more threads, a probe of some milliseconds checks that
+# cores are free for them.
+#
+# After a round, torch's own number is restored, since it belongs to the program. Another number may round sums
+# differently, so a seeded run in synchronous or lockstep collection uses one thread; in asynchronous collection,
+# arrival times determine the result anyway.
+#
+# Rejected: the cores that other roles on this machine leave free (other processes are unknown); the load of the system
+# (a container sees the load of its host, and the load says nothing about small networks).
 
 from __future__ import annotations
 

@@ -1,5 +1,45 @@
 """Training loop: sample, update, publish, insert arrived samples, limit the rates."""
 
+# Theory of operation
+#
+# One thread does everything here, in turns: it makes updates, inserts what the interface has received, publishes
+# policies, and lets a checkpoint be taken. The interface moves bytes and messages in its own thread; an agent or a
+# memory never runs in two threads. The loop knows neither the network nor the format of a checkpoint.
+#
+# Three counts drive it: `total_samples` (environment steps received, resets included), `total_updates`, and `step` (the
+# updates of this round). A round has `steps` updates, an epoch `rounds` rounds. A stopped epoch continues where it was,
+# in this process or after a resume, because all three are in the checkpoint.
+#
+# Only arriving samples, published policies and changed limits change what the limits allow. After each of them, the
+# loop computes how many updates may follow (`_until_due`), and makes that many without asking again. Example: steps
+# 2,000, update_model_interval 100, update_buffer_interval 50, 1 update per sample, 1,030 samples, 1,000 updates. The
+# next insertion is due after 50 updates, but the ratio allows 31 (one update more than samples passes), so 31 follow.
+# Between them the loop looks for a checkpoint or a stop every 50 ms of updates (`NOTED_S`), and the agent may make
+# several in one call (update_batching.py). Where an update takes longer than that, each is followed by a look.
+#
+# The order between two updates is fixed, and resuming bit for bit depends on it:
+#
+# - `interface.rest` comes first, where nothing is half done: a checkpoint holds the generator of the memory as it is
+#   before the next batch.
+# - The batch is taken before samples are inserted, so that it depends on nothing that arrives after the checkpoint's
+#   place. Its indices are looked up before the insertion, which may overwrite the rows.
+# - Metrics are recorded unread: reading a tensor waits for its device.
+# - A policy is published after the updates that it contains, and the turn of synchronous workers is given last,
+#   because they act at once.
+#
+# A sample is acknowledged when the memory has it. `_insert_portion` receives, appends in one call, then commits; a
+# delivery that the memory refuses is acknowledged as refused, with the reason. If the disk of the memory does not
+# accept the samples, nothing is acknowledged and no more are inserted, so their workers keep them; training continues
+# on what it has, as far as its ratio allows, and the write is tried again with each retrieval. Insertions take at most
+# about `INSERT_S` at a time, since messages of one hostile worker may take any time to decode.
+#
+# Waiting (`_hold_ratio`) always takes arriving samples while training lacks something, so no two limits can stop both
+# sides. It tells the workers why it waits: the interface recognizes from both sides' reasons that neither can go on.
+#
+# An update that produced NaN or Inf has been rolled back by the agent; the loop counts it, describes its batch in a
+# file, and ends the run after `max_bad_updates` in a row. `updates_skipped` counts them, and so does `total_updates`,
+# or the ratio would allow a broken run to repeat the same update for ever.
+
 from __future__ import annotations
 
 import cProfile
@@ -178,7 +218,7 @@ class TrainingOffline(TrainingLoop):
             finally:
                 take_back()
 
-        def make_agent() -> Any:
+        def make_agent() -> AgentLike:
             return training_agent_cls(observation_space=observation_space, action_space=action_space, device=device)
 
         if device is None:

@@ -1,10 +1,34 @@
-"""Read batches of tensors from a memory's rows. A sampler chooses the rows (sampler.py).
+"""Read batches of tensors from a memory's rows. A sampler chooses the rows (sampler.py)."""
 
-Batches are sampled in blocks: one call of the sampler, one gather per dtype and one split serve several batches. A
-block is discarded when rows are added, so that new transitions can be sampled immediately; block sizes grow from one
-after each insertion, so that little is ever discarded. Batches of a sampler that depends on updates are sampled one at
-a time, unless its settings allow more. A thread may prefetch blocks (prefetch.py).
-"""
+# Theory of operation
+#
+# The reader turns positions of rows into tensors on a device. It knows the layout of a row, not how rows were built,
+# and not which rule chose them.
+#
+# Batches are sampled in *blocks*: one call of the sampler, one gather per dtype and one split serve several batches,
+# since a batch of small observations costs more in calls than in copying. The batches of a block are views of the
+# gathered rows, so a block is freed when the last of its batches is.
+#
+# A block is discarded when rows are added, so that new transitions can be sampled immediately. Its size therefore
+# begins at one after each insertion and doubles: little is ever discarded, and a loop that inserts every 50 updates
+# takes blocks of 1, 2, 4, 8, 16 and 19 of 32 batches. At most 1 MB of rows are in a block (`MAX_BLOCK_BYTES`): from
+# there on, the calls cost little beside the copying. Batches of a sampler that depends on updates (priorities) are
+# sampled one at a time, unless its settings allow more: a later batch of the block would use priorities from before the
+# earlier one's update.
+#
+# Who changes what: `batches` alone takes from the block; `discard_block` alone throws it away; only the generator's
+# state and `_block_batches` outlive a block. With prefetching (prefetch.py), `_next_block` runs in another thread,
+# which is then the only one that uses the generator and the rows; `stop` ends that before anyone else may.
+#
+# `stop` undoes prefetching: blocks that nobody has taken are dropped, and the generator gets the state from before the
+# first of them. Without this, the sampled transitions would depend on how far the thread had got. Example: blocks 5, 6
+# and 7 are prepared, and training is in block 4 when samples arrive. All three are dropped, the generator stands where
+# it stood before block 5, and block 5 is drawn anew from a memory that holds the new rows, exactly as without a thread.
+#
+# Checkpoints hold the generator's state from before the current block, the block's number of batches, and how many of
+# them were used. A resume samples the block again and skips those, so a run that resumes sees the same batches. That
+# needs the same rows; if some are missing, the next block is drawn anew. Prioritized batches cannot be drawn again,
+# since the priorities have changed: the indices and weights of the unused ones are in the checkpoint instead.
 
 from __future__ import annotations
 

@@ -1,16 +1,21 @@
-"""Frames in the files of a memory on disk, in the records of the rows that need them.
+"""Frames in the files of a memory on disk, in the records of the rows that need them."""
 
-    record:  rows, one after another | frames of the first leaf that is a stack | frames of the second | ...
-
-A frame is padded to a multiple of 8 bytes. A record's metadata describes its frames under "frames": `put` has the
-number of the first frame and the count for each leaf. `needs` has a number of rows, then for each leaf the number below
-which these rows need no frame. A file is kept as long as a memory in RAM would hold one of its frames or rows.
-"""
+# Theory of operation
+#
+#     record:  rows, one after another | frames of the first leaf that is a stack | frames of the second | ...
+#
+# A frame is padded to a multiple of 8 bytes, since addresses in files count units of 8 bytes (mapped_files.py). A
+# record's metadata describes its frames under "frames": `put` has the number of the first frame and the count for each
+# leaf. `needs` has a number of rows, then for each leaf the number below which these rows need no frame.
+#
+# Rows and the frames that they need are written by one call, so neither exists without the other after a crash. A file
+# is kept as long as a memory in RAM would hold one of its frames or rows: the same seed then samples the same
+# transitions from both. Frames that an earlier file has lost to damage count as overwritten, so that the transitions
+# with them leave.
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +25,7 @@ from tmrl_core.training.memories.layout import Array, Leaf
 from tmrl_core.training.memories.mapped_files import UNIT, MappedFiles, address
 from tmrl_core.training.memories.row_files import MAX_FIRST_ROW
 from tmrl_core.training.memories.row_table import RowTable
+from tmrl_core.training.value_types import State, Tree
 
 
 class DiskFrames(Frames):
@@ -145,7 +151,7 @@ class FramesNote:
         self.put = put
         self.needs = needs
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> State:
         """Return the JSON-able form for a record's metadata."""
         return {"put": [list(one) for one in self.put], "needs": [list(one) for one in self.needs]}
 
@@ -158,7 +164,7 @@ class FramesNote:
         return found
 
     @classmethod
-    def parse(cls, value: Any, leaves: int, rows: int) -> FramesNote:
+    def parse(cls, value: Tree, leaves: int, rows: int) -> FramesNote:
         """Undo `plain`.
 
         Args:
@@ -184,7 +190,7 @@ class FramesNote:
         return cls(put, needs)
 
 
-def _are_numbers(values: Any, count: int) -> bool:
+def _are_numbers(values: Tree, count: int) -> bool:
     return (
         isinstance(values, list | tuple)
         and len(values) == count

@@ -1,34 +1,57 @@
-"""Rows of a replay memory on disk: append-only files, sampled in place.
+"""Rows of a replay memory on disk: append-only files, sampled in place."""
 
-Theory of operation
--------------------
-New rows are staged in RAM. `commit` writes them as one record, with the committed offsets of the sample streams in its
-metadata. A record is on the disk completely or not at all, so samples and offsets always agree, and acknowledged
-samples are in the file. With `sync` "os" the operating system has the record (it survives the end of this process);
-"fsync" flushes it (it survives the end of the machine).
-
-Files are mapped into memory, and a batch is one gather from the mappings: the operating system's page cache decides
-what is in RAM. This process itself holds a table with 16 bytes for each record, with the index of its first row, and
-the state of the streams. Each file begins with the complete state, so that an earlier file can be deleted when all its
-rows have left the memory. A file takes an eighth of the capacity (at least 16 MB), so the folder holds up to nine
-eighths of it, besides the state of the streams. Rows without transitions add state and let no file go, so the last rows
-of streams are left out while the folder takes twice the capacity and 256 MB.
-
-Frames of stacked observations may be in the same records, after the rows (disk_frames.py), so that rows and their
-frames always agree too. The folder then holds up to one sixty-fourth more than the memory in RAM would.
-
-Opening reads every byte of the last file, because only this file may end in an incomplete record. Of older files,
-opening reads the records' headers and metadata, which have their own checksums. Rows of an older file are used
-unchecked at first; each later commit checks a part of them. If an older file is damaged or missing, the rows up to the
-damage are discarded: the memory then holds fewer rows, and logs it.
-"""
+# Theory of operation
+#
+# The store behind `memory.storage: disk`. It knows rows as bytes of a fixed size and the state of streams as a tree;
+# what a transition is, the builder knows. One process holds the folder's lock.
+#
+# New rows are staged in RAM. `commit` writes them as one record, with the committed offsets of the sample streams in
+# its metadata. A record is on the disk completely or not at all, so rows and offsets can never disagree: what is
+# acknowledged is in the file, and what is in the file is not asked for again. With `sync` "os" the operating system has
+# the record (it survives the end of this process); "fsync" flushes it (it survives the end of the machine).
+#
+#     failure                                  acknowledged samples that survive
+#     the process, at any moment               all; no duplicates
+#     the machine, memory.sync: fsync          all; no duplicates
+#     the machine, memory.sync: os             up to the last checkpoint or full file, and what the system had written
+#
+# Files are mapped into memory, and a batch is one gather from the mappings: the operating system's page cache decides
+# what is in RAM. This process itself holds a table with 16 bytes for each record (row_table.py) and the state of the
+# streams. A row is one run of bytes, all columns side by side, so that sampling it touches one or two pages; column
+# files would touch one page for each column.
+#
+# Each file begins with the complete state, so that an earlier file can be deleted when all its rows have left the
+# memory. A file takes an eighth of the capacity (16 to 256 MB), so the folder holds up to nine eighths of it, besides
+# the state of the streams. Example: 1,000,000 rows of 400 bytes are 400 MB, in files of 50 MB; the ninth file is begun
+# while the first one still has rows, and when the first one's last row is older than the newest 1,000,000, the file is
+# removed as a whole. Rows without transitions add state and let no file go, so the last rows of streams are left out
+# while the folder takes twice the capacity and 256 MB: a restart then loses the transitions that they begin, and the
+# disk stays bounded.
+#
+# Frames of stacked observations may be in the same records, after the rows (disk_frames.py), so that rows and their
+# frames always agree too. Files are then an eighth as large, since a file stays while one of its frames is needed, and
+# more of a file is then beyond the capacity: at most one sixty-fourth more than the memory in RAM would hold.
+#
+# Who changes what: `allocate`, `prepare` and `put` fill staged rows; after opening, `commit` alone moves them into
+# `_table` and raises `readable`; `_drop_old` alone removes files. All run in the training thread. Nothing here is
+# called while another thread gathers, because the memory stops prefetching before it changes rows.
+#
+# Opening reads every byte of the last file, because only this file may end in an incomplete record, which is cut off.
+# Of older files, opening reads the records' headers and metadata, which have their own checksums and are a small part
+# of them. Rows of an older file are used unchecked at first; each later commit checks 256 kB of them. If an older file
+# is damaged or missing, the rows up to the damage are discarded, with a warning: rows are one run, the newest, so
+# positions stay arithmetic. Damage to the newest file's head is an error instead, since the state of the streams is in
+# it.
+#
+# Rejected: a database (a batch is a gather of rows, not a query); one preallocated ring file (a truncated write damages
+# old rows); rows and offsets in two files (two flushes, and they can disagree).
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -44,6 +67,7 @@ from tmrl_core.training.memories.row_files import MAX_FIRST_ROW, RowFormat, pars
 from tmrl_core.training.memories.row_table import RowTable
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.stream_states import Changes, StreamStates, decoded, encoded
+from tmrl_core.training.value_types import State
 
 logger = logging.getLogger(__name__)
 
@@ -301,7 +325,7 @@ class DiskRows(Rows):
 
     def _describe(self) -> None:
         """Describe the layout of rows in the heads of the next files."""
-        description: dict[str, Any] = {}
+        description: State = {}
         if self.layout is not None and self._format is not None:
             description.update(layout=self.layout.describe(), **self._format.describe())
         if self.stacks is not None:

@@ -1,21 +1,33 @@
-"""Stacked observations with each frame stored once.
+"""Stacked observations with each frame stored once."""
 
-An observation of k stacked frames [k, *shape], the newest last, shares k - 1 of them with the previous observation and
-with the next one. In place of an observation, rows contain the numbers of its frames, [k] int64, counted from the first
-frame ever stored. A `FrameStore` compares new stacks with stored ones, frame by frame, so that every stack (padding
-after a reset, skipped frames) is restored exactly. `Frames` holds the frames: in a ring in RAM, or in the files of a
-memory on disk (disk_frames.py).
-
-The number of frames is limited, and transitions leave with the frames that they need. The frames of a stream that was
-silent for a long time are stored again, so that a transition never needs frames older than `reach`. Transitions with
-missing frames are therefore always the oldest ones. `first_row` returns the first transition with all frames.
-"""
+# Theory of operation
+#
+# An observation of k stacked frames [k, *shape], the newest last, shares k - 1 of them with the previous observation
+# and with the next one. In place of an observation, rows contain the numbers of its frames, [k] int64, counted from the
+# first frame ever stored. A `FrameStore` compares new stacks with stored ones, frame by frame, so that every stack
+# (padding after a reset, skipped frames) is restored exactly: nothing is assumed of the wrapper that made the stacks.
+# `Frames` holds the frames: in a ring in RAM, or in the files of a memory on disk (disk_frames.py).
+#
+# Example with k = 4. A reset's stack is a a a a: neighbouring equal frames are stored once, so frame 0 is a and the row
+# holds 0 0 0 0. The next observation a a a b is the one before, shifted, so only b is stored, and the row holds 0 0 0
+# 1. Then a a b c is 0 0 1 2. A thousand steps take about a thousand frames instead of eight thousand (each stack is in
+# two rows, as the new and as the previous observation).
+#
+# The number of frames is limited, and transitions leave with the frames that they need. That would be a search if rows
+# needed frames of any age. So it is made an order: a new row refers only to the newest `reach` frames. The frames of a
+# stream that was silent for longer are stored again before its next row (frame_stack_builder.py). The number below
+# which a row needs no frame (`_needs`) therefore never decreases from row to row, transitions with missing frames are
+# always the oldest ones, and a binary search finds the first complete row (`first_row`).
+#
+# `reach` is a sixty-fourth of the capacity and at least the frames of a tail; at most `at_once` observations are stored
+# in one call, so that they cannot push out the frames that their own first rows refer to. `frames_held` adds these
+# margins to one frame for each transition: with short episodes, whose resets store frames of their own, a memory holds
+# fewer transitions than its capacity rather than wrong ones.
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -52,7 +64,7 @@ class StackFormat:
         return {"stack": self.stack, "observation": describe_spec(self.observation)}
 
     @classmethod
-    def from_description(cls, description: Any) -> StackFormat:
+    def from_description(cls, description: State) -> StackFormat:
         """Undo `describe`.
 
         Raises:

@@ -1,5 +1,18 @@
 """Last rows of streams, which their next rows may follow: limited in number and in bytes."""
 
+# Theory of operation
+#
+# The tails of a hundred honest workers take some MB. The limits are for the others: a certificate may open thousands of
+# streams, and a row may be an image. Both the number of streams and their bytes are limited, and a tail that is dropped
+# costs its stream the transition (or sequence) between two messages, nothing else.
+#
+# Who loses its rows is decided in this order. First by origin: the certificate with the most streams, or the most
+# bytes, drops its own. Then by silence: a stream that seems to be gone. Only if neither applies, because more streams
+# are active than there is room for, by a hash of the stream, which changes after some time. Rejected: dropping the
+# longest silent one. If all streams take turns, it is the next one to continue, so that one stream too many costs all
+# of them everything. Example: room for 4 tails, and 5 streams that send in turn. With the longest silent one dropped,
+# each finds its tail gone; with the hash, the same stream loses its tail each time and four keep theirs.
+
 from __future__ import annotations
 
 import logging

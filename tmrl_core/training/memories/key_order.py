@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 from tmrl_core.samples.columns import leaves as leaves_of
 from tmrl_core.samples.columns import map_leaves
@@ -102,7 +101,7 @@ def _like(tree: Tree, other: Tree) -> Tree:
 
 
 def _numbers(order: Tree) -> list[int]:
-    numbers: Iterator[Any] = leaves_of(order)
+    numbers: Iterator[Tree] = leaves_of(order)
     return list(numbers)
 
 
@@ -112,7 +111,7 @@ def _sorted_by(place: dict[int, int], order: Tree) -> Tree:
     if not isinstance(order, dict):
         return order
 
-    def first(item: tuple[Any, Any]) -> int:
+    def first(item: tuple[Tree, Tree]) -> int:
         return min((place[number] for number in _numbers(item[1])), default=len(place))
 
     return {key: _sorted_by(place, item) for key, item in sorted(order.items(), key=first)}

@@ -1,13 +1,20 @@
 """Transitions over n steps: the discounted sum of n rewards, and the observation after them.
 
-A transition leads from row s to row e = s + n, or to the last row of its run if the run ends before that: at the end of
-an episode, or before a missing message. Its reward is sum(gamma^k * reward[s + 1 + k] for k < e - s). The discount of
-the following value, gamma^(e - s), is the extra `discount`. If the run ends with a truncation or a gap, the value of
-the last observation replaces the later rewards (`terminated` is 0). The tail holds the rows of an unfinished run whose
-transitions are still incomplete.
+Source: Sutton & Barto, Reinforcement Learning, 2nd ed., eq. 7.1."""
 
-Source: Sutton & Barto, Reinforcement Learning, 2nd ed., eq. 7.1.
-"""
+# Theory of operation
+#
+# A transition leads from row s to row e = s + n, or to the last row of its run if the run ends before that: at the end
+# of an episode, or before a missing message. Its reward is sum(gamma^k * reward[s + 1 + k] for k < e - s). The discount
+# of the following value, gamma^(e - s), is the extra `discount`, and an agent uses it in place of gamma.
+#
+# Example with n = 3 and an episode of rows 0 to 4. The transitions are 0-3 and 1-4 with three rewards, 2-4 with two and
+# 3-4 with one: the last ones are shorter instead of missing, since the steps before an end are the ones that carry its
+# reward. If the run ends with a truncation or a gap, the value of the last observation replaces the later rewards
+# (`terminated` is 0).
+#
+# The tail holds the rows of an unfinished run whose transitions are still incomplete: with rows 0 to 4 of an open
+# episode, 0-3 and 1-4 are stored, and rows 2 to 4 wait.
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
-"""Prefetching: a thread prepares blocks of batches while training uses the previous block.
+"""Prefetching: a thread prepares blocks of batches while training uses the previous block."""
 
-Batches are the same as without prefetching: one thread samples blocks one after the other, from the same generator.
-Before anything is appended to the memory, and before its state is saved, prepared blocks that were not used are
-discarded and the generator is reset. A run with prefetching, one without and one that resumes from a checkpoint
-therefore sample the same rows.
-
-Prefetching pays if preparation takes long compared with an update: for batches that are copied to a GPU, and for images
-(a third more updates on a CPU with a free core). Batches of small observations are so cheap that a CPU gains nothing.
-"""
+# Theory of operation
+#
+# Batches are the same as without prefetching: one thread samples blocks one after the other, from the same generator.
+# Before anything is appended to the memory, and before its state is saved, prepared blocks that were not used are
+# discarded and the generator is reset. A run with prefetching, one without and one that resumes from a checkpoint
+# therefore sample the same rows.
+#
+# Prefetching pays if preparation takes long compared with an update: for batches that are copied to a GPU, and for
+# images (a third more updates on a CPU with a free core). Batches of small observations are so cheap that a CPU gains
+# nothing. It is therefore off on a CPU by default, and never on for priorities, since each batch depends on the
+# previous one.
 
 from __future__ import annotations
 

@@ -3,6 +3,22 @@
 Source: Schaul et al., arXiv:1511.05952, algorithm 1 (proportional variant) and section 3.4.
 """
 
+# Theory of operation
+#
+# Priorities change with each update, so each batch should use those that the batch before it has changed: batches are
+# sampled one at a time, unless `batches_at_once` says otherwise, and a checkpoint holds a block as it was sampled.
+#
+# A transition is new with the highest recent priority, so that it is sampled at least once soon. Its index is absolute,
+# and the tree's place is the index modulo the capacity. An error that arrives for a transition that has left the memory
+# is ignored: its place belongs to another one by now. Example with capacity 100: indices 0 to 99 fill the places, and
+# index 100 takes place 0. A late error of index 0 is below the oldest index, 1, and changes nothing.
+#
+# Transitions that must not be sampled any more (damaged, incomplete, too old) get the priority 0, and `update` skips
+# places of 0, so that no late error raises them again.
+#
+# Priorities are in RAM and in checkpoints, also for a memory on disk. Rows that it holds beyond its checkpoint start
+# with the highest priority, as new ones do.
+
 from __future__ import annotations
 
 from typing import Any, ClassVar
@@ -235,7 +251,7 @@ class PrioritizedSampler(Sampler):
         """Set the priorities of the rows of a batch."""
         self.priorities.update(indices, td_errors)
 
-    def state_dict(self) -> Any:
+    def state_dict(self) -> State:
         """Return the priorities."""
         return self.priorities.state_dict()
 

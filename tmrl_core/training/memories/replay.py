@@ -1,20 +1,52 @@
-"""The columnar replay memory: preallocated, a batch is one gather per dtype.
+"""The columnar replay memory: preallocated, a batch is one gather per dtype."""
 
-Theory of operation
--------------------
-Chunks arrive as columns. A *transition* is a pair of neighbouring rows of one episode of one stream, with consecutive
-step indices; the first row did not end the episode. A transition is built and stored when its second row arrives. Every
-stored row is therefore a valid transition, and uniform sampling of rows is uniform sampling of valid transitions. The
-last row of each stream is kept, so that an episode can arrive in several messages, between those of other streams. Rows
-are never joined across a reset, a missing message, a change of structure, or two streams.
-
-A transition has an absolute index, counted from the first ever written. The same seed samples the same transitions from
-rows in RAM (rows.py) and on disk (disk_rows.py). Checkpoints of a memory in RAM contain ranges of absolute indices;
-those of one on disk refer to its folder.
-
-A memory holds a store of rows, a builder that makes transitions of samples (transition_builder.py), a sampler that
-chooses rows (sampler.py) and a reader that makes batches of them (batch_reader.py). This file connects them.
-"""
+# Theory of operation
+#
+# `ReplayMemory` connects five parts and has few rules of its own. It knows nothing of the network: samples come as
+# chunks, and acknowledgements are the loop's.
+#
+# - The store (`RamRows` in rows.py, `DiskRows` in disk_rows.py) holds rows under absolute indices and gathers those
+#   of a batch.
+# - The builder (transition_builder.py, frame_stack_builder.py, sequences.py) makes rows of a chunk and keeps the tail
+#   of its stream.
+# - The schema of the builder (row_schema.py, layout.py) compares chunks with what is stored.
+# - The sampler (sampler.py, prioritized.py, staleness.py) chooses rows.
+# - The reader (batch_reader.py) makes tensors of them.
+#
+# A transition is a pair of neighbouring rows of one episode of one stream, with consecutive step indices; the first row
+# did not end the episode. It is built and stored when its second row arrives. Every stored row is therefore a valid
+# transition, and uniform sampling of rows is uniform sampling of valid transitions: no batch has to reject or mask
+# anything. Rows are never joined across a reset, a missing message, a change of structure, or two streams.
+#
+# Example: a worker sends rows 0 to 3 of episode 7, then rows 4 to 6, and between the two another worker's message
+# arrives. The first chunk makes the transitions 0-1, 1-2, 2-3 and leaves row 3 as the tail of its stream. The other
+# worker's chunk has a tail of its own. The second chunk begins with step 4 of episode 7, which follows the tail, so it
+# makes 3-4, 4-5, 5-6. Had the message been lost, a chunk that begins with step 5 would not follow the tail, and 3-5
+# would never exist.
+#
+# Rows hold each observation twice, as the new one and as the previous one of the next row. A store of steps was
+# measured instead (benchmarks/steps_once.py): with images it samples at 0.99 of this rate in half the RAM, but small
+# observations lose a tenth of the rate, and messages of one row need up to 1.5 times the RAM. It is not better for
+# everybody, and `FrameStackMemory` stores each frame once already, which is a quarter of a stack of four.
+#
+# An absolute index counts rows from the first ever written. The same seed samples the same transitions from rows in RAM
+# and on disk, because positions are computed from the indices in the same way. Checkpoints of a memory in RAM contain
+# ranges of absolute indices (replay_rows.py); those of one on disk refer to its folder.
+#
+# The order of an insertion matters:
+#
+# - Prefetching stops first (`_reader.stop`): a thread that gathers rows while they are overwritten would mix two
+#   rows. What it had prepared is undone together with the generator's state, so that a run with prefetching and one
+#   without sample the same.
+# - The builder yields a part, and the part is stored before the next one is requested: with frame stacks, the next
+#   part may overwrite frames that the tail of this one refers to.
+# - The sampler hears of rows when they can be read: in RAM at once, on disk after the commit that has written them.
+# - Incomplete rows (their frames have been overwritten) leave last, when all new rows are counted.
+#
+# On disk, `append_chunk` stages rows, and `commit` writes them in one record with the offsets of their streams. If the
+# disk does not accept an append, the staged rows are discarded and the stream's tail is put back, as if the chunk had
+# never come; the caller acknowledges nothing. If it does not accept a commit of a deferred memory, the rows stay staged
+# and the same call is repeated later.
 
 from __future__ import annotations
 
@@ -254,7 +286,7 @@ class ReplayMemory(TrainingMemory):
         """Drop a stream's last row: its open episode will not be continued."""
         self._builder.forget(stream)
 
-    def commit(self, offsets: Mapping[bytes, Sequence[int]] | None = None, **values: Any) -> None:
+    def commit(self, offsets: Mapping[bytes, Sequence[int]] | None = None, **values: Tree) -> None:
         """Write the samples appended since the last call to the disk, as one record. In RAM, do nothing.
 
         Args:

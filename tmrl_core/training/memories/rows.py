@@ -1,8 +1,19 @@
-"""Storage of a replay memory's rows: the seam between the format of a transition and its storage.
+"""Storage of a replay memory's rows: the seam between the format of a transition and its storage."""
 
-`RamRows` holds rings in this process, `DiskRows` (`disk_rows.py`) append-only files. A row has an absolute index,
-counted from the first row ever written. `tests/training/memories/test_replay.py` tests memories over both.
-"""
+# Theory of operation
+#
+# `RamRows` holds rings in this process, `DiskRows` (disk_rows.py) append-only files. The same tests cover memories over
+# both (tests/training/memories/test_replay.py), and the same seed samples the same batches from both.
+#
+# A row has an absolute index, counted from the first row ever written, and a *position* below the number of rows, which
+# a sampler chooses. Without lost rows the position is the index modulo the capacity, so that a full ring is used where
+# it lies; if the oldest rows were lost (damage, missing frames), it is counted from the oldest row, so that every
+# number below the length still means a row. Example with capacity 4 and rows 0 to 5 written: rows 2 to 5 can be read,
+# at the positions 2, 3, 0, 1. If row 2 is lost, the positions 0, 1, 2 mean the rows 3, 4, 5.
+#
+# A checkpoint's thread reads rows from the rings while training goes on. Its `RowLease` names the rows that it has yet
+# to read; an append that would overwrite one of them waits. The thread advances the lease after each record, so a wait
+# is short.
 
 from __future__ import annotations
 

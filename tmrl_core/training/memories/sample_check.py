@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -49,7 +48,7 @@ def check_samples(chunk: Chunk, declared: DeclaredSamples | None = None, *, as_f
                 )
 
 
-def _columns(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
+def _columns(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
     if isinstance(tree, dict):
         for key, child in tree.items():
             yield from _columns(child, f"{path}/{key}")
@@ -60,7 +59,7 @@ def _columns(tree: Tree, path: str) -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _bad_rows(column: Any, as_float32: bool) -> int:
+def _bad_rows(column: Tree, as_float32: bool) -> int:
     if not isinstance(column, np.ndarray):
         return sum(not is_finite(value) for value in column)
     if column.dtype.kind not in "fc" or not column.size:

@@ -28,7 +28,6 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +67,7 @@ class _Column:
 
     @property
     def layout(self) -> tuple[np.dtype, tuple[int, ...], str]:
-        """Columns that all chunks of a ring share."""
+        """Layout that all chunks of a ring share."""
         return self.values.dtype, self.values.shape[1:], self.kind
 
     @property
@@ -134,7 +133,7 @@ class SampleColumns:
         self.memory_size = memory_size
         self.first = 0
         self.written = 0
-        self.infos: dict[int, dict[Any, Any]] = {}
+        self.infos: dict[int, Tree] = {}
         self._capacity = memory_size + memory_size // 16
         self._flags: list[Array] = [np.empty(0, dtype) for dtype in (bool, bool, bool, np.int64)]
         """Rings of terminated, truncated, with an action, and the number of the sample before (-1: no transition)."""
@@ -346,12 +345,12 @@ class SampleColumns:
         vars(self).update(vars(loaded))
 
 
-def _mapped(function: Callable[[Any], Tree], field: Tree) -> Tree:
+def _mapped(function: Callable[[Tree], Tree], field: Tree) -> Tree:
     return None if field is None else map_leaves(function, field)
 
 
 def _columns(field: Tree) -> list[_Column]:
-    found: list[Any] = [] if field is None else list(leaves(field))
+    found: list[Tree] = [] if field is None else list(leaves(field))
     return found
 
 

@@ -1,15 +1,19 @@
-"""Sample schema that an environment declares, checked against received samples.
+"""Sample schema that an environment declares, checked against received samples."""
 
-The first samples in a memory fix the format of all later ones, and a network accepts only its own input format. If no
-preprocessor or compressor changes samples on the way to the memory, the environment's spaces define the format before
-the first sample. Workers check the dtypes of their observations too (`tmrl_core.actor.rollout.step_checks`). Actions
-come from the policy: built-in policies act in the space's dtype, others may act in any.
-"""
+# Theory of operation
+#
+# The first samples in a memory fix the format of all later ones, and a network accepts only its own input format: an
+# index beyond the outputs of a network stops an update. Without a check, the first worker to arrive with another
+# environment could stop or take over a run. If no preprocessor or compressor changes samples on the way to the memory,
+# the environment's spaces define the format before the first sample.
+#
+# Workers check the dtypes of their observations too (`tmrl_core.actor.rollout.step_checks`), with the same rule.
+# Actions come from the policy: built-in policies act in the space's dtype, others may act in any. What a preprocessor
+# or compressor changes is not checked (`what`), and neither are custom memories.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 from gymnasium import spaces
@@ -18,6 +22,7 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.errors import ConfigError, SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.contracts import AgentLike, TrainingMemory
+from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.value_types import Space, Tree
 
 WHAT = frozenset({"observation", "action", "extras", "dtypes"})
@@ -111,7 +116,7 @@ class DeclaredSamples:
                 )
 
 
-def _check(space: Space, tree: Tree, what: str, rows: Any, fits: Callable[[Space, np.dtype], bool]) -> None:
+def _check(space: Space, tree: Tree, what: str, rows: Array | None, fits: Callable[[Space, np.dtype], bool]) -> None:
     """Check that columns match a space.
 
     Args:
@@ -172,7 +177,7 @@ def _of_space(space: Space, dtype: np.dtype) -> bool:
     return bool(dtype.newbyteorder("=") == np.dtype(space.dtype).newbyteorder("="))
 
 
-def _check_values(space: Space, column: Any, what: str) -> None:
+def _check_values(space: Space, column: Array, what: str) -> None:
     """Accept integers as indices of numbered actions."""
     if isinstance(space, spaces.Discrete):
         first, count = np.asarray(space.start), np.asarray(space.n)
@@ -198,6 +203,6 @@ def _found(tree: Tree) -> str:
     return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "no array"
 
 
-def _names(keys: Any) -> str:
+def _names(keys: Iterable[object]) -> str:
     names = ", ".join(sorted(str(key) for key in keys))
     return names if len(names) <= 200 else f"{names[:200]}..."

@@ -1,11 +1,26 @@
-"""A replay memory of sequences, for recurrent policies: its rows are padded runs of ticks of one episode.
+"""A replay memory of sequences, for recurrent policies: its rows are padded runs of ticks of one episode."""
 
-Tick t of an episode is the action on observation t, its reward, and observation t + 1. A sequence begins at a multiple
-of `stride` in its episode and holds `length` ticks, or fewer where the episode ends or a message is missing: the rest
-is padding. A sequence whose ticks are all in the one before it is left out. So each tick of an episode is in at least
-one sequence; after a missing message, the ticks up to the next multiple of `stride` are in none, because no recurrent
-state is known for them. The ticks of an open episode that still wait for a full sequence are the tail of their stream.
-"""
+# Theory of operation
+#
+# Tick t of an episode is the action on observation t, its reward, and observation t + 1. A sequence begins at a
+# multiple of `stride` in its episode and holds `length` ticks, or fewer where the episode ends or a message is missing:
+# the rest is padding. A sequence whose ticks are all in the one before it is left out. So each tick of an episode is in
+# at least one sequence; after a missing message, the ticks up to the next multiple of `stride` are in none, because no
+# recurrent state is known for them: workers store a state only at such ticks.
+#
+# Example with length 4, stride 2 and an episode of 7 ticks: the sequences hold ticks 0-3, 2-5 and 4-6 with one tick of
+# padding. One that begins at 6 would hold tick 6 alone, which the one before has. With 6 ticks, the sequences are 0-3
+# and 2-5.
+#
+# The ticks of an open episode that still wait for a full sequence are the tail of their stream. Each row of a tail
+# notes whether a sequence holds it already (`_STORED`), since only then can the end of the episode be told to need no
+# shorter sequence.
+#
+# Overlap stores ticks more than once; in return a batch is one gather, and storage, sampling, checkpoints and
+# prefetching are those of `ReplayMemory`. Rejected: a store of single ticks with windows on it (half the RAM, but a
+# second store, sampler and checkpoint format beside the first); a state stored with every tick (512 bytes a tick for
+# 128 units, which no compression removes); states that the trainer recomputes from the beginning of the episode (it
+# would hold whole episodes, and the weights have changed).
 
 from __future__ import annotations
 

@@ -1,12 +1,21 @@
-"""Policy lag of transitions: sampling of recent ones only, and statistics of the sampled ones.
+"""Policy lag of transitions: sampling of recent ones only, and statistics of the sampled ones."""
 
-Transitions arrive as runs of one policy version, a few per message. A list of runs therefore holds all lags at no cost
-per transition, both for rows in RAM and on disk. Uniform sampling chooses a number below the sum of the runs' lengths.
-Runs leave the list when they are too old, or when their rows have left the memory.
-
-A worker may send rows of two versions in turn, so that the list has a run for each row of the memory. New runs are
-therefore put beside the list, and join it once it is used as a whole: when batches are sampled or the version changes.
-"""
+# Theory of operation
+#
+# Transitions arrive as runs of one policy version, a few per message. A list of runs therefore holds all lags at no
+# cost per transition, both for rows in RAM and on disk. Uniform sampling chooses a number below the sum of the runs'
+# lengths. Runs leave the list when they are too old, or when their rows have left the memory. Example: rows 0 to 99 of
+# version 5 and 100 to 249 of version 6, with a maximum lag of 1. At version 7 the first run leaves, and a number below
+# 150 chooses a row of the second. Prioritized sampling sets the priority of rows that leave to 0, which no later error
+# raises.
+#
+# A worker may send rows of two versions in turn, so that the list has a run for each row of the memory. New runs are
+# therefore put beside the list, and join it once it is used as a whole: when batches are sampled or the version
+# changes.
+#
+# A version above the latest one, of an interrupted trainer or invented, counts as the latest of its time, and its
+# transitions age like all others. A trainer that resumes publishes the latest policy again under the same number, so
+# lags continue as without the interruption. A memory on disk reads the versions of its rows once, when it is opened.
 
 from __future__ import annotations
 

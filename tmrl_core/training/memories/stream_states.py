@@ -11,7 +11,7 @@ from tmrl_core.errors import CodecError, StorageError
 from tmrl_core.samples import decode_value, encode_value
 from tmrl_core.samples.columns import leaves, tree_bytes
 from tmrl_core.storage import MAX_NOTE_BYTES
-from tmrl_core.training.value_types import State
+from tmrl_core.training.value_types import State, Tree
 
 MAX_STREAMS = 4096
 """Maximum number of streams whose state is kept. The stream that has been silent for longest is forgotten first."""
@@ -37,7 +37,7 @@ class StreamStates:
 
     def __init__(self) -> None:
         self.offsets: dict[bytes, list[int]] = {}
-        self.tails: dict[bytes, list[Any]] = {}
+        self.tails: dict[bytes, list[Tree]] = {}
         self.values: State = {}
 
     def apply(self, changes: Mapping[str, Mapping[Any, Any]]) -> None:

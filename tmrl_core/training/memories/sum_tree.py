@@ -1,20 +1,36 @@
-"""Sampling in proportion to priorities, a batch at a time.
+"""Sampling in proportion to priorities, a batch at a time."""
 
-A tree of sums with three levels: priorities, sums of 32 of them, sums of 1024. A lookup finds the block in the running
-sum of the top level, then descends two levels, for all samples of a batch together. This takes two dozen calls of NumPy
-or torch, whichever is faster. A binary tree over a million priorities would have twenty levels. Each change recomputes
-the sums from the level below, so that no rounding errors accumulate. If numba is installed, compiled loops sample
-batches and compute the sums in about half the time (sum_tree_loops.py).
-
-The cost of the calls is overhead, first access to memory, and unpredictable branches. Therefore intermediate arrays are
-reused for each batch, and a place within a block is found by comparing all its running sums instead of searching them.
-"""
+# Theory of operation
+#
+# A tree of sums with three levels: priorities, sums of 32 of them, sums of 1,024. It knows places and numbers, nothing
+# of transitions, ages or TD errors beyond the formula of a priority.
+#
+# Sampling divides the sum of all priorities into as many equal parts as the batch has rows, and draws one point in each
+# part. Example with the priorities 1, 3, 0, 4 (sum 8) and a batch of 2: a point in [0, 4) falls on place 0 (up to 1) or
+# place 1 (up to 4), a point in [4, 8) on place 3; place 2 is never drawn. A lookup finds the block in the running sum
+# of the top level by binary search, then descends two levels, for all samples of a batch together: two dozen calls of
+# NumPy or torch, whichever is faster. A binary tree over a million priorities would have twenty levels, hence twenty
+# rounds of such calls, each of which costs more than its arithmetic.
+#
+# A change recomputes the sums of its blocks from the level below instead of adding a difference. Adding would be
+# cheaper, but its rounding errors accumulate for as long as the run lasts, until the sum no longer belongs to the
+# leaves.
+#
+# A point can still land on a place of priority 0, because the running sums of two levels round differently. Such places
+# are repaired to the next positive one; they are rare, so the repair may search all leaves.
+#
+# What the time goes to is calls, first access to memory, and unpredictable branches. Therefore intermediate arrays are
+# reused for each batch (`_Descent`), and a place within a block is found by comparing all its running sums instead of
+# searching them. If numba is installed, compiled loops do the same in about half the time (sum_tree_loops.py): 6,200 to
+# 6,600 batches of 256 a second instead of 3,200 to 3,500, and 5,000 are wanted
+# (benchmarks/results/prioritized_sampling_epyc2core_202611.md). Both sample the same rows except for rounding, which
+# tests compare.
 
 from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -123,7 +139,7 @@ class SumTree:
             self._running = self._top.cumsum(0).numpy()
         return self._running
 
-    def set(self, places: Array, priorities: Any) -> None:
+    def set(self, places: Array, priorities: Array | float) -> None:
         """Set priorities, each 0 or more, of places ([n] int64); for repeated places, the last value counts."""
         self._running = None
         self.leaves[places] = priorities

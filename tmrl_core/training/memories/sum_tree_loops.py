@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from tmrl_core.training.memories.layout import Array
+from tmrl_core.training.value_types import Maker
 
 logger = logging.getLogger(__name__)
 
@@ -145,9 +147,9 @@ def sum_blocks(places: Array, size: int, level: Array, above: Array) -> None:
 class Loops(NamedTuple):
     """The functions above, compiled or not; uncompiled they are very slow."""
 
-    sample: Any = sample
-    update: Any = update
-    sum_up: Any = sum_up
+    sample: Callable[..., tuple[bool, float]] = sample
+    update: Callable[..., float] = update
+    sum_up: Callable[..., None] = sum_up
 
 
 @functools.cache
@@ -164,4 +166,5 @@ def compiled() -> Loops | None:
     register_jitable(descend)
     register_jitable(sum_blocks)
     register_jitable(sum_up)
-    return Loops(*map(njit(nogil=True), Loops()))
+    make: Maker = njit(nogil=True)
+    return Loops(*map(make, Loops()))

@@ -1,5 +1,29 @@
 """Builder of a memory: it makes transitions from chunks and keeps the tails of streams between chunks."""
 
+# Theory of operation
+#
+# A chunk is a run of one stream's rows and may begin or end anywhere in an episode. The builder keeps the last rows of
+# each stream whose episode is open, its *tail*, and joins the next chunk of the stream to it. It knows nothing of where
+# rows are stored, except that it asks the store for its layout and for room.
+#
+# The tail of transitions over one step is one observation. Over n steps it is the rows of the open run whose
+# transitions are still incomplete, at most n (n_steps.py); for sequences, at most a sequence (sequences.py). A tail
+# ends when its episode does, when a message is missing (the first row of the chunk does not follow it), when a chunk
+# has another structure, or when there is no room for it (held_rows.py).
+#
+# The order within `columns_of` matters. The tail is taken out before anything can fail: a chunk that is refused ends
+# the stream's open episode, because the rows after it do not follow the rows before it. The chunk is compared with the
+# layout before the layout is made, and the layout is made only by a chunk that completes a transition: a reset alone
+# has no action, so it could not say what an action looks like. Until then, tails carry the specs of their extras
+# themselves.
+#
+# For a memory on disk, `changed` names the streams whose tails differ from the last record. The next commit writes
+# these and no others, so a record grows with the streams that sent something, not with all streams. A tail whose stream
+# ended its episode is written as None, so that the state in the files does not keep it.
+#
+# Only as many transitions as the memory holds are made of one chunk in RAM (`most`): older ones would be overwritten in
+# the same call. On disk all are written, since those beyond the capacity leave with their file.
+
 from __future__ import annotations
 
 import operator

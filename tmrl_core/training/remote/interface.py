@@ -1,5 +1,49 @@
 """The training interface over a Server: a `TrainerLink`, evaluations, and the records of a run."""
 
+# Theory of operation
+#
+# The link's thread moves bytes and never decodes; this object lives in the training thread, decodes messages, decides
+# which are usable, and acknowledges them when the memory has them. It knows the workers as streams with names and
+# origins, and nothing of agents beyond the policy that it publishes.
+#
+# A message goes through three states. *Received*: the link has assembled it, and `_portion` takes it. *Outstanding*: it
+# is decoded into a `Delivery`, and the loop decides. *Done*: accepted or refused as a whole; `commit` acknowledges it.
+# Streams are acknowledged in order, so an undecided delivery holds back the later ones. With a memory on disk, `keep`
+# writes samples and offsets before any acknowledgement leaves; if it raises, nothing was acknowledged, nothing is
+# received, and the next call repeats exactly this.
+#
+# Decoding is bounded, because some kB may decompress to GB and a megabyte of tiny values takes a second instead of a
+# millisecond: messages are taken a megabyte (decompressed) at a time, until 0.1 s have passed. What remains waits in
+# the inbox, and `has_more` says so. A message with a number that is not finite is refused here, for every kind of
+# memory, since it would spoil each update that samples it.
+#
+# Workers are compared when they join, not when they send: environment and policy are in the signature of a stream. A
+# worker with another environment or policy stays linked and runs on, because a policy that does not match must not stop
+# a fleet; its samples are refused with a reason that both sides log once. An expert's samples may come from another
+# policy, never from another environment. Rejected: running the policy on the first observation (user code on arrays
+# from an unknown client, and a multi-layer perceptron accepts any structure of the right size).
+#
+# Starvation: in synchronous collection the ratios of both sides can make them wait for each other for ever. The trainer
+# decides it, because it knows all workers: it lacks samples, and every linked worker reports that it waits, without a
+# break for `STARVED_S`, which is longer than a silent link lasts. Workers whose links were lost are waited for (30 s),
+# since they may return with the missing samples. The last report has `gave_up`, or the workers would wait for another
+# trainer. Rejected: inferring it from silence, which cannot be told from a long episode.
+#
+# Turns: with one synchronous worker and a seed, worker and trainer alternate, so that no result depends on arrival
+# times. `give_turn` requests a due evaluation first and then publishes the turn with the version; `has_turn` is true
+# when the worker reports that it waits with exactly this version. A worker that takes no turns (its machine has other
+# settings) is recognized after `TURN_S` and never waited for again. With several workers nothing is repeatable, and one
+# of them could block the others, so there are no turns.
+#
+# Reaching the target is confirmed by a second evaluation, since one lucky evaluation is not a result.
+#
+# Nothing that is done often looks at all workers: one certificate may open thousands of streams, and a Server's members
+# change in `take_member_changes` alone. What a member chooses (names, metrics, records, the rate of joining) is bounded
+# where it would grow for the life of the process, because sinks keep a series for each name for ever.
+#
+# While one update takes long, the link's thread writes the record of the network instead (`_record_while_busy`): it
+# reads counters only, and a display then shows within 2 s what arrives.
+
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +54,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import msgspec
 
@@ -22,7 +65,7 @@ from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.recorder import Recorder
-from tmrl_core.metrics.records import Value, episode_values
+from tmrl_core.metrics.records import Kind, Value, episode_values
 from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.links import TrainerLink
 from tmrl_core.networking.links.remark_log import RemarkLog
@@ -591,12 +634,12 @@ class RemoteInterface(TrainingInterface):
             # The last report may be older by some updates.
             self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 
-    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Any) -> None:
+    def event(self, event: str, message: str = "", *, step: int | None = None, **values: Value) -> None:
         """Write an event to the records, at `step` updates; None: at the last reported number of updates."""
         if self.recorder is not None:
             self.recorder.event(event, message, step=self.progress.updates if step is None else step, **values)
 
-    def _record(self, kind: Any, values: Metrics) -> None:
+    def _record(self, kind: Kind, values: Metrics) -> None:
         if self.recorder is not None:
             self.recorder.record(kind, values, step=self.progress.updates)
 

@@ -1,7 +1,14 @@
-"""Decompositions of some of torch's operations into ones that the compiler can fuse with their neighbours.
+"""Decompositions of some of torch's operations into ones that the compiler can fuse with their neighbours."""
 
-Operations on many tensors become operations on each, and products with a short side become sums.
-"""
+# Theory of operation
+#
+# Operations on many tensors (`_foreach_*`, fused Adam) become operations on each, because the compiler fuses what it
+# sees and calls the rest as it is.
+#
+# Products with a side of eight or less (the last layer of a critic, the first layer of a small observation) become
+# sums: libraries are slow at them, and a sum is fused with its neighbours. Other products stay with the library that
+# torch chose. On AMD processors without AVX-512 (Zen 3), MKL reaches 88 to 92 GFLOP/s per core, the limit of the
+# processor, and oneDNN 73 to 83, so nothing is replaced.
 
 from __future__ import annotations
 
@@ -72,8 +79,8 @@ def product(a: Tensor, b: Tensor) -> Any:
     return NotImplemented
 
 
-def _product_and_bias(multiply: Any) -> Callable[..., Any]:
-    def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+def _product_and_bias(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         # The next operation adds the bias. torch would copy the bias into the product's memory first.
         return multiply(a, b) + bias if alpha == beta == 1 else NotImplemented
 
@@ -90,7 +97,7 @@ def _lerp_each(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None
         tensor.lerp_(end, weight)
 
 
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[torch._ops.OpOverload[..., object], Callable[..., object]] = {
     torch.ops.aten._fused_adam_.default: _adam(decoupled=False),
     torch.ops.aten._fused_adamw_.default: _adam(decoupled=True),
     torch.ops.aten._foreach_add_.Scalar: _add_each,

@@ -1,5 +1,30 @@
 """Roll back updates that produce NaN or Inf."""
 
+# Theory of operation
+#
+# One bad batch (a NaN from a sensor, an overflow in a loss) would destroy the networks, and all later checkpoints with
+# them. Every update is therefore run so that it can be undone. This file does it for updates that are not compiled; a
+# compiled graph chooses between old and new values itself (update_graph.py). It knows an agent only as a set of
+# tensors.
+#
+# The order of one update: list the agent's tensors if they have changed, copy them, run the update, list again, sum,
+# and copy back if a sum is not finite. What is summed: the batch, the metrics, and all tensors of the agent. The
+# moments of the optimizers are among these, and they show bad gradients even where the parameters still look right: the
+# square of 1e20 is infinite in float32, and Adam then moves that parameter by 0, from now on. Nothing is read or
+# changed in a good update, so no bit of a result depends on this file.
+#
+# The tensors are listed again after the update because Adam creates its moments in its first step. They did not exist
+# when the copies were made; they begin as zeros, so zeros are their copies. Example: an agent with 12 parameters has 12
+# copies before its first update and 48 tensors after it (two moments and a step count each); if that update was bad,
+# the 36 new ones become zeros, as if it had not been. A loaded checkpoint replaces an optimizer's state by another
+# object, which the comparison of identities shows.
+#
+# On a CPU, the result is checked immediately. On another device, reading it would make the processor wait for the
+# device once per update, so the device decides: `torch.where` selects the old or the new values, and the flag is read
+# 64 updates later (skipped_updates.py); the losses of a skipped update then still enter the means of the round. All
+# tensors of one dtype are checked and restored as one array there, since a launch for each tensor would take longer
+# than the update. An agent with tensors on two devices is checked as on a CPU.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Sized

@@ -1,14 +1,29 @@
-"""One kind of update as a graph: traced on fake tensors, with the agent's tensors as inputs, and run by a backend.
+"""One kind of update as a graph: traced on fake tensors, with the agent's tensors as inputs, and run by a backend."""
 
-The graph ends with a choice between the new and the old values, so that an update with NaN or Inf changes nothing. The
-compiler fuses that choice with the computation of the new values and keeps no copies.
-"""
+# Theory of operation
+#
+# Tracing records the operations of the whole update, its backward passes and optimizer steps included, as one list
+# without Python. Afterwards the agent must be as it was: the optimizers' step counts (inputs of the trace, since a
+# tensor of one number is otherwise a constant), tensors that the trace has changed because the change did not depend on
+# the batch, integer counters, and gradients, which tracing leaves as fake tensors. All this is put back in one
+# `finally`.
+#
+# The graph ends with a choice between the new and the old values, so that an update with NaN or Inf changes nothing.
+# The compiler fuses that choice with the computation of the new values and keeps no copies; without it, each compiled
+# update would copy the agent as rollback.py does.
+#
+# The compiled function must receive each tensor once (`_lift`). Tensors that the traced graph keeps as attributes would
+# become additional inputs, share their memory with the inputs made here, and be copied and wrapped at each call. A
+# parameter and its detached alias are one input for the same reason, and so that a write to one is read through the
+# other.
+#
+# Adam is written out in the graph (decompositions.py), so that the compiler fuses it with neighbouring operations;
+# where updates run uncompiled, it is torch's fused Adam.
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,8 +93,8 @@ class Graph:
             now = _integers(agent)
             counted = {name: value - counters.get(name, 0) for name, value in now.items()}
             self._counted = [(name, count) for name, count in counted.items() if count]
-            for name, value in counters.items():
-                setattr(agent, name, value)
+            for name, number in counters.items():
+                setattr(agent, name, number)
             for optimizer in optimizers_of(agent):
                 # Tracing has left fake tensors as gradients.
                 optimizer.zero_grad()
@@ -135,7 +150,7 @@ def _integers(agent: object) -> dict[str, int]:
     return {name: value for name, value in vars(agent).items() if type(value) is int}
 
 
-def _steps(agent: object) -> list[tuple[dict[str, Any], str]]:
+def _steps(agent: object) -> list[tuple[dict[str, Tensor], str]]:
     """Return the optimizers' scalar states, such as step counts, as pairs of a state and a name."""
     return [
         (state, name)

@@ -167,6 +167,15 @@ class NumpySquashedGaussianMLPActor(SquashedGaussian, NumpyMLPPolicy):
         return act_vector
 
 
+class NumpyNormalizedSquashedGaussianMLPActor(NumpySquashedGaussianMLPActor):
+    """Acts as `NormalizedSquashedGaussianMLPActor` does, on weights that it reads from the same safetensors.
+
+    The arguments are those of `NumpySquashedGaussianMLPActor`.
+    """
+
+    behind_batch_norm = True
+
+
 class NumpySquashedGaussianRNNActor(SquashedGaussian, NumpyRecurrentPolicy):
     """Acts as `SquashedGaussianRNNActor` does, on weights that it reads from the same safetensors.
 

@@ -3,6 +3,32 @@
 Shape suffixes: B batch, T ticks, D elements of a flattened observation, H features, N outputs.
 """
 
+# Theory of operation
+#
+# `TorchPolicy` is the torch half of every policy: encoder, hidden layers, one linear layer for each head. The
+# distribution it is combined with (`Gaussian`, `Categorical`, ...) says which heads there are. It knows neither, except
+# by the dict `heads`.
+#
+# One observation takes this way, with the sizes of a policy over a Box(3) with two hidden layers of 256 and one action
+# element:
+#
+#     obs -> flatten_batch [B, 3] -> normalized -> encoder -> net [B, 256] -> mu, log_std [B, 1] -> outputs_of -> choose
+#
+# `encode` and `outputs_of` have gradients; learners call them. Everything that acts goes through `outputs_at` and
+# `choose`, which is NumPy's: both backends explore with the same random numbers.
+#
+# An action mask is the end of the flat vector, behind the inputs of the network, so that rows and sequences carry it
+# along through every function that slices or stacks vectors. `normalized` cuts it off before the network.
+#
+# Names of parameters are those of the NumPy backend, which reads the same file: net.0, net.2, ... (activations have the
+# odd numbers), then the heads' names. Renaming an attribute changes the format of weights.
+#
+# Statistics of observations are buffers and not parameters. They are published with the weights they belong to, so a
+# worker never mixes new layers with old statistics.
+#
+# Nothing that an update calls may copy from the host to a device or read from it: both wait, and a CUDA graph cannot
+# hold them.
+
 from __future__ import annotations
 
 import itertools
@@ -61,6 +87,7 @@ def flatten_batch(layout: tuple[Leaf, ...], obs: Any) -> Tensor:
             parts.append(elements_BN if leaf.width is None else _scaled_by_bounds(leaf, elements_BN))
             continue
         integers = value.reshape(-1, len(leaf.counts)).to(torch.int64)
+        # From integers, which arrive in any integer dtype; one-hot vectors never travel or lie in the memory.
         parts += [
             functional.one_hot(integers[:, column] - first, count).to(torch.float32)
             for column, (count, first) in enumerate(zip(leaf.counts, leaf.first, strict=True))
@@ -109,6 +136,7 @@ def hidden_layers(
     hidden_sizes: Sequence[int],
     activation: str | Callable[[], nn.Module],
     linear: Callable[[int, int], nn.Module] = nn.Linear,
+    norm: Callable[[int], nn.Module] | None = None,
 ) -> tuple[nn.Sequential, int]:
     """Return hidden layers and the width of their output.
 
@@ -117,12 +145,15 @@ def hidden_layers(
         hidden_sizes: width of each hidden layer.
         activation: class of the layers' activation, or its name.
         linear: makes an affine layer of so many inputs and outputs.
+        norm: makes a normalization of so many features, before each layer and after the last; None: none.
     """
     make = make_activation(activation)
     layers: list[nn.Module] = []
     for hidden in map(int, hidden_sizes):
-        layers += [linear(width, hidden), make()]
+        layers += [*([norm(width)] if norm else []), linear(width, hidden), make()]
         width = hidden
+    if norm:
+        layers.append(norm(width))
     return nn.Sequential(*layers), width
 
 
@@ -183,13 +214,14 @@ class TorchPolicy(Policy, TorchActorModule):
         super().__init__(observation_space, action_space, activation, convolutions, **settings)
         self.encoder = ObservationEncoder(self.layout, convolutions)
         self.inputs = vector_size(self.layout)
+        # After the encoder and the number of inputs are known: to them, the mask is not there.
         if self.masked:
             counts = choice_counts(action_space)
             self.layout += tuple(_mask_leaves(observation_space[ACTION_MASK], counts, self.inputs))
         hidden_layer = orthogonal_linear if self.on_policy else nn.Linear
-        self.net, features = hidden_layers(self.encoder.features, hidden_sizes, activation, hidden_layer)
-        self.normalizes = normalize_observations
-        if normalize_observations:
+        self.net, features = self._make_hidden_layers(hidden_sizes, activation, hidden_layer)
+        self.normalizes = normalize_observations or self.behind_batch_norm
+        if self.normalizes:
             self.register_buffer("obs_mean", torch.zeros(self.encoder.values))
             self.register_buffer("obs_std", torch.ones(self.encoder.values))
         features = self._add_layer(features)
@@ -198,6 +230,11 @@ class TorchPolicy(Policy, TorchActorModule):
             self.add_module(name, orthogonal(head, 0.01) if self.on_policy else head)
         for name, array in self.arrays.items():
             self.register_parameter(name, nn.Parameter(torch.tensor(array)))
+
+    def _make_hidden_layers(
+        self, sizes: Sequence[int], activation: str | Callable[[], nn.Module], linear: Callable[[int, int], nn.Module]
+    ) -> tuple[nn.Sequential, int]:
+        return hidden_layers(self.encoder.features, sizes, activation, linear)
 
     def _add_layer(self, width: int) -> int:
         """Add a layer between hidden layers of this width and heads; return the heads' inputs."""
@@ -228,7 +265,9 @@ class TorchPolicy(Policy, TorchActorModule):
         if not self.normalizes:
             return flat_BD
         count = self.encoder.values
-        values = ((flat_BD[..., :count] - self.obs_mean) / self.obs_std).clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
+        values = (flat_BD[..., :count] - self.obs_mean) / self.obs_std
+        if not self.behind_batch_norm:
+            values = values.clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
         return values if count == self.inputs else torch.cat([values, flat_BD[..., count:]], dim=-1)
 
     def encode(self, flat_BD: Tensor) -> Tensor:

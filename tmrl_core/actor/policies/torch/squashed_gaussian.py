@@ -146,6 +146,18 @@ class SquashedGaussianMLPActor(TorchSquashedGaussian):
         return self.mixed(action_B, low, high, self.random)
 
 
+class NormalizedSquashedGaussianMLPActor(SquashedGaussianMLPActor):
+    """`SquashedGaussianMLPActor` that normalizes the values of observations by a mean and a deviation of its weights.
+
+    A policy that is trained with batch normalization is published in this form, see
+    `tmrl_core.training.agents.batch_renorm`.
+
+    The arguments are those of `SquashedGaussianMLPActor`.
+    """
+
+    behind_batch_norm = True
+
+
 class SquashedGaussianRNNActor(TorchRecurrentPolicy, TorchSquashedGaussian):
     """`SquashedGaussianMLPActor` with a recurrent layer.
 

@@ -1,11 +1,36 @@
-"""Transport `tlspyo`, for users who run tlspyo already: its protocol and credentials with this project's relay.
+"""Transport `tlspyo`, for users who run tlspyo already: its protocol and credentials with this project's relay."""
 
-The Server's I/O process is tlspyo's Relay, each client's is a tlspyo endpoint (`io_process.py`). A peer joins its own
-group, `p.` and 128 random bits that are new for each link, and broadcasts to the group `hub`, which is the Server; the
-Server broadcasts to the peer's group. The broadcasts carry numbered pieces of at most 64 kB (`link.py`).
-
-Limits: every holder of the password can act in any role, and names are not proved. Untried on Windows.
-"""
+# Theory of operation
+#
+# This file carries links over tlspyo's messages. It imports neither tlspyo nor Twisted: the reactor runs once in a
+# process, so each Relay and each client's endpoint is a process of its own (`io_process.py`), started and watched by
+# `process.py`. This file knows the commands that travel between both, and drives a sans-I/O `Connection` with them.
+#
+#     worker -- local TCP -- its I/O process == tlspyo over TLS == the Relay's I/O process -- local TCP -- Server
+#
+# A peer joins its own group, `p.` and 128 random bits that are new for each link, and broadcasts to the group `hub`,
+# which is the Server; the Server broadcasts to the peer's group. The broadcasts carry numbered pieces of at most 64 kB
+# (`link.py`). The hub lives in the Relay's process and is no endpoint: no other peer can join it and listen, the sender
+# of a message is known by its connection, and two hops of TLS are saved.
+#
+# Commands, each with a number (the peer's, 0 for none) and content. To the process: OBJ (a piece), CLOSE (when all is
+# sent), ABORT, DEAF (accept nobody). From it: LISTENING or FAILED once, then JOIN, OBJ, GONE and REFUSED at the Relay;
+# OBJ and LOST at a client.
+#
+# The order at a client: the port is tried with a plain connection, because an unnecessary start of a process would cost
+# a small machine seconds; the process starts, connects back to the local port, then to the Relay; the Server's piece
+# OPEN ends `dial`; END from both sides ends the link.
+#
+# Flow control. tlspyo has none, so `LinkPieces` grants a window of 2 MiB for each link and direction. A slow reader
+# then costs at most that in the I/O processes. A holder of the password that ignores the window can overfill the
+# Relay's process; this transport does not protect against its own members.
+#
+# What fails. A Relay process that dies ends all links and is started again on the same port, after 0.2 s, then at
+# growing intervals up to 15 s: clients connect again as after a broken network. A client's process that dies ends its
+# link, and the client's own reconnection starts the next one. A wrong password or certificate is a HandshakeError, with
+# the same words as in the transport `tls`. A gap in the numbers of pieces ends the link; delivery resumes on a new one.
+#
+# Limits: every holder of the password can act in any role, and names are not proved. Untried on Windows.
 
 from __future__ import annotations
 
@@ -95,6 +120,7 @@ class TlspyoTransport(Transport):
         self.hostname = hostname
         self.local_port = local_port
         self.header_size = header_size
+        # The receive buffer has room for one message and one such read (`process.py`).
         self.read_bytes = min(max_buf_len, MAX_MESSAGE_BYTES)
         self.key_of_local_port = key_of_local_port
         self.start_s = start_s
@@ -203,7 +229,10 @@ class _LinkDriver(Driver):
         kind, content = piece
         if kind == PieceKind.DATA:
             self._feed(content)
+            # A report after END would answer a side that no longer reads.
             if self._pieces.report_due and not self._other_ended:
+                # Pieces are numbered in the order in which they are made, and the unfinished one was
+                # begun earlier.
                 self._post_rest()
                 self._post(self._pieces.read_report())
         elif kind == PieceKind.END:
@@ -254,6 +283,7 @@ class _LinkDriver(Driver):
             self._post(rest)
 
     def _finish(self) -> None:
+        # `_break` has aborted already, and a broken numbering can send no END.
         if self._broken is not None:
             return
         self._post_rest()
@@ -298,6 +328,7 @@ class _PeerDriver(_LinkDriver):
     ) -> None:
         super().__init__(connection, loop, owner)
         self.opened: asyncio.Future[None] = loop.create_future()
+        # Looks at the exception, so that asyncio does not report one that nobody awaits after a timeout.
         self.opened.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._owner = owner
         self._where = where
@@ -371,6 +402,8 @@ class _PeerDriver(_LinkDriver):
         self._process = None
         if self._flush is not None:
             self._flush.cancel()
+        # The link ends first: `dial` runs on when `opened` has its result, and must find a connection that is
+        # over.
         self.gone(self._reason or NetworkError("tlspyo's I/O process has ended"))
         if not self.opened.done():
             self.opened.set_exception(self._reason or NetworkError("tlspyo's I/O process has ended"))
@@ -501,6 +534,7 @@ class TlspyoListener(Listener):
 
     def _process_gone(self) -> None:
         self._process = None
+        # Exchanged first, because `gone` may lead to calls that look at the table.
         drivers, self._drivers = self._drivers, {}
         for driver in drivers.values():
             driver.gone(NetworkError("tlspyo's Relay has ended"))
@@ -534,6 +568,7 @@ class TlspyoListener(Listener):
             self._restarting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._restarting
+        # Before the links are closed, or their clients would connect again to a Relay that is about to end.
         self.tell("DEAF", 0)
         drivers = list(self._drivers.values())
         for driver in drivers:

@@ -16,8 +16,8 @@ from gymnasium.wrappers import TimeLimit
 
 from tmrl_core.config import from_values
 from tmrl_core.envs import ShepherdEnv
-from tmrl_core.envs.shepherd import Channel, Message
 from tmrl_core.errors import ConfigError, LocalProtocolError, SessionClosedError
+from tmrl_core.gateway.shepherd import Channel, Message
 from tmrl_core.roles.training_object import training_from_config
 
 WAIT_S = 60.0
