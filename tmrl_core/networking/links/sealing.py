@@ -3,6 +3,14 @@
 The seals import `cryptography`, so they are imported only where the mode is not `off`.
 """
 
+# Theory of operation
+#
+# Who authenticates is decided by what each end demands and proves, never by what the Server says, so that a Server
+# cannot turn authentication off. This file makes the two ends from the configuration and the credentials, and follows
+# renewed and revoked certificates: after a change that concerns its link, an end connects again, which shows and checks
+# all certificates anew. It opens a new link only if it may have met a machine that is new on the list of revoked ones,
+# so a revocation does not disturb the other members.
+
 from __future__ import annotations
 
 import hashlib

@@ -4,6 +4,18 @@ Only a few counters per message are maintained for it. A request takes a snapsho
 observers together, and rates are differences of two snapshots.
 """
 
+# Theory of operation
+#
+# `--status` connects as a third kind of peer, an observer. It may send only `StatusRequest(page)`, occupies no worker's
+# place, and is not announced. The answer is a snapshot, in pages of one frame each; what goes beyond 4 MiB is left out
+# and counted. Payloads are never read.
+#
+# The trainer's credentials may ask, and so may credentials on the Server's machine: the token of an observer is derived
+# from the Server's private key, whose holder can read everything anyway, so no file is added. Workers may not ask: they
+# stand where they can be stolen, and a snapshot names all others with their addresses. Rejected: a separate port or
+# file on the Server's host (nothing for the researcher at the trainer); a token of its own (existing bundles would lack
+# it).
+
 from __future__ import annotations
 
 from collections import Counter
