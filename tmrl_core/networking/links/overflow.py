@@ -1,5 +1,19 @@
 """Move samples that wait for a Server or a trainer from a worker's memory into files, without delaying its loop."""
 
+# Theory of operation
+#
+# `StreamSender` decides which bodies move, the oldest first, and loads each again when it is sent; this file decides
+# when, and has the writing thread; `spools/stream_files.py` has the files. Bodies move if messages wait and no trainer
+# has taken any for 1 s, if none was acknowledged for 10 s, or if half of the queue is used. While acknowledgements
+# come, nothing is written. The two times differ because a trainer that computes long updates acknowledges rarely, and a
+# flash card must not take every sample then.
+#
+# Nothing is flushed: a disk that others use may take half a minute for that, in which the memory would fill. If the
+# disk takes no more, one warning says so, and the queue in memory has its own bound again.
+#
+# Rejected: writing each message before it is sent (each sample on the flash card, and the kill of a worker loses at
+# most a second of an outage either way); a spool for workers that block, which wait instead of dropping.
+
 from __future__ import annotations
 
 import logging

@@ -3,6 +3,18 @@
 Sans-I/O.
 """
 
+# Theory of operation
+#
+# A policy is a last value: one version is in transit to each worker, and the next one is sent after `Have(version)`, as
+# the latest of that time. The frames of a version are forwarded as they arrive, since storing them first would cost the
+# time of one more transfer; a worker with half a version whose source fails begins another. The last complete version
+# is kept as the same frames, shared by all workers: one that connects or has none gets it first, so that nobody waits
+# for a trainer's slow link while a version is available.
+#
+# A started transfer is completed, unless its rest cannot arrive (the trainer's link failed, another incarnation began),
+# or the links of its principal hold too many old versions: then those that began last start again with the latest one,
+# so that the oldest transfer always ends.
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -10,6 +10,24 @@ and wait reasons also cost time of the trainer, in the thread that takes the sam
 and each principal has a share of it, `TRAINER_SHARE`.
 """
 
+# Theory of operation
+#
+# The transport measures the time of each read, with decryption, and the relay charges it to the principal, in
+# proportion to the frames that are not samples. The consequences of a message come later, in the turns of other links,
+# so a read is charged one and a half times (`EFFECTS`: system calls, answers, grants of credit). A stream costs the
+# trainer 250 us, which checks its proof in the thread that takes the samples of all workers; a flood of streams stopped
+# that thread for seconds. Hence the second share, in the trainer's time: a twentieth of a core, after a burst of a
+# thousand streams.
+#
+# Handshakes, and the first stream of a link, count for certificates only, because the machines of a fleet with one
+# token connect again together. A principal beyond its burst is not read for a while, on all of its links, and its
+# connections count against the rate of its address. Pauses last at least 20 ms: shorter turns than that stop the flow
+# of samples, and both cores idle until it has started again.
+#
+# Rejected: measuring the output too (most answers are acknowledgements of honest samples); a limit for samples (one
+# busy worker may use a whole core, and the trainer's credit bounds it); only a fair share among busy principals (a
+# flood would still take all of the idle time).
+
 from __future__ import annotations
 
 from tmrl_core.token_bucket import TokenBucket

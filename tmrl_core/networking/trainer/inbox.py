@@ -7,6 +7,15 @@ such giants would occupy the inbox for minutes, so an origin whose messages cost
 the Server sends them again later.
 """
 
+# Theory of operation
+#
+# Example: a robot that stands still sends rows that shrink a thousandfold, so 64 kB of messages may cost 64 MB. The
+# training thread gets 64 MB of cost or 128 messages at a time, in turns of at least 64 kB of cost between origins, and
+# receives again until nothing waits. An origin of which 1 GB waits is postponed, 16 GB if there is no other.
+#
+# Rejected: a limit of the ratio of compression (the robot above is honest); credit by cost (granted credit is of bytes,
+# and cannot be taken back); refusing such messages (the samples would be lost).
+
 from __future__ import annotations
 
 import sys
