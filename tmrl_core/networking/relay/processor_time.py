@@ -21,8 +21,8 @@ and each principal has a share of it, `TRAINER_SHARE`.
 #
 # Handshakes, and the first stream of a link, count for certificates only, because the machines of a fleet with one
 # token connect again together. A principal beyond its burst is not read for a while, on all of its links, and its
-# connections count against the rate of its address. Pauses last at least 20 ms: shorter turns than that stop the flow
-# of samples, and both cores idle until it has started again.
+# connections count against the rate of its address. Pauses begin after 10 ms and last at least 20 ms: longer turns of
+# such a principal stop the flow of samples, and both cores idle until it has started again.
 #
 # Rejected: measuring the output too (most answers are acknowledgements of honest samples); a limit for samples (one
 # busy worker may use a whole core, and the trainer's credit bounds it); only a fair share among busy principals (a
