@@ -590,7 +590,18 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
             roles.run_trainer(made, config)
     finally:
         made.close()
+        draw_curve(config)
     return 0
+
+
+def draw_curve(config: Config) -> None:
+    """Draw the run's learning curve beside its metrics. A picture that cannot be drawn changes no exit status."""
+    from tmrl_core.local import outcome
+
+    if missing := outcome.draw_curve(config):
+        logger.warning("%s", missing)
+    elif (path := config.run_folder / "learning_curve.png").exists():
+        logger.info("%s shows the run; `python -m tmrl_core --plot` draws it again", path)
 
 
 def load_torch() -> None:
