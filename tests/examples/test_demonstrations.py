@@ -29,6 +29,7 @@ def test_an_expert_is_recorded_without_a_server_and_cloned(tmp_path: Path) -> No
     assert "3 sessions" in cloned.stderr
     assert "end: all epochs are done" in cloned.stderr
     assert (tmp_path / "runs" / "cloning" / "policy.tmod").is_file()
+    assert (tmp_path / "runs" / "cloning" / "learning_curve.png").is_file(), "a trainer of its own draws it too"
     assert not list(tmp_path.rglob("credentials"))
 
 

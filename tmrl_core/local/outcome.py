@@ -92,9 +92,15 @@ class Outcome:
 
 
 def draw_curve(config: Config) -> str:
-    """Draw the run's learning curve. Return an empty text, or the reason for its absence."""
+    """Draw the run's learning curve, if it is not drawn yet. Return an empty text, or the reason for its absence."""
     from tmrl_core.metrics import draw
 
+    metrics, picture = (config.run_folder / name for name in ("metrics.jsonl", "learning_curve.png"))
+    if not metrics.exists():
+        return ""
+    # The trainer has drawn it when it ended. If it was killed, whoever started it does.
+    if picture.exists() and picture.stat().st_mtime >= metrics.stat().st_mtime:
+        return ""
     try:
         draw(
             config.run_folder,

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tmrl_core.decodable import decodable
+
 MAX_STATUS_BYTES = 4 << 20
 """Maximum size of a snapshot. Peers and streams beyond it are left out and counted."""
 
@@ -128,6 +130,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
+@decodable
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the Server.
 

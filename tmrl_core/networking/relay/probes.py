@@ -5,6 +5,12 @@ measurements are bounded, so that probes cannot overload the Server: a few at a 
 from one shared allowance that refills slowly. Answers are made one at a time, as the link takes them.
 """
 
+# Theory of operation
+#
+# A separate message and no flag of `Hello`, because a probe has no peer id, label and incarnation, which the Server
+# could take for those of a peer. A wrong token has the same cost as with `Hello`, so probes cannot be used to guess
+# one.
+
 from __future__ import annotations
 
 from collections import deque
