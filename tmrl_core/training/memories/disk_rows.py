@@ -343,7 +343,7 @@ class DiskRows(Rows):
     def _snapshot(self) -> bytes:
         changes = self.states.whole()
         if self.frames:
-            changes = {**changes, "frames": FramesNote([[held.stop, 0] for held in self.frames]).plain()}
+            changes = {**changes, "frames": FramesNote([(held.stop, 0) for held in self.frames]).plain()}
         return rows_note(self.readable, 0, encoded(changes))
 
     @property
@@ -387,7 +387,7 @@ class DiskRows(Rows):
             StorageError: the record cannot be written for another reason; likewise.
         """
         rows = self._staged_rows
-        put = [[held.stop, held.staged] for held in self.frames]
+        put = [(held.stop, held.staged) for held in self.frames]
         folder_bytes = sum(segment.end for segment in self._files.segments.values())
         if folder_bytes > 2 * self._capacity_bytes + MAX_STATE_BYTES:
             # After a restart, streams lose the transitions between two of their messages.
