@@ -394,11 +394,13 @@ class DiskRows(Rows):
             changes = {**changes, "tails": dict.fromkeys(changes.get("tails", {}))}
         if self.frames:
             changes = {**changes, "frames": FramesNote(put, self.staged_needs).plain()}
+        # Rows, frames and state go into one record: a crash leaves all three or none.
         note = rows_note(self.readable, rows, encoded(changes))
         buffers = [block.data for _, block, _ in self._staged]
         place = self._log.append(note, buffers + [block for held in self.frames for block in held.payload()])
         segment = self._files.segments.setdefault(place.number, Segment(self.readable))
         segment.end = place.end
+        # Up to the append nothing has changed here, so a commit that raised can be repeated.
         self.discard()
         self.states.apply(changes)
         self._add(place.number, segment, place.payload_offset, rows, [count for _, count in put])
