@@ -3,6 +3,27 @@
 Sans-I/O.
 """
 
+# Theory of operation
+#
+# Weights are a last value: only the newest version matters, and a late joiner needs it at once. The relay stores two
+# versions at most, once for all workers, as the frames in which they came:
+#
+#     latest     complete; sent to whoever has an older one
+#     arriving   the next one, of which frames are forwarded as they come
+#
+# Forwarding before a version is complete saves the time of one more transfer. A worker that connects, or has no
+# version, first receives the complete one, so no worker waits for a trainer's slow link while a version is available. A
+# link that sends a version keeps its frames alive after a newer one has come (`Policy` objects are shared), and a
+# started transfer is completed, so that a slow link receives a version however often new ones come.
+# `Relay.limit_old_policies` bounds that memory.
+#
+# A version is abandoned if its rest cannot arrive: the trainer's link failed, or another incarnation began. Workers
+# with a part of it begin another version, from its beginning: the complete one, or the next.
+#
+# Example: the trainer sends 5.3 while 5.2 is stored. Worker A has 5.2 and gets the frames of 5.3 as they come. Worker B
+# has nothing, gets 5.2, confirms it, and then what has come of 5.3. The trainer's link breaks: 5.3 is abandoned, A
+# keeps 5.2.
+
 from __future__ import annotations
 
 from collections.abc import Callable

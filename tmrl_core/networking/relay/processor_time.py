@@ -10,6 +10,25 @@ and wait reasons also cost time of the trainer, in the thread that takes the sam
 and each principal has a share of it, `TRAINER_SHARE`.
 """
 
+# Theory of operation
+#
+# Memory is bounded by credit, budgets and places; this file bounds time, the other thing that one member can take from
+# all. It keeps an account for each principal and says how long its links should not be read. It measures nothing
+# itself.
+#
+# Not reading is the only means: TCP then stops the sender, and nothing is lost or refused. The account is filled at a
+# tenth of a core, with a burst of one second, so that a fleet that connects again after a restart is not slowed down.
+# Example: 2,000 streams at 250 us each cost 0.5 s of the trainer's time. The burst covers 0.25 s; the rest is earned in
+# 5 s, at a twentieth of a core, in which the links of the principal are not read.
+#
+# Pauses begin after 10 ms of use at a stretch and last at least 20 ms. Shorter turns stop the flow of samples, and
+# cores idle until it has started again. They last 4 s at most, since a link that is not read for longer looks dead to
+# its peer.
+#
+# Output is not measured, because most answers are acknowledgements of honest samples; what answers cost is in
+# `EFFECTS`. Rejected: a limit for samples too (one busy worker may use a whole core, and the trainer's credit bounds
+# it), and only a fair share among busy principals (a flood would still take all of the idle time).
+
 from __future__ import annotations
 
 from tmrl_core.token_bucket import TokenBucket
