@@ -19,7 +19,7 @@ batch. Others, such as sessions, keep their part (`carried`) themselves and lend
 #    fast; with eight, one product of matrices of [8, n] costs about three of [1, n]. A class of another package that
 #    overrides `act` keeps its `act`, one row after the other: `act_batch` would silently leave its changes out.
 #
-# `carried` is replaced and never changed in place. A session of the gateway can therefore keep the tuple of an earlier
+# `carried` is replaced and never changed in place. A session of a client can therefore keep the tuple of an earlier
 # step and return to it, and rows of different sessions never share an array.
 #
 # States in samples: a recurrent learner needs the state *before* an action, but not of each tick. With `state_interval`

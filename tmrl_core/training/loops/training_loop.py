@@ -77,7 +77,7 @@ from tmrl_core.training.loops.stale_samples import without_stale
 from tmrl_core.training.loops.storage_failures import Unwritten
 from tmrl_core.training.loops.threads import Threads
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
-from tmrl_core.training.memories.sample_schema import expect
+from tmrl_core.training.memories.declaration import expect
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates
 from tmrl_core.training.value_types import Batch, Device, Indices, Metrics, State
 
