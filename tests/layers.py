@@ -32,6 +32,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/benchmarks/test_gateway.py::test_a_short_run_gives_all_figures",
         "tests/cli/test_main.py",
         "tests/cli/test_metrics.py::test_wandb_gets_all_records",
+        "tests/local/test_seeds.py::test_a_run_that_fails_does_not_end_the_others",
         "tests/cli/test_sessions.py::test_a_recording_goes_to_a_dataset_and_back",  # h5py: uname
         "tests/compat/config/test_config_constants.py::test_importing_reads_no_configuration",
         "tests/config/test_loading.py::test_importing_reads_nothing",

@@ -334,8 +334,8 @@ MUTATIONS = (
         "queue-of-a-worker-without-a-bound",
         BOUNDED,
         f"{_P}/protocol/delivery.py",
-        "self.held_bytes == 0 or self.memory_bytes + body_bytes <= self.queue_bytes",
-        "self.memory_bytes <= self.queue_bytes",
+        "while self.held_bytes and self.memory_bytes + body_bytes > self.queue_bytes:",
+        "while self.held_bytes and self.memory_bytes > self.queue_bytes:",
         (SIMULATED, f"{RELAY}/test_relay.py::test_a_blocking_sender_refuses_messages_beyond_the_limit"),
     ),
     Mutation(
@@ -377,8 +377,8 @@ MUTATIONS = (
         "spool-beyond-its-limit",
         BOUNDED,
         f"{_P}/spools/spool.py",
-        "if _exceeds_share(holding.used_bytes, need, self.limit_bytes - self.used_bytes):",
-        "if _exceeds_share(0, need, self.limit_bytes):",
+        "if more and held + more > _SHARE_OF_FREE * (most - used - more):",
+        "if more and more > _SHARE_OF_FREE * (most - more):",
         (
             f"{SPOOL_PROCESSES}::test_a_full_server_refuses_and_the_worker_reports_the_rest",
             f"{SPOOLS}::test_a_full_spool_refuses_until_a_stream_is_removed",

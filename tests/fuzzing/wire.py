@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -66,7 +66,7 @@ def example(kind: type[Any]) -> Any:
     return kind(*values)
 
 
-CONTROLS = [example(kind) for kind in get_args(messages.Control)]
+CONTROLS = [example(kind) for kind in messages.Control.__subclasses__()]
 BODIES: list[Any] = [
     PolicyUpdate((1, 2), {"actor": Blob("safetensors", b"weights" * 5)}, {"epsilon": 0.1}),
     Directive(3, Evaluation(1, (1000, 1001), (1, 2)), True, False, b"collect"),

@@ -12,6 +12,7 @@ from tmrl_core.config import Config, from_values, use
 from tmrl_core.config.sections import WorkerSection
 from tmrl_core.errors import ConfigError, StarvedError
 from tmrl_core.roles import from_config as roles
+from tmrl_core.roles.devices import check_device
 from tmrl_core.roles.rollout_worker import RolloutWorker
 
 
@@ -120,14 +121,14 @@ def test_a_worker_keeps_to_its_limits() -> None:
 
 
 def test_the_cpu_is_there_without_torch() -> None:
-    roles.check_device(None, "trainer.device")
-    roles.check_device("cpu", "worker.device")
+    check_device(None, "trainer.device")
+    check_device("cpu", "worker.device")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:one", "meta", "vulkan"])
 def test_unknown_devices_are_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=rf"^trainer\.device: found '{device}', allowed: a device of this machine"):
-        roles.check_device(device, "trainer.device")
+        check_device(device, "trainer.device")
 
 
 @pytest.mark.parametrize(
@@ -147,8 +148,8 @@ def test_a_cuda_device_is_checked_without_initializing_it(
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     if message is None:
-        roles.check_device(device, "trainer.device")
+        check_device(device, "trainer.device")
     else:
         with pytest.raises(ConfigError, match=message):
-            roles.check_device(device, "trainer.device")
+            check_device(device, "trainer.device")
     assert not torch.cuda.is_initialized()

@@ -32,6 +32,7 @@ from tmrl_core.config.sections import NAMES_OF, RoomSection
 from tmrl_core.errors import ConfigError, TmrlError
 from tmrl_core.roles.call_watch import CallWatch
 from tmrl_core.roles.command import Command
+from tmrl_core.roles.kinds_of_run import parts_of
 from tmrl_core.roles.role import Role, one_thread
 from tmrl_core.roles.shutdown import DROPPED_SAMPLES, ShutdownSignal
 from tmrl_core.terminal_log import TerminalHandler
@@ -258,6 +259,8 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
     made.add_argument("--num-workers", type=int, dest="workers", metavar="N", help=argparse.SUPPRESS)
     local = made.add_argument_group("with --local")
     local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
+    local.add_argument("--seeds", default=None, metavar="0-4", help="one run for each seed, then `--plot` of all")
+    local.add_argument("--at-once", type=int, default=None, metavar="N", help="runs of --seeds at a time (default: 1)")
     local.add_argument("--quickstart", action="store_true", help="start a new run, and print the next steps at its end")
     local.add_argument("--small", action="store_true", help="a short run that tests the installation, not the learning")
     recorded = made.add_argument_group("with --worker and --expert")
@@ -377,6 +380,8 @@ def check_options(options: argparse.Namespace) -> None:
     own: tuple[tuple[str, list[str]], ...] = (
         ("workers", ["local", "worker"]),
         ("single_process", ["local"]),
+        ("seeds", ["local"]),
+        ("at_once", ["local"]),
         ("quickstart", ["local"]),
         ("small", ["local"]),
         ("episodes", ["test", "expert"]),
@@ -624,6 +629,8 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
     """`--local`: run all roles on this machine."""
     from tmrl_core.local.pipeline import run_local
 
+    if options.seeds is not None:
+        return with_seeds(config, options, shutdown)
     beside = {name: options.added[name] for name in roles_beside(options)}
     return run_local(
         config,
@@ -636,6 +643,28 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
         new=options.new,
         small=options.small,
     )
+
+
+def with_seeds(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
+    """`--local --seeds`: one run for each seed, then their picture and statistics, if the package that draws is here.
+
+    Raises:
+        ConfigError: the seeds are no list of seeds, or an option does not go with it.
+    """
+    from tmrl_core.local.seeds import run_seeds, seeds_of
+
+    for name in ("seed", "new", "quickstart", "single_process"):
+        if vars(options)[name] not in (None, False):
+            raise ConfigError(f"--{name.replace('_', '-')} does not go with --seeds, which starts a --local of its own")
+    passed = [*passed_on(options), *(["--small"] if options.small else [])]
+    if options.workers is not None:
+        passed += ["--workers", str(options.workers)]
+    status, folders = run_seeds(config, passed, shutdown, seeds_of(options.seeds), options.at_once or 1)
+    plot = of_rooms("commands").get("plot")
+    if folders and plot is not None:
+        out = config.run_folder.parent / config.run.name
+        plot.run(["--plot", *map(str, folders), "--out", str(out), "--stats"])
+    return status
 
 
 def passed_on(options: argparse.Namespace) -> list[str]:
@@ -697,7 +726,7 @@ def test_kind(kind: RoomSection, config: Config, episodes: int, shutdown: Shutdo
     from tmrl_core.roles import from_config as roles
 
     returns: list[float] = []
-    with roles.parts_of(kind).make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
+    with parts_of(kind).make_worker(config, standalone=True, model_path=roles.saved_policy(config)) as made:
         shutdown.calls(made.stop)
         for index in range(episodes):
             if not made.run_episode():

@@ -18,9 +18,9 @@ from tmrl_core.long_calls import trouble
 from tmrl_core.metrics.text import bytes_text, clock_text, milliseconds_text, number_text, return_text
 
 if TYPE_CHECKING:
-    from tmrl_core.networking import Server
     from tmrl_core.networking.links import WorkerCounts, WorkerLink
-    from tmrl_core.roles.from_config import RunWorker
+    from tmrl_core.roles.kinds_of_run import RunWorker
+    from tmrl_core.roles.server import Server
 
 logger = logging.getLogger(__name__)
 

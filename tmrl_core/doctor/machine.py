@@ -33,7 +33,7 @@ def code(config: Config, role: ClientRole, folders: Sequence[Path] = ()) -> str:
     """
     from tmrl_core.actor import choose_actor
     from tmrl_core.config.algorithms import policy_kwargs
-    from tmrl_core.roles.from_config import check_device
+    from tmrl_core.roles.devices import check_device
 
     environment, worker, actor = config.environment, config.worker, config.actor
     named: list[tuple[str, Mapping[str, Any], str]] = [(environment.cls, environment.kwargs, "environment.cls")]

@@ -20,7 +20,7 @@ from tmrl_core.gateway.settings import GatewayAgentSection, gateway_section
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.security.tls_contexts import client_name
 from tmrl_core.networking.transports.selection import link_settings
-from tmrl_core.roles.from_config import check_device
+from tmrl_core.roles.devices import check_device
 from tmrl_core.roles.labels import own_label
 from tmrl_core.roles.rollout_worker import join_signature, mixed_seed
 

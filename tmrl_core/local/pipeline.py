@@ -21,6 +21,7 @@ from tmrl_core.local.outcome import Outcome, draw_curve, files, has_checkpoint, 
 from tmrl_core.local.probe_process import Probe
 from tmrl_core.local.supervision import Group, Pipeline, Threads, watch
 from tmrl_core.roles import from_config as roles
+from tmrl_core.roles.devices import check_device
 from tmrl_core.roles.environment_probe import is_probed
 from tmrl_core.roles.role import Role
 from tmrl_core.roles.shutdown import ShutdownSignal
@@ -120,8 +121,8 @@ def check_without_environment(config: Config, workers: int, *, waits: bool) -> N
     Raises:
         ConfigError: a device is missing, or the ratios would starve both sides.
     """
-    roles.check_device(config.worker.device, "worker.device")
-    roles.check_device(config.trainer.device, "trainer.device")
+    check_device(config.worker.device, "worker.device")
+    check_device(config.trainer.device, "trainer.device")
     if waits:
         conflict = ratios_conflict(config, workers, roles.longest_episode(config))
         if conflict is not None:

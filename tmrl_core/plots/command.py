@@ -13,13 +13,7 @@ from tmrl_core.metrics.text import return_text
 from tmrl_core.plots.comparison import compare
 from tmrl_core.plots.runs import SOURCES, Group, Source, common_source, groups_of, read_run, run_folders
 from tmrl_core.plots.statistics import INTERVAL_FROM, LEVEL, summary
-from tmrl_core.roles.command import Command
 
-PLOT = Command(
-    "draw runs side by side, a line for each group of seeds; see `--plot --help`",
-    "tmrl_core.plots.command:run_plot",
-    "RUN",
-)
 EPILOG = """\
 Runs with the same run.group form one line; without it, runs whose settings are equal but for the section `run`.
 examples:

@@ -1,3 +1,3 @@
 """Pictures and statistics of several runs: the command `--plot`."""
 
-COMMANDS = {"plot": "tmrl_core.plots.command:PLOT"}
+COMMANDS = {"plot": "tmrl_core.plots.commands:PLOT"}

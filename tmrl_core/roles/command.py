@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class Command:
     """An option with options of its own, registered as an entry of `commands`, see `tmrl_core.rooms`.
 
+    Its module imports nothing heavy, because `--help` needs it.
+
     Args:
         help: its line in `--help`.
         function: called with the command line, returns the exit status; `package.module:name`, imported on use.

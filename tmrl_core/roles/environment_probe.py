@@ -32,7 +32,8 @@ from tmrl_core.config.algorithms import (
 from tmrl_core.config.references import named_failures
 from tmrl_core.config.room_sections import kind_of_run
 from tmrl_core.errors import ConfigError
-from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS, environment_of, parts_of
+from tmrl_core.roles.from_config import GYMNASIUM_ENVIRONMENTS, environment_of
+from tmrl_core.roles.kinds_of_run import parts_of
 
 PROBED = "the environment has been made and reset once"
 """Line that the process prints at the end of a trial in order."""

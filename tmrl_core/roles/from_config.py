@@ -6,80 +6,25 @@ Nothing here imports torch: a worker whose policy does not need it, and the Serv
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
 from tmrl_core.config.room_sections import kind_of_run
-from tmrl_core.config.sections import RoomSection
-from tmrl_core.errors import ConfigError, MissingExtraError, PortInUseError
+from tmrl_core.errors import ConfigError, PortInUseError
+from tmrl_core.roles.devices import check_device
+from tmrl_core.roles.kinds_of_run import RunWorker, parts_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from tmrl_core.actor.rollout.recorder import StepRecorder
-    from tmrl_core.actor.rollout.uplink import Uplink
-    from tmrl_core.networking import RolloutWorker, Server, Trainer
+    from tmrl_core.roles.rollout_worker import RolloutWorker
+    from tmrl_core.roles.server import Server
+    from tmrl_core.roles.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-
-class RunWorker(Protocol):
-    """A worker of any kind of run, for the command line and for displays.
-
-    Attributes:
-        recorder: records its episodes: label, version of the policy that acts, numbers and figures.
-        uplink: connects it with the trainer.
-    """
-
-    recorder: StepRecorder
-    uplink: Uplink
-
-    def stop(self) -> None:
-        """End collection at the next opportunity."""
-
-    def close(self) -> object:
-        """Drain and release everything."""
-
-
-class KindWorker(RunWorker, Protocol):
-    """A worker of a run of another kind."""
-
-    def run(self) -> None:
-        """Collect until the trainer finishes, a limit is reached, or `stop`."""
-
-    def run_episode(self) -> bool:
-        """Play a test episode. Return False if `stop` has ended it."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc_info: object) -> None: ...
-
-
-class RunParts(Protocol):
-    """The functions that make a run of another kind: the module `RoomSection.parts`."""
-
-    def make_worker(
-        self, config: Config, *, name: str | None = None, standalone: bool = False, model_path: Path | None = None
-    ) -> KindWorker:
-        """Return a worker, as `make_worker` here does for an ordinary run."""
-
-    def training_from_config(self, config: Config) -> Callable[[], Any]:
-        """Return a function that makes the training object."""
-
-    def probe_environment(self, config: Config) -> None:
-        """Make the environment, reset it once, and close it."""
-
-
-def parts_of(kind: RoomSection) -> RunParts:
-    """Return the functions that make a run of this kind."""
-    parts: RunParts = importlib.import_module(kind.parts)
-    return parts
 
 
 GYMNASIUM_ENVIRONMENTS = frozenset({"tmrl_core:GenericGymEnv", "tmrl_core.envs:GenericGymEnv"})
@@ -112,7 +57,7 @@ def make_server(config: Config, *, any_port: bool = False) -> Server:
         ConfigError, CredentialsError: the settings or the credentials are invalid.
         NetworkError: the port cannot be opened (PortInUseError: another process holds it).
     """
-    from tmrl_core.networking import Server
+    from tmrl_core.roles.server import Server
 
     try:
         return Server(config=config)
@@ -146,7 +91,7 @@ def make_worker(
     from tmrl_core.actor import choose_actor
     from tmrl_core.actor.rollout.worker import one_environment_only
     from tmrl_core.envs.filmed import check_encoder
-    from tmrl_core.networking import RolloutWorker
+    from tmrl_core.roles.rollout_worker import RolloutWorker
 
     worker = config.worker
     check_device(worker.device, "worker.device")
@@ -209,50 +154,6 @@ def _filmed(make: Callable[[], Any]) -> Any:
     from tmrl_core.envs.filmed import Filmed
 
     return Filmed(make())
-
-
-def check_device(device: str | None, key: str, *, compute: bool = False) -> None:
-    """Check that the device exists; None and `cpu` always do.
-
-    Args:
-        device: name of the device.
-        key: key of the configuration, for the message.
-        compute: True: also compute on a CUDA device, because this build of torch may not support it, or another process
-            may use it exclusively. False: initialize nothing on the device, because another process will use it.
-
-    Raises:
-        ConfigError: the device does not exist, or cannot compute.
-        MissingExtraError: torch is not installed.
-    """
-    if device in (None, "cpu"):
-        return
-    try:
-        import torch
-    except ModuleNotFoundError as exc:
-        raise MissingExtraError("torch", "trainer", f"{key} = {device}") from exc
-    try:
-        wanted = torch.device(device)
-        if compute or wanted.type != "cuda":
-            torch.ones(1, device=wanted).sum().item()
-            return
-    except (RuntimeError, AssertionError, NotImplementedError) as exc:
-        reason = str(exc).splitlines()[0][:200] if str(exc) else type(exc).__name__
-        raise ConfigError(f"{key}: found {device!r}, allowed: a device of this machine, such as cpu: {reason}") from exc
-    built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    count = torch.cuda.device_count() if built else 0
-    if (wanted.index or 0) < count:
-        return
-    if count:
-        allowed = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
-        raise ConfigError(f"{key}: found {device!r}, allowed on this machine: {allowed}")
-    raise ConfigError(
-        f"{key}: found {device!r}, allowed on this machine: cpu. "
-        + (
-            "Torch finds no CUDA device: see whether nvidia-smi lists one, and what CUDA_VISIBLE_DEVICES says."
-            if built
-            else f"Torch {torch.__version__} is built without CUDA; where there is a GPU, install another build of it."
-        )
-    )
 
 
 def saved_policy(config: Config) -> Path:
@@ -348,7 +249,7 @@ def make_trainer(config: Config) -> Trainer:
         ConfigError, CredentialsError: the settings or the credentials are invalid.
         MissingExtraError: torch is not installed.
     """
-    from tmrl_core.networking import Trainer
+    from tmrl_core.roles.trainer import Trainer
 
     check_device(config.trainer.device, "trainer.device")
     return Trainer(config=config)

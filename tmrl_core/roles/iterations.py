@@ -7,16 +7,46 @@ import logging
 import math
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tmrl_core.errors import CheckpointError, LinkClosedError
 from tmrl_core.samples import EpisodeRecord
 from tmrl_core.training.contracts import as_loop
 
 if TYPE_CHECKING:
-    from tmrl_core.roles.trainer import Trainer
+    from tmrl_core.metrics.recorder import Recorder
+    from tmrl_core.training.contracts import TrainingLoop
+    from tmrl_core.training.remote.interface import RemoteInterface
 
 logger = logging.getLogger(__name__)
+
+
+class RoundsOwner(Protocol):
+    """A Trainer, as far as its rounds need it."""
+
+    training: Any
+
+    @property
+    def interface(self) -> RemoteInterface | None:
+        """Interface to the Server, while there is a link."""
+
+    def make_training(self) -> Any:
+        """Return a new training object."""
+
+    def load_training(self, path: Path) -> Any:
+        """Return the training object of a checkpoint."""
+
+    def dump_training(self, training: TrainingLoop, path: Path, recorder: Recorder | None) -> None:
+        """Write a checkpoint."""
+
+    def open_recorder(self, training: TrainingLoop, closing: contextlib.ExitStack) -> Recorder:
+        """Return the recorder of the run, which `closing` closes."""
+
+    def open_interface(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
+        """Connect to the Server."""
+
+    def close_interface(self) -> None:
+        """Close the link, if there is one."""
 
 
 class Iterations:
@@ -26,7 +56,7 @@ class Iterations:
         trainer: the Trainer.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: RoundsOwner) -> None:
         self._trainer = trainer
         self._closing = contextlib.ExitStack()
         self._recorder: Any = None

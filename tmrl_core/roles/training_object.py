@@ -24,7 +24,8 @@ from tmrl_core.config.algorithms import (
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.config.room_sections import kind_of_run
 from tmrl_core.errors import ConfigError, MissingExtraError, StorageError
-from tmrl_core.roles.from_config import check_device, parts_of
+from tmrl_core.roles.devices import check_device
+from tmrl_core.roles.kinds_of_run import parts_of
 from tmrl_core.training.contracts import declarations_of
 from tmrl_core.training.loops.threads import available_cores
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -107,7 +107,7 @@ WIRE: list[tuple[Control, bytes]] = [
 
 
 def test_the_table_has_every_message() -> None:
-    assert {type(message) for message in EVERY} == set(get_args(Control))
+    assert {type(message) for message in EVERY} == set(Control.__subclasses__())
 
 
 def test_every_message_survives_encoding() -> None:
@@ -142,7 +142,7 @@ def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
         message = decode_control(data)
     except RemoteProtocolError:
         return
-    assert isinstance(message, get_args(Control))
+    assert isinstance(message, Control)
 
 
 @given(st.sampled_from(EVERY), st.integers(0, 300), st.integers(0, 255))

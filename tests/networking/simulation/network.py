@@ -364,8 +364,7 @@ class Network:
     def stop_server(self, *, in_order: bool) -> None:
         """The Server's process ends, with all that it held; in order: it says goodbye."""
         self.server_up = False
-        if self.relay.spool_handoff.spool is not None:
-            self.relay.spool_handoff.spool.close()
+        self.relay.spool_handoff.spool.close()
         for end in list(self.server_ends):
             if in_order:
                 end.connection.close()

@@ -407,9 +407,8 @@ class Scenario:
         largest = message_bytes(SAMPLES_HEAD, relay.settings.max_message_bytes)
         window = min(max(largest, self.inbox_bytes), relay.settings.budget_bytes)
         size: int = sum(message.size for worker in self.living() for message in held(worker.sender).values())
-        if relay.spool_handoff.spool is not None:
-            stored = relay.spool_handoff.spool.of_run("run")
-            size += sum(message.cost for kept in stored for message in kept.messages)
+        stored = relay.spool_handoff.spool.of_run("run")
+        size += sum(message.cost for kept in stored for message in kept.messages)
         # A window may be half empty, because the next message has to fit as a whole.
         return min(CAUGHT_UP_S, LINKED_S + ROUND_S * 2 * size / window)
 
@@ -532,7 +531,7 @@ class Scenario:
         """How many streams of the run the Server's spool keeps."""
         spool = self.network.relay.spool_handoff.spool
         hostile = self.network.hostile_streams
-        return 0 if spool is None else sum(kept.info.stream not in hostile for kept in spool.of_run("run"))
+        return sum(kept.info.stream not in hostile for kept in spool.of_run("run"))
 
     def lagging(self) -> str:
         """Who has not caught up, and how."""

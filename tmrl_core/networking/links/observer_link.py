@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from tmrl_core.errors import NetworkError
 from tmrl_core.networking.observer.connection import ObserverConnection, ObserverState
@@ -54,9 +54,7 @@ class ObserverLink:
                 self._state, silent_s=settings.silent_s, heartbeat_s=settings.heartbeat_s, greeting_s=self._timeout_s
             )
             self._driver = await self._transport.dial(settings.host, settings.port, connection, self._timeout_s)
-        connection, driver = self._connection, self._driver
-        assert driver is not None
-        answers = self._state.answers
+        connection, answers = self._connection, self._state.answers
         changed = asyncio.Event()
         self._state.on_change = changed.set
         connection.request_status()
@@ -67,10 +65,8 @@ class ObserverLink:
                 return None
             if time.monotonic() >= deadline:
                 raise NetworkError(f"{where} did not answer within {self._timeout_s:g} s")
-            answer: asyncio.Future[bool] = asyncio.ensure_future(changed.wait())
-            ends: set[asyncio.Future[Any]] = {answer, driver.ended}
-            await asyncio.wait(ends, timeout=_SLICE_S, return_when=asyncio.FIRST_COMPLETED)
-            answer.cancel()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), _SLICE_S)
             changed.clear()
         return self._state.status
 

@@ -2,17 +2,27 @@
 
 # Theory of operation
 #
-# `StreamSender` decides which bodies move, the oldest first, and loads each again when it is sent; this file decides
-# when, and has the writing thread; `spools/stream_files.py` has the files. Bodies move if messages wait and no trainer
-# has taken any for 1 s, if none was acknowledged for 10 s, or if half of the queue is used. While acknowledgements
-# come, nothing is written. The two times differ because a trainer that computes long updates acknowledges rarely, and a
-# flash card must not take every sample then.
+# A worker with `when_full: drop_oldest` need not lose samples in an outage: what waits long goes to its own disk. Three
+# files share the work. `StreamSender` decides which bodies leave the memory (the oldest first) and loads each again
+# when it is sent. This file decides when, and has the thread that writes. `spools/stream_files.py` has the files.
 #
-# Nothing is flushed: a disk that others use may take half a minute for that, in which the memory would fill. If the
-# disk takes no more, one warning says so, and the queue in memory has its own bound again.
+# When: if messages are held and none was acknowledged for 1 s while no trainer takes them, or for 10 s while one does,
+# or if half of `worker.queue_bytes` is used. While acknowledgements come, nothing is written. The two times differ
+# because a trainer that computes long updates acknowledges rarely, and a flash card must not take every sample then.
+# Rejected: writing each message before it is sent, which puts each sample on the flash card; the kill of a worker loses
+# at most a second of an outage either way.
 #
-# Rejected: writing each message before it is sent (each sample on the flash card, and the kill of a worker loses at
-# most a second of an outage either way); a spool for workers that block, which wait instead of dropping.
+#     waits 1 s -> batch of 4 MB -> thread writes -> result used in the I/O thread (`_done`) -> next batch
+#     acknowledged -> files without a needed message are removed
+#
+# One job at a time (`_busy`), in 4 MB: memory that a batch has freed is known before the next one begins, and what was
+# acknowledged while it was written need not be written. `StreamSender` is touched in the I/O thread alone; the writing
+# thread sees only the messages that it was given.
+#
+# Failure. If the disk takes no more, one warning says so, and the memory has its own bound again (`failed`): then its
+# oldest message is dropped, and what is on the disk stays. It is tried again after all samples were acknowledged. At
+# the end of the process the thread is waited for up to 30 s; a disk that does not answer must not keep a robot's
+# program from ending.
 
 from __future__ import annotations
 

@@ -5,11 +5,21 @@ The seals import `cryptography`, so they are imported only where the mode is not
 
 # Theory of operation
 #
-# Who authenticates is decided by what each end demands and proves, never by what the Server says, so that a Server
-# cannot turn authentication off. This file makes the two ends from the configuration and the credentials, and follows
-# renewed and revoked certificates: after a change that concerns its link, an end connects again, which shows and checks
-# all certificates anew. It opens a new link only if it may have met a machine that is new on the list of revoked ones,
-# so a revocation does not disturb the other members.
+# This file makes the seals of a link from the configuration and the credentials on this machine, and keeps them up to
+# date. The seals themselves read no files.
+#
+# Whether to authenticate is decided here by what this machine has, never by what the Server says: on where there is a
+# certificate, off over links without one, an error where the configuration demands what is not possible.
+#
+# Renewal and revocation. `refresh` is called every two seconds by the link, and before each connection. If files have
+# changed or the Server has sent a newer list, everything is read again, and used only if all of it is valid; otherwise
+# the previous certificates stay in use, and one error is logged. A change that concerns the other ends (another
+# certificate of this machine, another CA, a revocation of a certificate that may have been met) makes the link connect
+# again, which shows and checks all certificates anew. A revocation of an unknown machine does not disturb the others.
+#
+# A list of revoked certificates from the Server is believed by the CA's signature and its number alone, so a Server can
+# withhold one, and neither invent nor take back any. It is used at once and stored in the folder, so that it outlives
+# this process and serves other roles of the machine.
 
 from __future__ import annotations
 

@@ -13,15 +13,7 @@ from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_trainer
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received
-from tmrl_core.networking.protocol.messages import (
-    MAX_COUNT,
-    Blob,
-    Directive,
-    Lateness,
-    PolicyUpdate,
-    Progress,
-    Version,
-)
+from tmrl_core.networking.protocol.messages import MAX_COUNT, Blob, Directive, Lateness, PolicyUpdate, Progress, Version
 from tmrl_core.networking.trainer import Member, TrainerConnection, TrainerState
 from tmrl_core.networking.trainer.inbox import TAKEN_BYTES
 from tmrl_core.networking.transports.base import Transport

@@ -50,12 +50,7 @@ from tmrl_core.networking.links.base import Link
 from tmrl_core.networking.links.overflow import CHECK_S, Overflow
 from tmrl_core.networking.links.remark_log import RemarkLog
 from tmrl_core.networking.links.sealing import Identity, seal_worker
-from tmrl_core.networking.protocol.delivery import (
-    CloseReport,
-    StreamSecret,
-    StreamSender,
-    WrittenMessage,
-)
+from tmrl_core.networking.protocol.delivery import CloseReport, StreamSecret, StreamSender, WrittenMessage
 from tmrl_core.networking.protocol.messages import (
     EXPERT,
     Directive,
@@ -65,12 +60,7 @@ from tmrl_core.networking.protocol.messages import (
     decode_body,
     plain,
 )
-from tmrl_core.networking.spools.stream_files import (
-    SpooledStreamInfo,
-    StreamFiles,
-    default_limit,
-    left_streams,
-)
+from tmrl_core.networking.spools.stream_files import SpooledStreamInfo, StreamFiles, default_limit, left_streams
 from tmrl_core.networking.transports.base import Transport
 from tmrl_core.networking.transports.selection import LinkSettings, is_loopback
 from tmrl_core.networking.worker import WorkerConnection, WorkerState

@@ -85,10 +85,6 @@ class Identity(NamedTuple):
         return text if self.name is None else f"{self.name}: {text}"
 
 
-def _no_frame() -> None:
-    return None
-
-
 class Connection:
     """The common part of both sides of a link.
 
@@ -125,7 +121,7 @@ class Connection:
         """Called once, when the other side is authenticated."""
         self.pause: Callable[[float], None] = lambda seconds: None
         """Ask the transport to read nothing for some seconds; 0: until other links were read."""
-        self.source: Callable[[], bytes | bytearray | memoryview | Wire | None] = _no_frame
+        self.source: Callable[[], bytes | bytearray | memoryview | Wire | None] = lambda: None
         """Returns the next frame of data to send; None: nothing now."""
         self.takes: Kind | None = None
         """Kind of the frames of data that the other side may send; None: it sends none."""

@@ -238,8 +238,6 @@ class StreamSender:
         """Held messages that are not in the store nor on the way there: the newest ones, in order."""
         self.releases = 0
         """Number of acknowledgements that have released messages."""
-        self.messages_unreadable = 0
-        """Number of messages that were dropped because the store has lost them."""
         self.held_samples = 0
         # A separate counter, because other threads read it while a message moves from one queue to another.
         self.held_messages = 0
@@ -250,7 +248,8 @@ class StreamSender:
         self.samples_dropped = 0
         self.messages_dropped = 0
         self.refusals: deque[tuple[int, str]] = deque(maxlen=100)
-        self._next_number = 0
+        self.next_number = 0
+        """Number of the next message."""
         self._sent: deque[HeldMessage] = deque()
         self._queue: deque[HeldMessage] = deque()
         self.unsent_bytes = 0
@@ -273,11 +272,6 @@ class StreamSender:
 
     # --- the application's side ---
 
-    @property
-    def next_number(self) -> int:
-        """Number of the next message."""
-        return self._next_number
-
     def offer(self, body: Body, samples: int) -> bool:
         """Offer one message, as buffers in order. False: it does not fit, and no message may be dropped for it.
 
@@ -293,13 +287,13 @@ class StreamSender:
             if alone or not self._drop_oldest_in_memory():
                 self._drop_new(samples)
                 return True
-        floor = self._next_number if self._next_floor is None else self._next_floor
+        floor = self.next_number if self._next_floor is None else self._next_floor
         self._next_floor = None
         size = message_bytes(SAMPLES_HEAD, body_bytes + self._seal_bytes)
         message = HeldMessage(
-            self._next_number, floor, self.samples_offered, samples, body, body_bytes, size, body_bytes
+            self.next_number, floor, self.samples_offered, samples, body, body_bytes, size, body_bytes
         )
-        self._next_number += 1
+        self.next_number += 1
         self.samples_offered += samples
         self.held_bytes += body_bytes
         self.held_samples += samples
@@ -315,8 +309,8 @@ class StreamSender:
     def _drop_new(self, samples: int) -> None:
         """Number a message and drop it immediately, so that the trainer sees the gap."""
         if self._next_floor is None:
-            self._next_floor = self._next_number
-        self._next_number += 1
+            self._next_floor = self.next_number
+        self.next_number += 1
         self.samples_offered += samples
         self.samples_dropped += samples
         self.messages_dropped += 1
@@ -398,7 +392,7 @@ class StreamSender:
             self._newest = number
             self._queue.append(message)
         # That process may have sent more than it had written, so the trainer may name any later number.
-        self._next_number = MAX_NUMBER
+        self.next_number = MAX_NUMBER
 
     def take_unwritten(self, limit_bytes: int) -> list[HeldMessage]:
         """Return the oldest messages that are not in the store, of about so many bytes, to be passed to `written`.
@@ -451,7 +445,6 @@ class StreamSender:
         try:
             return self._store.load(message.place)
         except StorageError:
-            self.messages_unreadable += 1
             return None
 
     @property
@@ -480,9 +473,9 @@ class StreamSender:
         Raises:
             RemoteProtocolError: the Server claims a message that was never made.
         """
-        if next_number > self._next_number:
+        if next_number > self.next_number:
             raise RemoteProtocolError(
-                f"message {next_number - 1} was stored; this stream has made {self._next_number} messages"
+                f"message {next_number - 1} was stored; this stream has made {self.next_number} messages"
             )
         self._stored = max(self._stored, next_number)
 
@@ -492,9 +485,9 @@ class StreamSender:
         Raises:
             RemoteProtocolError: the trainer requests a message that was never made.
         """
-        if next_number > self._next_number:
+        if next_number > self.next_number:
             raise RemoteProtocolError(
-                f"the trainer asks for message {next_number} of a stream that has made {self._next_number}"
+                f"the trainer asks for message {next_number} of a stream that has made {self.next_number}"
             )
         self._stop_sending()
         self._stored = min(self._stored, next_number)  # the Server no longer stores a message that is requested
@@ -539,9 +532,9 @@ class StreamSender:
         if self._sealer is not None and not self._sealer.check_ack(self.stream, ack.next, ack.refused, ack.tag):
             return
         # After the proof, so that a forged acknowledgement is counted as forged and cannot end the link.
-        if ack.next > self._next_number:
+        if ack.next > self.next_number:
             raise RemoteProtocolError(
-                f"message {ack.next - 1} was acknowledged; this stream has made {self._next_number} messages"
+                f"message {ack.next - 1} was acknowledged; this stream has made {self.next_number} messages"
             )
         refused = dict(ack.refused)
         held = self.held_messages

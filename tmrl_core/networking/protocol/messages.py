@@ -52,6 +52,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import reduce
+from operator import or_
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -286,11 +288,11 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 # Frozen, because last values are shared between links, and between the I/O thread and the application's.
-class _Control(msgspec.Struct, frozen=True, array_like=True, tag_field="type", forbid_unknown_fields=False):
-    pass
+class Control(msgspec.Struct, frozen=True, array_like=True, tag_field="type", forbid_unknown_fields=False):
+    """Base of the control messages. Each subclass is one, and can be decoded."""
 
 
-class Hello(_Control, frozen=True, tag="hello"):
+class Hello(Control, frozen=True, tag="hello"):
     """First message of a client. Each version of the protocol can read its `versions`: see `versions_of`.
 
     Args:
@@ -322,7 +324,7 @@ class Hello(_Control, frozen=True, tag="hello"):
         return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # leave out the token
 
 
-class Probe(_Control, frozen=True, tag="probe"):
+class Probe(Control, frozen=True, tag="probe"):
     """First message of a client that only checks whether a `Hello` of that role would be admitted.
 
     It is authenticated like that `Hello` and occupies no place. It is a separate message and not a flag of `Hello`,
@@ -341,7 +343,7 @@ class Probe(_Control, frozen=True, tag="probe"):
         return f"Probe(role={self.role!r}, run={self.run!r})"  # leave out the token
 
 
-class Diagnosis(_Control, frozen=True, tag="diagnosis"):
+class Diagnosis(Control, frozen=True, tag="diagnosis"):
     """The Server's answer to a `Probe` of a client that it would admit.
 
     Args:
@@ -365,7 +367,7 @@ class Diagnosis(_Control, frozen=True, tag="diagnosis"):
     card: Annotated[bytes, msgspec.Meta(max_length=MAX_CARD_BYTES)] = b""
 
 
-class Echo(_Control, frozen=True, tag="echo"):
+class Echo(Control, frozen=True, tag="echo"):
     """Client -> Server: request for `size` bytes of filler. Server -> client: the answer with the same number."""
 
     number: Number
@@ -373,7 +375,7 @@ class Echo(_Control, frozen=True, tag="echo"):
     filler: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)] = b""
 
 
-class Welcome(_Control, frozen=True, tag="welcome"):
+class Welcome(Control, frozen=True, tag="welcome"):
     """The Server's answer to a `Hello` that it accepts.
 
     Args:
@@ -400,14 +402,14 @@ class Welcome(_Control, frozen=True, tag="welcome"):
     anew: bool = False
 
 
-class Refused(_Control, frozen=True, tag="refused"):
+class Refused(Control, frozen=True, tag="refused"):
     """The Server's last message on a link: its reason to close it."""
 
     code: str
     reason: str
 
 
-class OpenStream(_Control, frozen=True, tag="open"):
+class OpenStream(Control, frozen=True, tag="open"):
     """Worker -> relay: this link now carries a stream, under a channel number chosen by the worker."""
 
     channel: Channel
@@ -418,13 +420,13 @@ class OpenStream(_Control, frozen=True, tag="open"):
     """True: the stream of an earlier process, whose messages come from the worker's spool."""
 
 
-class CloseStream(_Control, frozen=True, tag="close"):
+class CloseStream(Control, frozen=True, tag="close"):
     """Worker -> relay: the stream has ended in order; the worker holds no more messages of it."""
 
     channel: Channel
 
 
-class StreamOpened(_Control, frozen=True, tag="joined"):
+class StreamOpened(Control, frozen=True, tag="joined"):
     """Relay -> trainer: a stream, under a channel number never used before on this link."""
 
     channel: Channel
@@ -435,7 +437,7 @@ class StreamOpened(_Control, frozen=True, tag="joined"):
     """False: its process has ended; the messages come from a spool, the Server's or a worker's."""
 
 
-class StreamClosed(_Control, frozen=True, tag="left"):
+class StreamClosed(Control, frozen=True, tag="left"):
     """Relay -> trainer: this channel is closed."""
 
     channel: Channel
@@ -443,7 +445,7 @@ class StreamClosed(_Control, frozen=True, tag="left"):
     """True: the stream has ended in order. False: its link was lost; it may return under another channel."""
 
 
-class Resume(_Control, frozen=True, tag="resume"):
+class Resume(Control, frozen=True, tag="resume"):
     """Trainer -> relay -> worker: send from message `next` on.
 
     The relay assigns `epoch`; `credit` is the stream's initial credit in that epoch, in bytes.
@@ -455,7 +457,7 @@ class Resume(_Control, frozen=True, tag="resume"):
     credit: Number = 0
 
 
-class Halt(_Control, frozen=True, tag="halt"):
+class Halt(Control, frozen=True, tag="halt"):
     """Relay -> worker: no trainer takes this stream; keep all messages until the next `Resume`.
 
     `reason` is set if the user should see it (the trainer serves another run). Trainer -> relay -> worker: this trainer
@@ -470,7 +472,7 @@ Refusal: TypeAlias = tuple[Number, Annotated[str, msgspec.Meta(max_length=MAX_RE
 """Number of a message of samples that the trainer refused, and the reason."""
 
 
-class Ack(_Control, frozen=True, tag="ack"):
+class Ack(Control, frozen=True, tag="ack"):
     """Trainer -> relay -> worker: every message below `next` is committed or refused.
 
     Args:
@@ -484,7 +486,7 @@ class Ack(_Control, frozen=True, tag="ack"):
     tag: Annotated[bytes, msgspec.Meta(max_length=MAX_TAG_BYTES)] = b""
 
 
-class HandOver(_Control, frozen=True, tag="hand_over"):
+class HandOver(Control, frozen=True, tag="hand_over"):
     """Worker -> relay: the worker ends without a trainer; store its messages.
 
     The relay answers as a trainer does, with a `Resume` from the first missing number, and with `Stored`.
@@ -493,7 +495,7 @@ class HandOver(_Control, frozen=True, tag="hand_over"):
     channel: Channel
 
 
-class Stored(_Control, frozen=True, tag="stored"):
+class Stored(Control, frozen=True, tag="stored"):
     """Relay -> worker: the Server stores every message below `next` until a trainer has acknowledged it.
 
     Args:
@@ -505,7 +507,7 @@ class Stored(_Control, frozen=True, tag="stored"):
     refusal: Label = ""
 
 
-class Want(_Control, frozen=True, tag="want"):
+class Want(Control, frozen=True, tag="want"):
     """Worker -> relay: complete messages are ready up to byte `total`, counted from the epoch's start."""
 
     channel: Channel
@@ -513,7 +515,7 @@ class Want(_Control, frozen=True, tag="want"):
     total: Number
 
 
-class Unused(_Control, frozen=True, tag="unused"):
+class Unused(Control, frozen=True, tag="unused"):
     """Worker -> relay: `size` bytes of the requested credit will not be used; they count as sent."""
 
     channel: Channel
@@ -521,7 +523,7 @@ class Unused(_Control, frozen=True, tag="unused"):
     size: Number
 
 
-class Credit(_Control, frozen=True, tag="credit"):
+class Credit(Control, frozen=True, tag="credit"):
     """Receiver -> sender: bytes up to `limit` may be sent, counted from the epoch's (channel 0: the link's) start."""
 
     channel: Channel
@@ -529,14 +531,14 @@ class Credit(_Control, frozen=True, tag="credit"):
     limit: Number
 
 
-class Have(_Control, frozen=True, tag="have"):
+class Have(Control, frozen=True, tag="have"):
     """Receiver -> sender: this policy version has arrived completely; the next may follow."""
 
     incarnation: Number
     counter: Number
 
 
-class Announce(_Control, frozen=True, tag="announce"):
+class Announce(Control, frozen=True, tag="announce"):
     """Trainer -> relay -> all workers of its run: the run card, and the incarnation that it proves.
 
     A last value, which the relay keeps for the run, also after the trainer has left. A trainer that announces its
@@ -547,7 +549,7 @@ class Announce(_Control, frozen=True, tag="announce"):
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_CARD_BYTES)]
 
 
-class Forged(_Control, frozen=True, tag="forged"):
+class Forged(Control, frozen=True, tag="forged"):
     """Worker or trainer -> relay: numbers of messages from the other end that it has ignored, for the status.
 
     A last value.
@@ -561,7 +563,7 @@ class Forged(_Control, frozen=True, tag="forged"):
     outdated: Number = 0
 
 
-class Lateness(_Control, frozen=True, tag="lateness"):
+class Lateness(Control, frozen=True, tag="lateness"):
     """Worker -> relay -> trainer: lateness of this worker's steps, for metrics and the status.
 
     A last value.
@@ -578,7 +580,7 @@ class Lateness(_Control, frozen=True, tag="lateness"):
     p999_us: Number
 
 
-class Revoked(_Control, frozen=True, tag="revoked"):
+class Revoked(Control, frozen=True, tag="revoked"):
     """Relay -> worker or trainer: the list of revoked certificates with the CA's signature, as PEM.
 
     A last value.
@@ -587,7 +589,7 @@ class Revoked(_Control, frozen=True, tag="revoked"):
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
 
 
-class Place(_Control, frozen=True, tag="place"):
+class Place(Control, frozen=True, tag="place"):
     """Relay -> worker: number among the linked workers of its run that have chosen the same label, if it is above 1.
 
     Worker -> relay: the number that it has kept since an earlier link.
@@ -596,7 +598,7 @@ class Place(_Control, frozen=True, tag="place"):
     number: Annotated[int, msgspec.Meta(gt=1, le=2**31)]
 
 
-class Incarnation(_Control, frozen=True, tag="incarnation"):
+class Incarnation(Control, frozen=True, tag="incarnation"):
     """Relay -> trainer: the trainer's new incarnation, assigned because a peer reported a higher one.
 
     A trainer that announces its incarnation answers with an `Announce`, of a higher one if it accepts the suggestion.
@@ -605,7 +607,7 @@ class Incarnation(_Control, frozen=True, tag="incarnation"):
     incarnation: Number
 
 
-class Waits(_Control, frozen=True, tag="waits"):
+class Waits(Control, frozen=True, tag="waits"):
     """Worker -> relay -> trainer: reason for which this worker waits; empty: it collects."""
 
     channel: Channel
@@ -640,7 +642,7 @@ def turn_text(version: Version) -> str:
     return f"{TURN}{version[0]}.{version[1]}: "
 
 
-class Direct(_Control, frozen=True, tag="direct"):
+class Direct(Control, frozen=True, tag="direct"):
     """Trainer -> relay -> worker: an encoded `Directive` for one stream, or for all (`ALL_CHANNELS`).
 
     Args:
@@ -654,13 +656,13 @@ class Direct(_Control, frozen=True, tag="direct"):
     lasting: bool = False
 
 
-class Report(_Control, frozen=True, tag="report"):
+class Report(Control, frozen=True, tag="report"):
     """Trainer -> relay -> all workers of its run: the trainer's encoded `Progress`."""
 
     body: bytes
 
 
-class Notice(_Control, frozen=True, tag="notice"):
+class Notice(Control, frozen=True, tag="notice"):
     """Relay -> trainer: numbers of linked workers, of queued bytes of samples, and of workers of other runs."""
 
     workers: Number
@@ -668,13 +670,13 @@ class Notice(_Control, frozen=True, tag="notice"):
     other_run_workers: Number
 
 
-class StatusRequest(_Control, frozen=True, tag="look"):
+class StatusRequest(Control, frozen=True, tag="look"):
     """Observer -> relay: request for page `page` of the status; page 0 takes a new snapshot."""
 
     page: Number
 
 
-class StatusPage(_Control, frozen=True, tag="seen"):
+class StatusPage(Control, frozen=True, tag="seen"):
     """Relay -> observer: one of the `pages` pages of an encoded `ServerStatus`."""
 
     page: Number
@@ -682,44 +684,9 @@ class StatusPage(_Control, frozen=True, tag="seen"):
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
 
 
-class Bye(_Control, frozen=True, tag="bye"):
+class Bye(Control, frozen=True, tag="bye"):
     """Either side: the link is closed in order."""
 
-
-Control: TypeAlias = (
-    Hello
-    | Probe
-    | Diagnosis
-    | Echo
-    | Welcome
-    | Refused
-    | OpenStream
-    | CloseStream
-    | StreamOpened
-    | StreamClosed
-    | Resume
-    | Halt
-    | Ack
-    | HandOver
-    | Stored
-    | Unused
-    | Want
-    | Credit
-    | Have
-    | Waits
-    | Announce
-    | Revoked
-    | Forged
-    | Lateness
-    | Place
-    | Incarnation
-    | Direct
-    | Report
-    | Notice
-    | StatusRequest
-    | StatusPage
-    | Bye
-)
 
 LEGAL: dict[str, dict[str, frozenset[type]]] = {
     "server": {
@@ -752,7 +719,7 @@ ALL_CHANNELS = 0xFFFF_FFFF
 """Channel of a `Direct` for all streams of the run, later ones included."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(reduce(or_, Control.__subclasses__()))
 
 
 encode_control = _encoder.encode

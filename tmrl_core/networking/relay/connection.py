@@ -39,14 +39,7 @@ from typing import Protocol
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.connection import Connection
 from tmrl_core.networking.protocol.framing import FIRST, MAX_PAYLOAD_BYTES, Frame
-from tmrl_core.networking.protocol.messages import (
-    LEGAL,
-    Ack,
-    Control,
-    Incarnation,
-    Revoked,
-    Version,
-)
+from tmrl_core.networking.protocol.messages import LEGAL, Ack, Control, Incarnation, Revoked, Version
 from tmrl_core.networking.relay.latest_policy import Policy
 from tmrl_core.networking.relay.message_queue import SMALL_BYTES
 from tmrl_core.networking.relay.probes import PROBE_S, Echoes

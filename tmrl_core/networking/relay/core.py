@@ -132,7 +132,7 @@ from tmrl_core.networking.relay.spooling import SpoolHandoff
 from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
 from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE, StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream
-from tmrl_core.networking.spools.spool import Spool
+from tmrl_core.networking.spools.spool import MemorySpool, Spool
 
 _MAX_STREAMS_PER_LINK = 1_024
 _MAX_UNREAD_BYTES = 16 << 20
@@ -214,7 +214,7 @@ class Relay:
         self._peer_ids = IdRegistry()
         self._stream_budget = StreamBudget()
         self._raises: Counter[str] = Counter()
-        self.spool_handoff = SpoolHandoff(self, spool, say)
+        self.spool_handoff = SpoolHandoff(self, MemorySpool(0) if spool is None else spool, say)
         self.flow = Flow(self)
         self.processor_time = ProcessorTime()
         self.sent_weights = SentWeights()
@@ -492,7 +492,7 @@ class Relay:
                 settings.max_message_bytes,
                 settings.max_policy_bytes,
                 settings.heartbeat_s,
-                self.spool_handoff.spool_bytes,
+                self.spool_handoff.spool.limit_bytes,
                 connection.anew,
             )
         )
@@ -698,7 +698,7 @@ class Relay:
 
     def _owners_of(self, stream: bytes) -> set[str]:
         """Return the principals whose stream this is, live or spooled, as far as they are known."""
-        live, kept = self.streams.get(stream), self.spool_handoff.stored(stream)
+        live, kept = self.streams.get(stream), self.spool_handoff.spool.streams.get(stream)
         owners = {live.share.principal} if live is not None else set()
         if kept is not None:
             owners.add(kept.info.principal)
@@ -835,8 +835,7 @@ class Relay:
         if stream is None:
             return
         # The spool first: `forget_if_done` asks what it still has.
-        if self.spool_handoff.spool is not None:
-            self.spool_handoff.acknowledged(stream, message)
+        self.spool_handoff.acknowledged(stream, message)
         if stream.worker is not None:
             stream.worker.acknowledge(Ack(stream.channel, message.next, message.refused, message.tag))
         else:

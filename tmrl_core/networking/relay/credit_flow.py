@@ -114,7 +114,7 @@ class Flow:
         """Heap of the principals that want credit: (turn and reserved bytes, order among equals, share)."""
         self._standing_bytes = 0
         """Standing credit of all streams."""
-        self._waiting = False
+        self.waiting = False
         """True: a principal was refused credit at the last check."""
         self._short_bytes = 0
         """Bytes that the first waiting stream was short of at the last check. Until that many are released, no check is
@@ -321,11 +321,6 @@ class Flow:
         """Return the bytes that a stream was granted beyond its standing credit and has not used."""
         return max(0, stream.limit - stream.received - stream.standing)
 
-    @property
-    def waiting(self) -> bool:
-        """True: a principal waits for credit."""
-        return self._waiting
-
     def _ask(self, stream: RelayStream) -> None:
         """Take a place in the order in which credit is granted."""
         share = stream.share
@@ -397,7 +392,7 @@ class Flow:
                 self._send_credit(stream)
         for entry in passed_over:
             heappush(asking, entry)
-        self._waiting = bool(asking)
+        self.waiting = bool(asking)
 
     def _exceeds_share(self, share: Share, need: int, free: int) -> bool:
         """Return True if a principal that gets `need` of the `free` bytes would leave others too little."""
@@ -498,7 +493,7 @@ class Flow:
                 heappop(share.queued)
                 stream.in_turn = False
                 continue
-            size = stream.queue.first_bytes if spooled is None else spooled
+            size = stream.queue.first_bytes if spooled is None else spooled.size
             # The whole message or nothing, as for workers: the trainer's memory must never hold parts that wait for
             # credit. The first in turn waits, whatever its size, or a large message would be overtaken for ever.
             if self._trainer_sent + size > self._trainer_limit:
@@ -506,7 +501,7 @@ class Flow:
             if spooled is None:
                 frames = stream.queue.popleft()
             else:
-                replayed = self._relay.spool_handoff.frames(stream)
+                replayed = self._relay.spool_handoff.frames(stream, spooled)
                 if replayed is None:
                     self._relay.forget_if_done(stream)
                     continue

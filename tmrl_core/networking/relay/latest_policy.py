@@ -5,15 +5,24 @@ Sans-I/O.
 
 # Theory of operation
 #
-# A policy is a last value: one version is in transit to each worker, and the next one is sent after `Have(version)`, as
-# the latest of that time. The frames of a version are forwarded as they arrive, since storing them first would cost the
-# time of one more transfer; a worker with half a version whose source fails begins another. The last complete version
-# is kept as the same frames, shared by all workers: one that connects or has none gets it first, so that nobody waits
-# for a trainer's slow link while a version is available.
+# Weights are a last value: only the newest version matters, and a late joiner needs it at once. The relay stores two
+# versions at most, once for all workers, as the frames in which they came:
 #
-# A started transfer is completed, unless its rest cannot arrive (the trainer's link failed, another incarnation began),
-# or the links of its principal hold too many old versions: then those that began last start again with the latest one,
-# so that the oldest transfer always ends.
+#     latest     complete; sent to whoever has an older one
+#     arriving   the next one, of which frames are forwarded as they come
+#
+# Forwarding before a version is complete saves the time of one more transfer. A worker that connects, or has no
+# version, first receives the complete one, so no worker waits for a trainer's slow link while a version is available. A
+# link that sends a version keeps its frames alive after a newer one has come (`Policy` objects are shared), and a
+# started transfer is completed, so that a slow link receives a version however often new ones come.
+# `Relay.limit_old_policies` bounds that memory.
+#
+# A version is abandoned if its rest cannot arrive: the trainer's link failed, or another incarnation began. Workers
+# with a part of it begin another version, from its beginning: the complete one, or the next.
+#
+# Example: the trainer sends 5.3 while 5.2 is stored. Worker A has 5.2 and gets the frames of 5.3 as they come. Worker B
+# has nothing, gets 5.2, confirms it, and then what has come of 5.3. The trainer's link breaks: 5.3 is abandoned, A
+# keeps 5.2.
 
 from __future__ import annotations
 

@@ -12,21 +12,26 @@ and each principal has a share of it, `TRAINER_SHARE`.
 
 # Theory of operation
 #
-# The transport measures the time of each read, with decryption, and the relay charges it to the principal, in
-# proportion to the frames that are not samples. The consequences of a message come later, in the turns of other links,
-# so a read is charged one and a half times (`EFFECTS`: system calls, answers, grants of credit). A stream costs the
-# trainer 250 us, which checks its proof in the thread that takes the samples of all workers; a flood of streams stopped
-# that thread for seconds. Hence the second share, in the trainer's time: a twentieth of a core, after a burst of a
-# thousand streams.
+# Memory is bounded by credit, budgets and places; this file bounds time, the other thing that one member can take from
+# all. It keeps an account for each principal and says how long its links should not be read. It measures nothing
+# itself.
+#
+# Not reading is the only means: TCP then stops the sender, and nothing is lost or refused. The account is filled at a
+# tenth of a core, with a burst of one second, so that a fleet that connects again after a restart is not slowed down.
+# Example: 2,000 streams at 250 us each cost 0.5 s of the trainer's time. The burst covers 0.25 s; the rest is earned in
+# 5 s, at a twentieth of a core, in which the links of the principal are not read.
+#
+# Pauses begin after 10 ms of use at a stretch and last at least 20 ms. Shorter turns stop the flow of samples, and
+# cores idle until it has started again. They last 4 s at most, since a link that is not read for longer looks dead to
+# its peer.
 #
 # Handshakes, and the first stream of a link, count for certificates only, because the machines of a fleet with one
 # token connect again together. A principal beyond its burst is not read for a while, on all of its links, and its
-# connections count against the rate of its address. Pauses begin after 10 ms and last at least 20 ms: longer turns of
-# such a principal stop the flow of samples, and both cores idle until it has started again.
+# connections count against the rate of its address.
 #
-# Rejected: measuring the output too (most answers are acknowledgements of honest samples); a limit for samples (one
-# busy worker may use a whole core, and the trainer's credit bounds it); only a fair share among busy principals (a
-# flood would still take all of the idle time).
+# Output is not measured, because most answers are acknowledgements of honest samples; what answers cost is in
+# `EFFECTS`. Rejected: a limit for samples too (one busy worker may use a whole core, and the trainer's credit bounds
+# it), and only a fair share among busy principals (a flood would still take all of the idle time).
 
 from __future__ import annotations
 

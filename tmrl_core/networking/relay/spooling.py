@@ -45,7 +45,7 @@ from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import HEADER_BYTES, Kind, cut
 from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Ack, Resume, Stored
 from tmrl_core.networking.relay.streams import RelayStream
-from tmrl_core.networking.spools.spool import Spool, SpooledStream, StreamInfo
+from tmrl_core.networking.spools.spool import Spool, SpooledMessage, SpooledStream, StreamInfo
 from tmrl_core.rate_limited_log import RateLimitedLog
 
 if TYPE_CHECKING:
@@ -63,31 +63,21 @@ class SpoolHandoff:
 
     Args:
         relay: owner of the streams.
-        spool: None: nothing is stored, and no worker is offered a handoff.
+        spool: one with a limit of 0 stores nothing, and no worker is offered a handoff.
         say: writes a line to the log.
     """
 
-    def __init__(self, relay: Relay, spool: Spool | None, say: Callable[[str], None]) -> None:
+    def __init__(self, relay: Relay, spool: Spool, say: Callable[[str], None]) -> None:
         self.relay = relay
         self.spool = spool
         self._line = RateLimitedLog(say, "that were about the spool too")
         self._released_samples: dict[bytes, int] = {}
-        if spool is not None:
-            spool.on_stored = self._stored
-            spool.on_failed = self._failed
+        spool.on_stored = self._stored
+        spool.on_failed = self._failed
 
     def say(self, line: str) -> None:
         """Write a line to the Server's log, rate-limited so that workers cannot fill a disk with it."""
         self._line(line, self.relay.wall_clock())
-
-    @property
-    def spool_bytes(self) -> int:
-        """Size limit of the spool, as sent to workers; 0: there is no spool."""
-        return self.spool.limit_bytes if self.spool is not None else 0
-
-    def stored(self, stream: bytes) -> SpooledStream | None:
-        """Return the spooled messages of the stream with that id, or None."""
-        return self.spool.streams.get(stream) if self.spool is not None else None
 
     def kept(self, stream: RelayStream) -> SpooledStream | None:
         """Return the spooled messages of a stream, or None.
@@ -95,7 +85,7 @@ class SpoolHandoff:
         Raises:
             RemoteProtocolError: the spool has this stream under another run.
         """
-        kept = self.stored(stream.id)
+        kept = self.spool.streams.get(stream.id)
         if kept is not None and kept.info.run != stream.run:
             raise RemoteProtocolError(f"this stream is of run {kept.info.run!r}, not {stream.run!r}")
         return kept
@@ -105,7 +95,7 @@ class SpoolHandoff:
     def begin(self, connection: RelayConnection, channel: int) -> None:
         """Handle a worker's request to hand a stream over."""
         stream = connection.stream(channel)
-        if self.spool is None:
+        if not self.spool.limit_bytes:
             raise RemoteProtocolError("it hands samples over; this Server has no spool")
         if connection.unread_bytes > _MAX_UNREAD_BYTES:
             raise RemoteProtocolError("it hands samples over and reads no answers")
@@ -121,7 +111,6 @@ class SpoolHandoff:
 
     def take(self, stream: RelayStream, frames: list[bytearray], size: int) -> None:
         """Store a complete message of a stream that is handed over."""
-        assert self.spool is not None
         number, floor, position, samples, _ = SAMPLES_HEAD.unpack_from(frames[0], HEADER_BYTES)
         kept = self.kept(stream)
         expected = kept.next_number if kept is not None else 0
@@ -144,7 +133,7 @@ class SpoolHandoff:
         """Return True if so much of a principal waits to be stored that no more should be read."""
         # Credit counts bytes on the link, which are few of those that tiny messages take in memory.
         most = self.relay.settings.budget_bytes // 4
-        return self.spool is not None and self.spool.unwritten_bytes(principal) > most
+        return self.spool.unwritten_bytes(principal) > most
 
     def _refuse(self, stream: RelayStream, reason: str) -> None:
         """Refuse further messages of a stream and notify its worker, which may try again after its next halt."""
@@ -158,7 +147,6 @@ class SpoolHandoff:
             stream.worker.send(Stored(stream.channel, kept.stored if kept is not None else 0, reason[:1000]))
 
     def _stored(self, stream_id: bytes) -> None:
-        assert self.spool is not None
         stream = self.relay.streams.get(stream_id)
         if stream is None:
             return
@@ -181,7 +169,7 @@ class SpoolHandoff:
     def ended(self, stream: RelayStream) -> None:
         """Record that the worker of a stream has ended in order."""
         kept = self.kept(stream)
-        if kept is not None and self.spool is not None:
+        if kept is not None:
             self.spool.end(stream.id)
             self.say(
                 f"worker {stream.name} has handed over {kept.samples:,} samples of run {stream.run!r}: they are kept "
@@ -192,8 +180,6 @@ class SpoolHandoff:
 
     def introduce(self, run: str) -> None:
         """Announce the spooled streams of `run` that have no connected worker to its trainer."""
-        if self.spool is None:
-            return
         for kept in self.spool.of_run(run):
             stream = self.relay.streams.get(kept.info.stream)
             if stream is None:
@@ -214,21 +200,16 @@ class SpoolHandoff:
         stream.replay = next_number
         return kept.next_number
 
-    def upcoming(self, stream: RelayStream) -> int | None:
-        """Return the size on the link of the next message of a replayed stream; None: there is none any more."""
-        assert stream.replay is not None
-        message = self.spool.peek(stream.id, stream.replay) if self.spool is not None else None
-        if message is None:
-            stream.replay = None
-            return None
-        return message.size
-
-    def frames(self, stream: RelayStream) -> list[bytearray] | None:
-        """Return the next message to replay as frames for the trainer; None: it could not be read."""
-        assert self.spool is not None
+    def upcoming(self, stream: RelayStream) -> SpooledMessage | None:
+        """Return the next message of a replayed stream; None: there is none any more."""
         assert stream.replay is not None
         message = self.spool.peek(stream.id, stream.replay)
-        assert message is not None
+        if message is None:
+            stream.replay = None
+        return message
+
+    def frames(self, stream: RelayStream, message: SpooledMessage) -> list[bytearray] | None:
+        """Return the upcoming message as frames for the trainer; None: it could not be read."""
         try:
             head, body = self.spool.read(stream.id, message)
         except OSError as exc:
@@ -245,7 +226,6 @@ class SpoolHandoff:
 
     def acknowledged(self, stream: RelayStream, ack: Ack) -> None:
         """Handle a trainer's acknowledgement of a stream."""
-        assert self.spool is not None
         kept = self.spool.streams.get(stream.id)
         if kept is None:
             self._released_samples.pop(stream.id, None)

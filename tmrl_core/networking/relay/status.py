@@ -6,9 +6,14 @@ observers together, and rates are differences of two snapshots.
 
 # Theory of operation
 #
-# `--status` connects as a third kind of peer, an observer. It may send only `StatusRequest(page)`, occupies no worker's
-# place, and is not announced. The answer is a snapshot, in pages of one frame each; what goes beyond 4 MiB is left out
-# and counted. Payloads are never read.
+# Observers see everything that the relay counts for itself, and cost it nothing while there are none: no rates are
+# measured, since rates are differences of two snapshots. A snapshot is taken when one is requested, at most five times
+# a second for all observers together, and sent in pages of one control frame, each when it is asked for, so that a slow
+# observer holds one page.
+#
+# A fleet may have more streams than 4 MB describe. Peers, streams and spooled streams have shares of that, and
+# principals take turns within each, so that a worker with a thousand streams displaces neither peers nor the streams of
+# others. What is left out is counted.
 #
 # The trainer's credentials may ask, and so may credentials on the Server's machine: the token of an observer is derived
 # from the Server's private key, whose holder can read everything anyway, so no file is added. Workers may not ask: they
@@ -75,12 +80,13 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
     connections = [*([relay.trainer] if relay.trainer is not None else []), *relay.workers.values(), *relay.observers]
     # Each list has a share, so that a worker with a thousand streams cannot displace peers. Other fields use the rest.
     eighth = limit_bytes // 8 - 1_024
-    kept = relay.spool_handoff.spool.streams if relay.spool_handoff.spool is not None else {}
     peers, peers_left_out = _that_fit(connections, lambda one: one.principal, lambda one: _peer(one, now), 3 * eighth)
     streams, streams_left_out = _that_fit(
         relay.streams.values(), lambda stream: stream.share.principal, _stream, 4 * eighth
     )
-    spooled, spooled_left_out = _that_fit(kept.values(), lambda kept: kept.info.principal, _spooled, eighth)
+    spooled, spooled_left_out = _that_fit(
+        relay.spool_handoff.spool.streams.values(), lambda kept: kept.info.principal, _spooled, eighth
+    )
     policy, facts = relay.policies.latest, relay.process()
     return ServerStatus(
         clock_s=now,
@@ -152,7 +158,7 @@ def _budgets(relay: Relay) -> dict[str, BudgetStatus]:
     if old:
         budgets["old policies"] = BudgetStatus(used_bytes=sum(old.values()))
     spool = relay.spool_handoff.spool
-    if spool is not None:
+    if spool.limit_bytes:
         budgets["spool"] = BudgetStatus(used_bytes=spool.used_bytes, limit_bytes=spool.limit_bytes)
     return budgets
 

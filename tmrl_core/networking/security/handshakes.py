@@ -134,21 +134,18 @@ def reason_of(exc: Exception) -> str:
 
 def _explain_alert(exc: ssl.SSLError, host: str, name: str, side: Side) -> str:
     reason = reason_of(exc)
+    mine, fix = _own(side, name)
     if "CERTIFICATE_EXPIRED" in reason:
-        mine, fix = _own(side, name)
         return f"{host} says that {mine} has expired. {fix}"
     if "UNKNOWN_CA" in reason:
-        mine, fix = _own(side, name)
         return f"{host} does not know the CA of {mine}. {fix}"
     if "CERTIFICATE_REQUIRED" in reason or "PEER_DID_NOT_RETURN_A_CERTIFICATE" in reason:
         if side == "server":
             return f"the peer showed no certificate. Give it a bundle: `{BUNDLE} ROLE --name NAME`."
-        return f"the Server at {host} asks for a client certificate, and there is none here. {_own(side, name)[1]}"
+        return f"the Server at {host} asks for a client certificate, and there is none here. {fix}"
     if "CERTIFICATE_REVOKED" in reason:
-        mine, fix = _own(side, name)
         return f"{host} says that {mine} was revoked. {fix}"
     if "ALERT" in reason and ("CERTIFICATE" in reason or "ACCESS_DENIED" in reason):
-        mine, fix = _own(side, name)
         also = " (it may not be for the name that was dialled)"
         if side == "client":
             also = " (it may not be valid yet by the clock there)"

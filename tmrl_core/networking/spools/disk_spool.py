@@ -38,7 +38,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import os
 import stat
@@ -50,7 +49,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.protocol.messages import MAX_NUMBER, MAX_SIGNATURE_BYTES
@@ -202,16 +203,12 @@ class DiskSpool(Spool):
         self._removals[kept.info.stream] = self._do(kept, lambda: self._delete(kept.info.stream))
 
     def _load(self, kept: SpooledStream, message: SpooledMessage) -> Sequence[bytes | memoryview]:
-        with open(self._path(kept.info.stream), "rb", buffering=0, opener=open_now) as file:
+        with open(self._path(kept.info.stream), "rb", opener=open_now) as file:
             file.seek(message.place)
-            body = bytearray(message.length)
-            filled = 0
-            while filled < len(body):
-                n = file.readinto(memoryview(body)[filled:])
-                if not n:
-                    raise OSError(f"{file.name} ends before byte {message.place + len(body)}")
-                filled += n
-        return [memoryview(body)]
+            body = file.read(message.length)
+            if len(body) < message.length:
+                raise OSError(f"{file.name} ends before byte {message.place + message.length}")
+        return [body]
 
     def _written(self, kept: SpooledStream, message: SpooledMessage, place: int | None, reason: str) -> None:
         # A callback after `close` would reach a relay that has ended.
@@ -274,7 +271,12 @@ class DiskSpool(Spool):
             path = self._path(info.stream)
             if length is None:
                 file = SegmentFile.create(
-                    path, FORMAT, _description(info), sync=self._sync, calls=self._calls, mode=0o600
+                    path,
+                    FORMAT,
+                    msgspec.to_builtins(_Header(info.stream.hex(), *info[1:])),
+                    sync=self._sync,
+                    calls=self._calls,
+                    mode=0o600,
                 )
             else:
                 file = SegmentFile.open(path, sync=self._sync, calls=self._calls, good_bytes=length)
@@ -354,32 +356,27 @@ def _notes(reader: SegmentReader) -> Iterator[tuple[bytes, int, int]]:
             yield record.note, len(record.payload), record.payload_offset
 
 
-def _description(info: StreamInfo) -> dict[str, str]:
-    return {
-        "stream": info.stream.hex(),
-        "run": info.run,
-        "name": info.name,
-        "signature": base64.b64encode(info.signature).decode(),
-        "principal": info.principal,
-    }
+class _Header(msgspec.Struct, frozen=True):
+    """Description of a stream in its file.
+
+    The same limits apply as when a worker opens a stream, so that the stream can be announced to a trainer.
+    """
+
+    stream: str
+    run: Annotated[str, msgspec.Meta(max_length=_MOST_CHARACTERS)]
+    name: Annotated[str, msgspec.Meta(max_length=_MOST_CHARACTERS)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNATURE_BYTES)]
+    principal: str
 
 
 def _stream_info(format_name: str, description: Any, path: Path) -> StreamInfo:
     if format_name != FORMAT:
         raise StorageError(f"{path} holds records of the kind {format_name!r}, not {FORMAT!r}")
     try:
-        info = StreamInfo(
-            bytes.fromhex(description["stream"]),
-            str(description["run"]),
-            str(description["name"]),
-            base64.b64decode(description["signature"]),
-            str(description["principal"]),
-        )
-        # The same limits apply as when a worker opens a stream, so that the stream can be announced to a trainer.
-        if len(info.stream) != 16 or path.stem != info.stream.hex():
+        header = msgspec.convert(description, _Header)
+        stream = bytes.fromhex(header.stream)
+        if len(stream) != 16 or path.stem != stream.hex():
             raise ValueError("another stream")
-        if max(len(info.run), len(info.name)) > _MOST_CHARACTERS or len(info.signature) > MAX_SIGNATURE_BYTES:
-            raise ValueError("too long")
-        return info
-    except (TypeError, KeyError, ValueError) as exc:
+    except ValueError as exc:  # also what msgspec raises
         raise StorageError(f"{path}: its header does not identify the stream of its messages") from exc
+    return StreamInfo(stream, header.run, header.name, header.signature, header.principal)

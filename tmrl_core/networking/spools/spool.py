@@ -106,11 +106,6 @@ class _Holding:
     messages: int = 0
 
 
-def _exceeds_share(held: int, need: int, free: int) -> bool:
-    """Return True if `need` is more than what is free, or if a principal that gets it would leave others too little."""
-    return held + need > _SHARE_OF_FREE * (free - need)
-
-
 class Spool(ABC):
     """Store of streams' messages, bounded in bytes. Not thread-safe: the relay's thread makes all calls.
 
@@ -160,31 +155,25 @@ class Spool(ABC):
         kept = self.streams.get(info.stream)
         stream = kept or SpooledStream(info)
         holding = self._holdings.get(stream.info.principal) or _Holding()
-        if kept is None and _exceeds_share(holding.streams, 1, MAX_SPOOLED_STREAMS - len(self.streams)):
-            return (
-                f"the Server's spool is full for workers with these credentials: they have {holding.streams} and all "
-                f"workers {len(self.streams)} of its {MAX_SPOOLED_STREAMS} places, until a trainer takes the samples"
-            )
         if kept is None and holding.signatures_bytes + len(info.signature) > MAX_SIGNATURES_BYTES:
             return (
                 f"the Server's spool stores {MAX_SIGNATURES_BYTES >> 20} MB of signatures of streams with these "
                 "credentials, until a trainer takes the samples"
             )
-        if _exceeds_share(holding.messages, 1, MAX_SPOOLED_MESSAGES - self._messages):
-            return (
-                f"the Server's spool is full for workers with these credentials: they have {holding.messages} and all "
-                f"workers {self._messages} of its {MAX_SPOOLED_MESSAGES} messages, until a trainer takes the samples"
-            )
         if number < stream.next_number:
             raise ValueError(f"message {number} comes after message {stream.next_number - 1}")
         message = SpooledMessage(number, floor, position, samples, sum(map(len, body)))
         need = message.cost + (stream.cost if kept is None else 0)
-        if _exceeds_share(holding.used_bytes, need, self.limit_bytes - self.used_bytes):
-            return (
-                f"the Server's spool is full for workers with these credentials: they use {holding.used_bytes} and all "
-                f"workers {self.used_bytes} of its {self.limit_bytes} bytes (server.spool_bytes), until a trainer "
-                "takes the samples"
-            )
+        for verb, held, more, used, most, what in (
+            ("have", holding.streams, kept is None, len(self.streams), MAX_SPOOLED_STREAMS, "places"),
+            ("have", holding.messages, 1, self._messages, MAX_SPOOLED_MESSAGES, "messages"),
+            ("use", holding.used_bytes, need, self.used_bytes, self.limit_bytes, "bytes (server.spool_bytes)"),
+        ):
+            if more and held + more > _SHARE_OF_FREE * (most - used - more):
+                return (
+                    f"the Server's spool is full for workers with these credentials: they {verb} {held} and all "
+                    f"workers {used} of its {most} {what}, until a trainer takes the samples"
+                )
         if kept is None:
             self._add(stream)
         self._use(stream, message.cost)

@@ -9,6 +9,31 @@ was written, as the same stream with the same numbers, so the trainer recognises
 of their own: the process that has died may have sent more than it had written, under numbers that nobody else knows.
 """
 
+# Theory of operation
+#
+# Bodies of messages in files of their own process, and what a later process needs to deliver them. Nothing here knows
+# whether a message was sent; it is told what to write, what to load and what is not needed any more.
+#
+#     spool_dir/<stream id>/000000000001.seg ...      a RecordLog; each record is a message, in the order of numbers
+#                           lock                      held by the process, so that workers never share a folder
+#
+# Nothing is flushed (`sync="never"`): a disk that others use may take half a minute for that, in which the memory would
+# fill. A crash of the process loses nothing of what was written, one of the machine may. A body whose checksum is wrong
+# counts as dropped. Eight files share the limit, and a file is removed as a whole, so that it may hold messages that
+# are not needed any more.
+#
+# A later process delivers what it finds under the old stream's id, name, signature and numbers, in a second stream on
+# its link, so that the trainer removes duplicates by its offset as after a reconnection. Rejected: continuing the old
+# stream with new samples. The process that was killed may have sent higher numbers than it had written; the next one
+# would give them to other samples, and the trainer would take those for duplicates. Ids of episodes would be used twice
+# too.
+#
+# The head of each file holds the stream's private key (`StreamSecret`), so that its messages can be sealed again. The
+# folder is for its owner alone, and a continued stream is believed only for the same CA, certificate name and run,
+# since its id is a hash of them.
+#
+# An episode that the kill has cut has no end there, like one of a worker that never returns.
+
 from __future__ import annotations
 
 import logging
@@ -170,16 +195,10 @@ class StreamFiles:
         """
         path = self.folder / f"{place.number:012d}.seg"
         start = place.payload_offset - _HEAD_BYTES
-        record = bytearray(place.end - start)
         try:
-            with open(open_own(path, os.O_RDONLY), "rb", buffering=0) as file:
+            with open(open_own(path, os.O_RDONLY), "rb") as file:
                 file.seek(start)
-                filled = 0
-                while filled < len(record):
-                    n = file.readinto(memoryview(record)[filled:])
-                    if not n:
-                        break
-                    filled += n
+                record = file.read(place.end - start)
         except OSError as exc:
             raise StorageError(f"{path} cannot be read: {exc}") from exc
         for found in scan(memoryview(record), 0, True):

@@ -522,35 +522,31 @@ class TrainerConnection(Connection):
                 self.report()
                 if None in state.directives:
                     self.direct(None)
-                state.on_change()
             case StreamOpened():
                 self._joined(message)
-                state.on_change()
             case StreamClosed():
                 self._left(message)
-                state.on_change()
             case Waits():
                 receiver = self._channels.get(message.channel)
                 if receiver is not None:
                     state.waits[receiver.stream] = plain(message.text, MAX_WAITS_CHARACTERS)
-                    state.on_change()
             case Lateness():
                 receiver = self._channels.get(message.channel)
                 if receiver is not None:
                     with state.lock:
                         state.lateness[receiver.stream] = message
+                return
             case Incarnation():
                 self._given(message.incarnation)
-                state.on_change()
             case Have():
                 self._in_flight = False
                 self.wake()
-                state.on_change()
             case Notice():
                 state.notice = message
+                return
             case Revoked():
                 state.on_revocations(message.body)
-                state.on_change()
+        state.on_change()
 
     def _given(self, incarnation: int) -> None:
         """Handle the incarnation that the Server assigns, or suggests to a trainer that chooses its own."""

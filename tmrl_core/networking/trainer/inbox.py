@@ -9,12 +9,23 @@ the Server sends them again later.
 
 # Theory of operation
 #
-# Example: a robot that stands still sends rows that shrink a thousandfold, so 64 kB of messages may cost 64 MB. The
-# training thread gets 64 MB of cost or 128 messages at a time, in turns of at least 64 kB of cost between origins, and
-# receives again until nothing waits. An origin of which 1 GB waits is postponed, 16 GB if there is no other.
+# Bytes bound what waits here, as credit does, but some kB may decompress to GB, and the training thread has to do that.
+# Each message therefore has a cost, the size without compression that its header states. `take` hands out messages of a
+# limited cost, and the origins (holders of certificates) take turns by it, so that nobody waits for another one's
+# giants.
 #
-# Rejected: a limit of the ratio of compression (the robot above is honest); credit by cost (granted credit is of bytes,
-# and cannot be taken back); refusing such messages (the samples would be lost).
+# Example: A has ten messages that stand for 64 MB each, B sends 100 kB. A's first message is taken. B's turn is 0 and
+# A's is 64 MB now, so B's messages come next, until they too have cost 64 MB.
+#
+# A minimum of 64 kB for a turn, and 128 messages at a time, because tiny messages cost time that their size does not
+# show.
+#
+# More than 1 GB of one origin is not admitted: the message counts as not arrived, and is requested again once half of
+# that was taken (`postponed.py`). Without other origins 16 GB may wait, because what is postponed travels several
+# times, a waste where nobody needs the room.
+#
+# Rejected: a limit of the compression ratio (a robot that stands still sends rows that shrink a thousandfold), credit
+# by cost (granted credit is of bytes, and cannot be taken back), and refusals (the samples are lost).
 
 from __future__ import annotations
 
@@ -74,11 +85,7 @@ class Inbox:
 
     def __len__(self) -> int:
         """Return the number of messages."""
-        return sum(map(len, self._waiting.values()))
-
-    def __bool__(self) -> bool:
-        """Return True if there is a message."""
-        return bool(self._waiting)
+        return self.appended - self.taken
 
     def __iter__(self) -> Iterator[Received]:
         """Iterate over the messages, in order for each stream."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tmrl_core.networking.security.admission import AdmissionSettings
-    from tmrl_core.networking.transports.selection import LinkSettings
+    from tmrl_core.networking.transports.settings import LinkSettings
 
 logger = logging.getLogger(__name__)
 

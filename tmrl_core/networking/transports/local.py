@@ -18,7 +18,7 @@ from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.transports.base import Driver, Guard, Listener, Transport, TransportKind
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.transports.selection import LinkSettings
+    from tmrl_core.networking.transports.settings import LinkSettings
 
 _WINDOW_BYTES = 262_144
 

@@ -6,48 +6,25 @@ plaintext on this machine only.
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
-from msgspec import UNSET, field
+from msgspec import UNSET
 
 from tmrl_core import rooms
 from tmrl_core.config import CFG, Cfg, Config, find_credentials_folder, given
 from tmrl_core.config.loading import token_from_environment
-from tmrl_core.config.sections import NetworkSection
 from tmrl_core.config.sections import is_loopback as is_loopback
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, CredentialsError
 from tmrl_core.networking.protocol.connection import Authenticate
 from tmrl_core.networking.protocol.messages import Role
 from tmrl_core.networking.security.admission import AdmissionSettings
+from tmrl_core.networking.security.certificates import clean_host
 from tmrl_core.networking.transports.base import Guard, Transport, TransportKind
 from tmrl_core.networking.transports.plain import plain_server
-
-
-class LinkSettings(NetworkSection, frozen=True, kw_only=True):
-    """Section `network`, with the address (of the Server, or to listen on) and the token.
-
-    Without `security`, a client uses TLS, except towards a Server on this machine that the same user runs without it.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 55555
-    token: str | None = None
-    token_is_argument: bool = False
-    """True: the token is the argument `password` of a role's class, for the message if it is refused."""
-    connect_timeout_s: float = 5.0
-    """Time limit of each step of connecting: TCP, TLS, the greeting. If the network drops all packets, the kernel's
-    waits between repetitions double. A new attempt then finds a recovered network earlier than a longer limit would."""
-    config: Config = field(default_factory=Config)
-    """Source of the keys that the transport's room adds to the configuration."""
-
-    def __repr__(self) -> str:
-        # leave out the token
-        return f"LinkSettings(host={self.host!r}, port={self.port}, transport={self.transport!r})"
+from tmrl_core.networking.transports.settings import LinkSettings as LinkSettings
 
 
 def link_settings(
@@ -93,26 +70,14 @@ def check_host(host: str, key: str) -> None:
     Raises:
         ConfigError: the name has another form.
     """
-    if re.search(r"[\s/@]", host) or (":" in host and not _is_address(host)):
+    try:
+        if host:  # of a Server, an empty one means every interface
+            clean_host(host)
+    except CredentialsError:
         raise ConfigError(
             f"{key}: {host!r} is not a host name. Give a name or an address alone, without 'https://', and the port as "
-            "server.port."
-        )
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        raise ConfigError(
-            f"{key}: {host!r} is not a host name: its parts, between dots, have 1 to 63 characters. Give a name or an "
-            "address."
+            "server.port. The parts of a name, between dots, are 1 to 63 letters, digits, '-' or '_'."
         ) from None
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def transport_kind(name: str) -> TransportKind:

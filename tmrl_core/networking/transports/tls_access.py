@@ -15,7 +15,7 @@ from tmrl_core.networking.transports.base import Guard, Transport, TransportKind
 from tmrl_core.networking.transports.tls import TlsTransport
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.transports.selection import LinkSettings
+    from tmrl_core.networking.transports.settings import LinkSettings
 
 
 class TlsKind(TransportKind):

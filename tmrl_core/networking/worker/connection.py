@@ -331,16 +331,13 @@ class WorkerConnection(Connection):
                     self.say_waits()
                 if state.place:
                     self.send(Place(state.place))
-                state.on_change()
             case Place():
                 # A number is kept for the life of the process: it is mixed into seeds.
                 state.place = state.place or message.number
-                state.on_change()
             case Resume():
                 state.halted = False
                 state.halt_reason = ""
                 state.trainer_there()
-                state.on_change()
                 self._halted.discard(message.channel)
                 self._sender(message.channel).resume(
                     channel=message.channel,
@@ -359,14 +356,12 @@ class WorkerConnection(Connection):
                 # The trainer left while this worker waited for acknowledgements: ask the Server to store the rest.
                 if state.ending:
                     self.hand_over()
-                state.on_change()
             case Stored():
                 sender = self._sender(message.channel)
                 sender.stored(message.next)
                 if message.refusal:
                     sender.halt()
                     state.hand_over_refusal = plain(message.refusal)
-                state.on_change()
             case Ack():
                 sender = self._sender(message.channel)
                 held = sender.held_messages
@@ -375,21 +370,20 @@ class WorkerConnection(Connection):
                     sender.halt()
                     self._slots.pop(("want", message.channel), None)
                     self.send(CloseStream(message.channel))
-                state.on_change()
             case Credit():
                 self._sender(message.channel).credit(epoch=message.epoch, limit=message.limit)
                 self.wake()
+                return  # nobody waits for credit
             case Announce():
                 if state.seal is not None:
                     self._announced(state.seal, message)
-                state.on_change()
             case Direct():
                 self._directed(message)
             case Report():
                 self._reported(message)
             case Revoked():
                 state.on_revocations(message.body)
-                state.on_change()
+        state.on_change()
 
     def _directed(self, message: Direct) -> None:
         state = self.worker
@@ -405,7 +399,6 @@ class WorkerConnection(Connection):
         )
         if order is not None:
             state.directed("all" if stream is None else "own", decode_body(order, Directive))
-        state.on_change()
         if state.seal is not None and state.seal.group_keys is not keys:
             # Emptied first: what still lacks its key puts itself back.
             unopened, self._unopened = self._unopened, {}
@@ -420,7 +413,6 @@ class WorkerConnection(Connection):
         if report is not None:
             progress = decode_body(report, Progress)
             state.progress = msgspec.structs.replace(progress, lack=plain(progress.lack))
-        state.on_change()
 
     def _published(self, version: Version, body: memoryview) -> None:
         state = self.worker

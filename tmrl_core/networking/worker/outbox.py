@@ -1,7 +1,7 @@
 """Samples that a worker has handed over and that are not encoded yet, and their way into messages. Sans-I/O."""
 
 # Theory of operation
-# -------------------
+#
 # The application hands over items: a chunk of rows, episode records, or both. This file turns them into messages and
 # offers these to the stream's sender. It knows neither sockets nor the trainer, and never waits.
 #

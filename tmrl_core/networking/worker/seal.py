@@ -70,14 +70,7 @@ from tmrl_core.networking.end_to_end.statements import (
     split_trailer,
     stream_id,
 )
-from tmrl_core.networking.end_to_end.stream_keys import (
-    ENCRYPTED,
-    MAC,
-    SEAL_BYTES,
-    SIGNED,
-    StreamKeys,
-    body_statement,
-)
+from tmrl_core.networking.end_to_end.stream_keys import ENCRYPTED, MAC, SEAL_BYTES, SIGNED, StreamKeys, body_statement
 from tmrl_core.networking.protocol.delivery import Body, StreamSecret
 from tmrl_core.networking.protocol.messages import FIRST_START_S, MessageHead, Version
 from tmrl_core.networking.worker.arriving_policy import ArrivingPolicy

@@ -23,7 +23,7 @@ from tmrl_core.networking.transports.tlspyo.settings import TlspyoKeys
 from tmrl_core.networking.transports.tlspyo.transport import TlspyoTransport
 
 if TYPE_CHECKING:
-    from tmrl_core.networking.transports.selection import LinkSettings
+    from tmrl_core.networking.transports.settings import LinkSettings
 
 
 class TlspyoKind(TransportKind):
