@@ -155,7 +155,7 @@ def read(folder: Path, transitions: int, batches: int, repetitions: int) -> None
                 "number": marks[STREAM][0],
                 "samples": values["samples"],
                 "torn": disk.torn_bytes,
-                "disk": disk.bytes_on_disk,
+                "disk": sum(file.stat().st_size for file in disk.folder.glob("*.seg")),
                 "row": memory.layout.row_bytes,
             }
         )

@@ -79,7 +79,8 @@ def main() -> None:
         last.append(stacks[-1].copy())
         episode += 1
     in_process = resident() - before
-    held = in_process if memory.disk is None else memory.disk.bytes_on_disk
+    disk = memory.disk
+    held = in_process if disk is None else sum(file.stat().st_size for file in disk.folder.glob("*.seg"))
     for item in range(min(len(last), len(memory) // options.episode)):
         found = memory.get_transition(len(memory) - 1 - item * options.episode)
         assert np.array_equal(found[3], last[-1 - item])

@@ -67,7 +67,6 @@ class StepRows(RamRows):
     def allocate(self, layout: RowLayout) -> None:
         """Make the rings and the table."""
         made = self.layout = WindowLayout(layout.observation, layout.action)
-        made.orders = layout.orders
         self.steps = int(self.capacity * (1 + self.spare)) + 2
         halves = [width // 2 for width in made.widths]
         self.groups = [np.zeros((self.steps, half), dtype) for half, dtype in zip(halves, made.dtypes, strict=True)]

@@ -47,7 +47,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 FOLDER = ROOT / "requirements"
-UNPINNED = {"mujoco", "box2d"}  # extras for environments that no script installs
+# Extras that no script installs: two for environments, and one that would hold pillow back (docs/dependencies.md).
+UNPINNED = {"mujoco", "box2d", "trackio"}
 SOURCES = {"tlspyo"}  # has no wheel
 BUILT_WITH = ["setuptools", "editables"]  # for the packages of SOURCES; for hatchling's editable installation
 # The package index's build of torch for Linux needs them; builds of other indexes have their own.
@@ -62,7 +63,7 @@ CONSTRAINTS_HEAD = """\
 # Every package that `.[all,dev,docs]` and its build bring, at the version that was tested (Linux, Python 3.11).
 # `python scripts/pins.py --update` writes this file, and requirements/ with the hashes.
 # torch without a local version: the CPU build (2.13.0+cpu) and the builds for GPUs fit alike, and each GPU build pins
-# its own CUDA packages. What only an optional extra outside of `all` brings (mujoco, box2d) is not pinned.
+# its own CUDA packages. What only an optional extra outside of `all` brings (mujoco, box2d, trackio) is not pinned.
 """
 HEAD = "# Written by `python scripts/pins.py --update`.\n"
 

@@ -33,7 +33,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cli/test_main.py",
         "tests/cli/test_metrics.py::test_wandb_gets_all_records",
         "tests/local/test_seeds.py::test_a_run_that_fails_does_not_end_the_others",
-        "tests/local/test_seeds.py::test_all_seeds_are_drawn_and_counted",
         "tests/cli/test_sessions.py::test_a_recording_goes_to_a_dataset_and_back",  # h5py: uname
         "tests/compat/config/test_config_constants.py::test_importing_reads_no_configuration",
         "tests/config/test_loading.py::test_importing_reads_nothing",

@@ -943,8 +943,8 @@ MUTATIONS = (
         "policy-that-cannot-act-is-restarted",
         LEARNING,
         "tmrl_core/actor/rollout/runner.py",
-        "            if self._has_acted:\n                raise\n",
-        "            if not self._has_acted:\n                raise\n",
+        "if not self._has_acted and not isinstance",
+        "if self._has_acted and not isinstance",
         ("tests/actor/rollout/test_runner.py::test_a_policy_whose_first_action_fails_cannot_act_in_its_space",),
     ),
     Mutation(

@@ -105,7 +105,8 @@ def test_all_names_extras_that_exist() -> None:
     assert named is not None
     assert (
         EXTRAS.keys() - set(named[1].split(","))
-        == {"all", "mujoco", "box2d", "sb3", "minari", "lerobot", "lerobot-video", "marl", "realtime"} | FOR_DEVELOPMENT
+        == {"all", "mujoco", "box2d", "sb3", "minari", "lerobot", "lerobot-video", "marl", "realtime", "trackio"}
+        | FOR_DEVELOPMENT
     )
     (row,) = [row for row in rows("Extras") if row[0] == "`all`"]
     assert set(re.findall(r"\w+", row[2])) & EXTRAS.keys() == set(named[1].split(","))
@@ -145,6 +146,6 @@ def test_constraints_pin_the_packages_that_scripts_install() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = names([line for line in lines if line and not line.startswith("#")])
     direct = [*PROJECT["project"]["dependencies"], *EXTRAS["dev"]]
-    for extra in EXTRAS.keys() - {"all", "dev", "mujoco", "box2d"}:
+    for extra in EXTRAS.keys() - {"all", "dev", "mujoco", "box2d", "trackio"}:
         direct += EXTRAS[extra]
     assert names(direct) <= pinned

@@ -111,7 +111,7 @@ def test_the_error_for_an_unknown_name_lists_the_known_ones() -> None:
         from_values({"metrics": {"sinks": {"wandp": {}}}, "network": {"transport": "tsl"}})
     transport, sink = str(error.value).splitlines()
     assert transport.startswith("network.transport: found the text 'tsl', allowed: local, tls, tlspyo, or")
-    assert sink.startswith("metrics.sinks: found the text 'wandp', allowed: console, tensorboard, wandb, or")
+    assert sink.startswith("metrics.sinks: found the text 'wandp', allowed: console, tensorboard, trackio, wandb, or")
     assert "Did you mean wandb" in sink
 
 

@@ -5,6 +5,16 @@ samples trained on. Each throttle is one of the two. The trainer's ratio and the
 against received samples. The lower end of the band and both limits of workers count samples against updates or models.
 """
 
+# Theory of operation
+#
+# A count stays at or below a ratio times another count, plus slack. `config/ratios.py` checks with the same class, in
+# exact fractions, that the limits of workers and trainer cannot stop both sides: each side's limit alone is sensible,
+# and two of them together may wait for each other for ever. Example: at most 2 steps per update at the worker, at most
+# 0.25 updates per sample at the trainer: 100 steps allow 25 updates, and 25 updates allow 50 steps.
+#
+# A band has two such limits, `error_buffer` around the ratio: a narrow one makes both sides stop and go at each batch,
+# hence `least_error`.
+
 from __future__ import annotations
 
 import math

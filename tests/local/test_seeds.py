@@ -47,14 +47,3 @@ def test_options_of_one_run_are_refused(option: tuple[str, ...], tmp_path: Path)
         done = run("--local", "--seeds", "0-1", *option)
     assert done.returncode == 2
     assert f"{option[0]} does not go with --seeds" in done.stderr
-
-
-@pytest.mark.full
-def test_all_seeds_are_drawn_and_counted(tmp_path: Path) -> None:
-    config = Path(__file__).parents[2] / "config" / "pendulum_sac.yaml"
-    short = ("--small", "--workers", "1", "--set", "trainer.epochs=1", "-c", str(config))
-    with in_this_process(tmp_path) as run:
-        done = run("--local", "--seeds", "0-1", "--at-once", "2", *short)
-    assert done.returncode == 0, done.stderr
-    assert "pendulum_sac  2" in done.stdout
-    assert (tmp_path / "runs" / "pendulum_sac.png").is_file()

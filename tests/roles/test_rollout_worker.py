@@ -24,7 +24,7 @@ from gymnasium import spaces
 
 from tests.waiting import until
 from tmrl_core.actor import ActorModule, NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
-from tmrl_core.config import CFG, Config, with_changes
+from tmrl_core.config import CFG, Config, from_values, with_changes
 from tmrl_core.config.sections import NetworkSection, RunSection, WorkerSection
 from tmrl_core.envs import GenericGymEnv
 from tmrl_core.errors import ConfigError, EnvironmentFailedError, StarvedError
@@ -34,6 +34,8 @@ from tmrl_core.networking.protocol.messages import Blob, Directive, Evaluation, 
 from tmrl_core.networking.security import credentials
 from tmrl_core.roles.rollout_worker import mixed_seed
 from tmrl_core.samples import SampleMessage, decode_message, decode_value
+from tmrl_core.samples.frame_history import NewestFrame
+from tmrl_core.samples.segments import MAX_LANES
 from tmrl_core.training import ReplayMemory
 
 MAX = 1 << 28
@@ -597,3 +599,20 @@ def test_relative_arguments_mean_the_folder_of_the_construction(
     assert worker.model_path == tmp_path / "policy.tmod"
     assert list((tmp_path / "recorded").glob("*/*.seg"))
     assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_worker_steps_several_environments_and_the_trainer_keeps_their_episodes_apart(make: Any, sink: Sink) -> None:
+    worker = make(envs=3, max_samples_per_episode=20)
+    worker.run(nb_episodes=6, verbose=False)
+    worker.close()
+    sink.take_until(lambda: sink.samples >= worker.steps_collected)
+    assert len([record for record in sink.records if record.length == 20]) == 6
+
+
+def test_settings_that_need_one_environment_are_refused(make: Any) -> None:
+    for name, value in (("sample_compressor", NewestFrame), ("crc_debug", True)):
+        with pytest.raises(ConfigError, match=rf"worker\.{name} is for one environment"):
+            make(envs=2, standalone=True, **{name: value})
+    assert WorkerSection(envs=MAX_LANES).envs == MAX_LANES
+    with pytest.raises(ConfigError, match=r"worker\.envs"):
+        from_values({"worker": {"envs": MAX_LANES + 1}})

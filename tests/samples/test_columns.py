@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.counted_segments import counted
-from tmrl_core.samples.columns import MANY_SEGMENTS, Chunk, cut_segments, leaves, map_leaves
-from tmrl_core.samples.segments import Segment
+from tmrl_core.errors import CodecError
+from tmrl_core.samples.columns import (
+    MANY_SEGMENTS,
+    STREAM_ID_BYTES,
+    Chunk,
+    by_lane,
+    cut_segments,
+    leaves,
+    map_leaves,
+    worker_stream,
+)
+from tmrl_core.samples.segments import LANE_BITS, MAX_LANES, Segment
 
 SEGMENTS = (Segment(3, 7, 0, 1, 2), Segment(2, 7, 3, 1, 3), Segment(4, 8, 0, 1, 3))
 ROWS = 9
@@ -192,3 +202,49 @@ def test_map_leaves_keeps_the_structure() -> None:
     tree: Any = {"a": (np.zeros(2), [1, 2]), "b": {}}
     assert map_leaves(len, tree) == {"a": (2, 2), "b": {}}
     assert [len(column) for column in leaves(tree)] == [2, 2]
+
+
+@pytest.mark.parametrize("hand_overs", [1, 3])
+def test_rows_of_lanes_become_parts_with_streams_of_their_own(hand_overs: int) -> None:
+    stream, lanes = b"s" * STREAM_ID_BYTES, 3
+    segments = tuple(
+        Segment(2, lane << LANE_BITS | 5, 2 * number) for number in range(hand_overs) for lane in range(lanes)
+    )
+    chunk = numbered(2 * lanes * hand_overs, segments)
+    parts = by_lane(chunk, stream)
+    assert [worker_stream(part.stream) for part in parts] == [stream] * lanes
+    assert parts[0].stream == stream
+    assert len({part.stream for part in parts}) == lanes
+    for lane, part in enumerate(parts):
+        assert part.step.tolist() == list(range(2 * hand_overs))
+        assert set(part.episode.tolist()) == {lane << LANE_BITS | 5}
+        assert part.reward.tolist() == [
+            2.0 * (lanes * number + lane) + row for number in range(hand_overs) for row in range(2)
+        ]
+
+
+def test_rows_of_one_lane_are_not_copied() -> None:
+    chunk = numbered(4, (Segment(4, 7, 0),))
+    (part,) = by_lane(chunk, b"s" * STREAM_ID_BYTES)
+    assert part is chunk
+
+
+def test_more_lanes_than_a_worker_may_have_are_refused() -> None:
+    count = MAX_LANES + 1
+    segments = tuple(Segment(1, lane << LANE_BITS, 0) for lane in range(count))
+    with pytest.raises(CodecError, match="257 environments"):
+        by_lane(numbered(count, segments), b"s" * STREAM_ID_BYTES)
+
+
+def numbered(rows: int, segments: tuple[Segment, ...]) -> Chunk:
+    none = np.zeros(rows, np.bool_)
+    return Chunk(
+        rows=rows,
+        action=np.zeros(rows),
+        action_present=~none,
+        observation=np.zeros(rows),
+        reward=np.arange(rows, dtype=np.float64),
+        terminated=none,
+        truncated=none,
+        segments=segments,
+    )

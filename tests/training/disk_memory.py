@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
+from tmrl_core.storage import SegmentReader
 from tmrl_core.training import ReplayMemory
 
 STREAM = bytes([1]) * 16
@@ -29,6 +31,18 @@ def steps(memory: ReplayMemory) -> list[tuple[int, ...]]:
 
 def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.seg"))
+
+
+def whole(folder: Path) -> bool:
+    """Read every byte of every file."""
+    readers = [SegmentReader(path) for path in segments(folder)]
+    for reader in readers:
+        deque(reader.records(), maxlen=0)
+    return not any(reader.torn_bytes for reader in readers)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in segments(folder))
 
 
 def damage_some(folder: Path, data: st.DataObject) -> None:

@@ -1,5 +1,14 @@
 """Contract of an environment, as far as the object itself shows it: methods, spaces, and one environment only."""
 
+# Theory of operation
+#
+# A breach of contract is what each further attempt would repeat: a vector environment, a space of another package, a
+# reset that returns one thing, a vector of rewards. This file finds what the object shows by itself, and
+# `actor/rollout/checked_environment.py` what the first results of `reset` and `step` show. A breach is a
+# `ContractError`, hence a `ConfigError`: the role ends with exit status 2, and no supervisor starts it again, because
+# it would fail again. After a first valid result the same problem is a failure, such as a camera's without a picture,
+# and a fresh reset follows; NaN and exceptions are failures from the start.
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,12 @@
 """Evaluations that the trainer asks for, spread over the episodes that clients open."""
 
+# Theory of operation
+#
+# If the trainer asks for an evaluation, the next episodes that clients open are its episodes, one for each seed:
+# deterministic and not collected. The seeds only number them, since clients reset their environments themselves. An
+# episode whose client leaves is missing again and is played by another session, so an evaluation waits for clients and
+# never counts half an episode.
+
 from __future__ import annotations
 
 from collections import deque

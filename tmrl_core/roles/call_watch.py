@@ -1,5 +1,18 @@
 """Watch of the environment's calls: a call that does not return is reported, and does not hold up the end of a role."""
 
+# Theory of operation
+#
+# The thread `tmrl-calls` looks at the stacks of all threads twice a second and finds the functions marked by
+# `long_calls.watched`, so a step costs nothing more. Rejected: a clock around each call of the environment, which costs
+# two calls a step and knows no place.
+#
+# A call that lasts 30 s is logged with its place, and shown on the role's panel and, through `logs/<role>.remarks`, on
+# that of `--local`. Nothing is ended for that alone. Two cases end the process, in which nothing can come any more:
+# after a request to end, a call that does not return within `worker.drain_timeout_s`; and a call that has lasted 30 s
+# where an exception has ended another thread at most 5 s before it began, as rtgym's `step` waits for its thread for
+# ever. An episode whose samples have waited for its end for 30 s is shown alike; as a wait reason on the trainer's
+# display it is no sign of starvation.
+
 from __future__ import annotations
 
 import contextlib

@@ -3,6 +3,19 @@
 It never steps: the first action may move something.
 """
 
+# Theory of operation
+#
+# `--local` and `--worker --workers N` first start `--probe`, a process that makes the environment, resets it once,
+# makes the NumPy policy and closes it. A process, because a constructor may crash, hang, exit, or leave threads and
+# processes behind; the parent imports its display meanwhile, so the start of a run takes no longer.
+#
+# Only environments that Gymnasium's registry makes are tried by default, without rtgym's, and those with a rate are not
+# reset: another one may be a machine that must not be started twice (`environment.probe`). Without a trial, the first
+# worker starts alone, in the environment that it goes on to use. The other roles start after its first valid step
+# (where it waits for the trainer before: after its constructor), or after 10 s, because an environment may wait for
+# that of another worker. So a breach of contract ends the command before they have started, and no machine is started
+# for a trial. Rejected: a trial in the parent, and one in each role.
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,21 @@
 """Labels of workers without a configured name."""
 
+# Theory of operation
+#
+# Names that workers choose are labels only; an identity is the role and name of a certificate, or the token of a role.
+# Without `worker.name`, the label is the name in the certificate, else the host name. Further workers of one user on
+# one machine get `-2`, `-3`, ...: each number is a lock in the data folder, which is free again when its process ends,
+# also when it is killed.
+#
+# The same label of two linked workers of the same credentials (one bundle on two machines) is the Server's affair: it
+# numbers the later one. Another certificate's label never changes one's own, because certificates are shown with
+# labels.
+#
+# The seed of episodes is mixed with `worker.name`, else with the label and the host name: one worker plays the same
+# episodes in each run. If workers of one run have chosen one name, the Server tells the later ones their number
+# (`Place`), which they mix into their seed at the next reset. Rejected: a number in `Welcome` before the environment is
+# seeded, because a worker may play before it has reached a Server.
+
 from __future__ import annotations
 
 import itertools

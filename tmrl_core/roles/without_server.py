@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tmrl_core.metrics.recorder import Recorder
-from tmrl_core.samples import Version
+from tmrl_core.samples import EpisodeRecord, Version
 from tmrl_core.training.interface import Delivery, TrainingInterface
 from tmrl_core.training.value_types import Metrics, Policy
 
@@ -71,7 +71,7 @@ class OfflineInterface(TrainingInterface):
         """Write a checkpoint if one is due."""
         self._on_rest()
 
-    def record_round(self, row: Metrics) -> None:
+    def record_round(self, row: Metrics, latest: Collection[EpisodeRecord] = ()) -> None:
         """Write a round's row to the records."""
         self._recorder.record("round", row, step=int(row["updates"]))
 

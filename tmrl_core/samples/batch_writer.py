@@ -1,18 +1,5 @@
 """Writer of samples of several environments that are stepped together: one write for each step of all of them."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
-
-from tmrl_core.errors import CodecError
-from tmrl_core.samples.columns import Array, Chunk, Kind, Tree, leaves, map_leaves
-from tmrl_core.samples.segments import Segment, Version
-from tmrl_core.samples.supported_values import DTYPES
-from tmrl_core.samples.writer import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, own_info
-
 # Theory of operation
 #
 # The writer knows neither environments nor policies: it is given batches, arrays [lanes, ...]. Its columns are arrays
@@ -32,10 +19,22 @@ from tmrl_core.samples.writer import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, own_info
 #
 # Unlike `ChunkWriter`, it takes arrays of one dtype and shape only, since batches are nothing else.
 #
-# Rejected: a Buffer for each lane (eight calls in place of one, which together cost more than a simple environment);
-# a stream of the link for each (offsets, credit and messages of each); the lane as a column of the samples (other bytes
+# Rejected: a Buffer for each lane (eight calls in place of one, which together cost more than a simple environment); a
+# stream of the link for each (offsets, credit and messages of each); the lane as a column of the samples (other bytes
 # on the wire for all workers, and each memory would have to sort the rows).
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tmrl_core.errors import CodecError
+from tmrl_core.samples.columns import Array, Chunk, Kind, Tree, leaves, map_leaves
+from tmrl_core.samples.segments import Segment, Version
+from tmrl_core.samples.supported_values import DTYPES
+from tmrl_core.samples.writer import MAX_CHUNK_BYTES, MAX_CHUNK_ROWS, own_info
 
 _EXTRA = "extras."
 """Prefix of the names of extras among those of columns."""

@@ -1,5 +1,11 @@
 """A sample compressor for stacks of frames: only the newest frame is sent where the others were sent before."""
 
+# Theory of operation
+#
+# `NewestFrame` sends the newest frame of a stack that is the one before, shifted by one. `FrameStackMemory` restores
+# the stack from the frames of the stream's last row, which it holds anyway. Samples whose earlier frames were lost are
+# left out, because their history is unknown: a stack with a wrong frame would be trained on without anybody noticing.
+
 from __future__ import annotations
 
 from typing import Any, ClassVar

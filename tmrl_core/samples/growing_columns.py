@@ -7,6 +7,34 @@ value.
 A column of Python numbers takes a NumPy dtype if no value changes.
 """
 
+# Theory of operation
+#
+# A field of a sample is a tree: tuples and dicts as branches, one column a leaf. The first value plans the tree; each
+# later one is written into it, or does not fit and ends the chunk.
+#
+# Why numbers are hard: Python's numbers have no dtype, and environments mix them. An episode may give the rewards 0
+# (int), 0.5 (float), np.float32(1). A column has one dtype, and no value may change. So a column of Python numbers is
+# *weak* (`kind` "int", "float", "bool"), and takes the dtype of the first NumPy value if all earlier numbers survive
+# the cast bit by bit; the sign of zero and NaN included:
+#
+#     column           value              result
+#     0, 1 (int)       0.5                float64: 0.0, 1.0, 0.5
+#     0.0, 0.5 (float) np.float32(1)      float32, strong from now on
+#     0.1 (float)      np.float32(1)      does not fit: 0.1 is no float32
+#     2**53 + 1 (int)  0.5                does not fit: no float64 has that value
+#     float32, strong  0.25               fits; 0.1 would not
+#
+# `kind` remembers what a row has to become again, since a float32 scalar and a Python float are different values for a
+# reader. If kinds mix, "" (a NumPy scalar) is right for all of them.
+#
+# A leaf whose shape varies (a list of visible objects) would end a chunk with each row. If the second shape comes
+# within 16 rows, the path counts as *ragged*, and the next chunk has a list in its place: slower, but one chunk. Later
+# than that, the shape has probably changed once and for all (another camera mode), and a new chunk is right. The set of
+# ragged paths belongs to the Buffer, so each is found once.
+#
+# `write_all` writes every leaf even after one has failed, so that all ragged ones are found at the first attempt; the
+# row counts only if all have fitted.
+
 from __future__ import annotations
 
 import math

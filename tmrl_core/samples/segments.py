@@ -1,5 +1,27 @@
 """Data in addition to the columns: runs of one episode and one policy version, and records of finished episodes."""
 
+# Theory of operation
+#
+# Rows do not say which episode they are of; segments say it of runs of rows. A chunk of 6 rows:
+#
+#     rows       0 1 2       3 4        5
+#     segment    (3, ep. 7,  (2, ep. 7, (1, ep. 8,
+#                 from 0,     from 3,    from 0,
+#                 v1.4)       v1.5)      v1.5)
+#
+# New weights arrived before row 3, and row 5 is the next episode's reset. Row n + 1 is a step from row n if both are of
+# one episode, their step numbers follow, and row n ended nothing. This needs nothing but the two segments, so it holds
+# however chunks were cut, lost, refused or mixed with others: a gap shows as a jump of the numbers, and no transition
+# is made across it. An id is used once in a process, so that "the same episode" needs no context.
+#
+# A run costs some 6 to 20 bytes on the wire; a column of ids would cost 8 for each row, before compression.
+#
+# The upper bound of all numbers, 2^62, lets the trainer add rows to them within int64 without a check of each sum.
+#
+# A record tells of a whole episode, and travels beside the rows: test episodes have no rows at all, and rows may be
+# lost or dropped. What a record says is thus the worker's word, and the trainer uses it for display and evaluation
+# only.
+
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -14,6 +14,34 @@ the items are stored byte by byte (the first byte of every item, then the second
 similar bytes before compression.
 """
 
+# Theory of operation
+#
+# Two directions, two representations: `pack` turns a value into MessagePack's own types and `Ext`, `unpack` turns the
+# result of msgspec's decoder back. `own` is the third walk: a deep copy, with the same rules, when a sample is
+# recorded. All three are `_walk` with a `_Scheme` of four conversions, so a value that can be recorded can also be
+# sent.
+#
+# What must survive: Python's types (1, 1.0 and True are three values; a tuple is no list), NumPy's dtypes with their
+# byte order, the order of dict keys, -0.0 and NaN. What may not: subclasses become their base type, because the other
+# side could not make them without running code that the peer names.
+#
+# A tuple is the list [mark, item, ...], with an empty extension as mark. A nested extension would need a second encoder
+# for its payload, with copies of all that is inside.
+#
+# Limits, and where they come from:
+#
+# - Depth 32: `unpack` recurses in Python, and 1,000 levels would end in a RecursionError.
+# - 2^20 values, counted before msgspec decodes anything over 1 MiB: one byte of MessagePack may become an empty list of
+#   80 bytes, so 100 MB of them would be 8 GB. The count reads heads only and skips payloads, so the large arrays of an
+#   ordinary message cost nothing. Below 1 MiB the worst case is 80 MB, and counting would cost more than decoding.
+# - Integers of 1,024 bytes: Python refuses to print larger ones, so an error message about them would fail itself.
+# - No long doubles: their size differs between machines, and their padding would send bytes of our memory.
+#
+# The encoder counts too: what it would write and nobody could read is refused where it is made.
+#
+# Errors carry the path of the value, which grows while the exception passes the containers, innermost key first. Nobody
+# pays for the path of a value that is fine.
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,35 @@
 """Writer of samples into the columns of one chunk, row by row."""
 
+# Theory of operation
+#
+# One writer makes one chunk: columns that all rows of a run fit. It knows no episodes beyond numbers, and it never
+# changes a value: a row that does not fit (another shape, dtype or key) is refused with False, and the Buffer begins
+# another chunk with it. So nothing is cast on the way, and nothing is refused for good.
+#
+# Two ways to append:
+#
+# - `append_plain` takes the ordinary row: two arrays of the known dtype and shape, the known type of reward, no flag.
+#   It compares and assigns, and calls nothing but `own_info`: 1 us. `_until` is the row up to which it may write, which
+#   covers three conditions at once: the capacity, the Buffer's limit (`allow`), and that the columns are plain (0).
+# - `append` takes any row, checks what can fail first, and changes the flags and infos last. A value that fails leaves
+#   garbage in the row `rows` of some column, which the next row overwrites; `rows` grows only at the end.
+#
+# Memory: columns double up to 1 MiB, then the chunk is full. A step never copies more than that, which takes 50 us,
+# because a robot may wait for it. The next chunk begins with the size of the last one, so that a worker with steady
+# episodes copies nothing. With rows of 1 MB (images) a chunk has one row.
+#
+# Flags and missing actions are rare (one row in an episode), so they are lists of row numbers until `view` makes
+# columns of them. That saves two writes a step.
+#
+# `view` returns slices of the columns, without a copy. Later rows are written behind them, and a growing column is a
+# new array, so a view never changes. Infos are copied as a dict, because dicts grow in place.
+#
+# The action's column is made with the first action, not with the first row, which is the reset and has none; its rows
+# get zeros, and `action_present` says so.
+#
+# `_left_out` is shared by the writers of a Buffer, so that an entry of the info that cannot be carried is logged once
+# in a run and not once a chunk.
+
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,16 @@
 """Settings after construction. On resume, changed settings take effect; others keep their trained values."""
 
+# Theory of operation
+#
+# A setting that has changed since the checkpoint takes effect, and the log shows both values. Settings that training
+# itself may change, such as a learning rate under a schedule, need more information than the two values: each
+# checkpoint contains the arguments of the constructors. Example: `lr` was 1e-3 in the constructor and 4e-4 by its
+# schedule when the checkpoint was written. The run resumes with 4e-4 if the configuration still says 1e-3, and with
+# 5e-4 if it says 5e-4 now. This also holds for scripts, which have no configuration.
+#
+# Rejected: always the current settings (a schedule would start again); always the settings of the checkpoint (a changed
+# learning rate would be ignored).
+
 from __future__ import annotations
 
 from collections.abc import Iterator

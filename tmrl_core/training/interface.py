@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 from tmrl_core.networking.protocol.messages import Collect, Progress
@@ -140,8 +140,8 @@ class TrainingInterface(ABC):
         """Handle a point between two updates, from which a checkpoint resumes bit for bit."""
         return None
 
-    def record_round(self, row: Metrics) -> None:
-        """Record the row of statistics of a finished round."""
+    def record_round(self, row: Metrics, latest: Collection[EpisodeRecord] = ()) -> None:
+        """Record the row of statistics of a finished round; `latest` are the training episodes before its end."""
         return None
 
     def workers(self) -> list[tuple[bytes, str]]:
@@ -258,7 +258,7 @@ class LocalInterface(TrainingInterface):
         """Store the latest progress in `progress`."""
         self.progress = progress
 
-    def record_round(self, row: Metrics) -> None:
+    def record_round(self, row: Metrics, latest: Collection[EpisodeRecord] = ()) -> None:
         """Store each row in `rows`."""
         self.rows.append(row)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.recording import Recording
 from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
 from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.samples import Buffer
 
@@ -28,12 +30,16 @@ def compose(
     needs_policy: bool = False,
     recording: Recording | None = None,
     seed: int | None = None,
+    rows: int = 1,
     **kwargs: Any,
 ) -> Worker:
     """Return a worker with a Buffer that keeps everything; `kwargs` are of recorder, `make_loop` and worker."""
     schedules = {name: kwargs.pop(name) for name in SCHEDULES if name in kwargs}
     recorded = {name: kwargs.pop(name) for name in RECORDED if name in kwargs}
-    recorder = StepRecorder(**{"buffer": Buffer(None), **recorded})
+    recorded = {"buffer": Buffer(None), **recorded}
+    if rows > 1:
+        kwargs["max_samples_per_episode"] = recorded.pop("max_samples_per_episode", math.inf)
+    recorder = VectorRecorder(rows=rows, **recorded) if rows > 1 else StepRecorder(**recorded)
     loop = make_loop(env_cls, make_actor, recorder, seed=seed, **kwargs)
     loop.uplink = Uplink(
         link,

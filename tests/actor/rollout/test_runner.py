@@ -345,7 +345,10 @@ def test_policies_without_a_state_get_several_rows_as_one_batch(cls: Any) -> Non
 
 
 def test_a_policy_without_batches_acts_for_several_rows_too() -> None:
-    action_B, extras_B = runner(Plain, rows=2).decide_rows(np.stack([SEEN, 2 * SEEN]), False, True)
+    class Stateless(Plain):
+        begin_episode = ActorModule.begin_episode
+
+    action_B, extras_B = runner(Stateless, rows=2).decide_rows(np.stack([SEEN, 2 * SEEN]), False, True)
     assert (action_B.tolist(), extras_B) == ([[1], [2]], {})
 
 

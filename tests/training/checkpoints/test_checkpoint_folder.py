@@ -32,6 +32,7 @@ from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.checkpoints.checked_files import parse_safetensors, parse_state
 from tmrl_core.training.checkpoints.checkpoint_folder import load_training, save_training
 from tmrl_core.training.interface import Delivery, LocalInterface
+from tmrl_core.training.loops import training_loop
 from tmrl_core.training.loops.training_loop import TrainingOffline
 
 SPACES = (
@@ -135,7 +136,10 @@ def test_resuming_equals_the_uninterrupted_run_bit_for_bit(
 
 
 @pytest.mark.parametrize("memory_cls", [ReplayMemory, partial(ReplayMemory, priority={}), GenericTorchMemory])
-def test_a_checkpoint_within_a_round_resumes_bit_for_bit(tmp_path: Path, make_rows: Any, memory_cls: Any) -> None:
+def test_a_checkpoint_within_a_round_resumes_bit_for_bit(
+    tmp_path: Path, make_rows: Any, memory_cls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_loop, "NOTED_S", 0.0)  # rests after each update
     updates = (0, 3, 5, 7, 12)
 
     class Rested(Recorded):

@@ -155,7 +155,7 @@ def test_samples_that_differ_from_earlier_ones_are_refused_alone(memory: RoundMe
     reasons = [str(reason) for _, reason in refused]
     assert "observation of a sample is (value: float32[5]), and others' is (value: float32[3])" in reasons[0]
     assert "see that they use the same environment" in reasons[0]
-    assert "observation is not an array of numbers" in reasons[2]
+    assert "observation holds values that are no numeric array" in reasons[2]
     assert "action of a sample is" in reasons[3]
     assert "extras of a sample is (/logp: float32[])" in reasons[4]
     assert "reward of a sample is float64[2]" in reasons[5]
@@ -180,7 +180,7 @@ def test_the_byte_order_of_the_first_samples_does_not_matter(memory: RoundMemory
 
 
 def test_first_samples_that_cannot_be_trained_on_end_the_run(memory: RoundMemory, make_rows: Rows) -> None:
-    with pytest.raises(SampleRefusedError, match="observation is not an array of numbers"):
+    with pytest.raises(SampleRefusedError, match="observation holds values that are no numeric array"):
         memory.append(buffer(new(make_rows, 1, 0, 0, 3, observation=lambda rows: ["x"] * rows)))
     with pytest.raises(ValueError, match="no transition"):
         memory.batch()

@@ -110,22 +110,6 @@ def test_a_checkpoint_continues_without_the_rows_of_a_missing_file(tmp_path: Pat
     memory.close()
 
 
-def test_a_changed_row_in_an_older_file_is_found_by_verify(tmp_path: Path, make_rows: Any) -> None:
-    memory = make(tmp_path, memory_size=1000)
-    for i in range(20):
-        memory.append_chunk(make_rows(1, i, 0, 11, end="truncated"))
-    memory.close()
-    first = segments(tmp_path)[0]
-    data = bytearray(first.read_bytes())
-    data[-20] ^= 1
-    first.write_bytes(data)
-    memory = make(tmp_path, memory_size=1000)
-    assert len(memory) == 200
-    assert memory.disk is not None
-    (found,) = memory.disk.verify()
-    assert first.name in found
-
-
 @settings(
     max_examples=60 if os.environ.get("FULL_TESTS") == "1" else 20,
     deadline=None,

@@ -299,7 +299,7 @@ def one_run(folder: Path, seed: int, stacked: bool) -> None:
         elif chance < 0.64:
             stream = bytes([draw.randint(1, streams.number)]) * 16
             for memory in stores.all:
-                memory.forget_stream(stream)
+                memory._builder.forget(stream)
                 memory.commit()
             model.forget(stream)
         else:

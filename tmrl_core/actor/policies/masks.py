@@ -13,6 +13,15 @@ No action at all is allowed at the end of an episode in some environments. As a 
 Shape suffixes: B batch, N discrete actions, or the values of all choices.
 """
 
+# Theory of operation
+#
+# The mask is the end of the flat vector, behind the inputs of the networks, so rows and sequences carry it along
+# without a column of their own. Values stay as they are learned, because samples may hold actions that a person chose
+# against the mask; only maxima, expectations and exploration are limited.
+#
+# Acting where nothing is allowed is an error and no random action, because the promise that no forbidden action is
+# taken would break. The worker treats it as a failure of the environment, a service for clients as one of the client.
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,37 @@
 """An environment with checked results, which is recreated after a failed reset."""
 
+# Theory of operation
+#
+# This is the border to other people's code. Behind it, an observation is of its space, a reward is one finite float,
+# and an exception says whose fault it is. It knows no policy, no recorder and no episode.
+#
+# Who is at fault? `fault` is set to an exception of the environment, or of a check of its results; the loop compares by
+# identity, so an exception from elsewhere is never mistaken for the environment's.
+#
+#     first results wrong in type or shape    ContractError: each further attempt would repeat it. The role ends with
+#                                             exit status 2, and nothing restarts it.
+#     the same after a valid result           a failure, such as a camera's without a picture; a fresh reset follows.
+#     NaN, an exception                       a failure from the beginning.
+#     reset failed                            `_broken`: the environment is made anew before the next reset, because
+#                                             nobody knows what a half-done reset has left.
+#
+# "Valid before" is kept for reset and step apart: a reset that works says nothing about the shape of a reward.
+#
+# A remade environment with other spaces ends the worker: the policy was made for the old ones.
+#
+# `step` holds the most common case in line (a short float vector, a reward of the usual type): one comparison each, and
+# a sum that shows that all numbers are finite. A call of `StepCheck.step` would double its cost of about 1 us.
+#
+# The environment gets a copy of the action (`keep`) while samples are collected: some environments scale actions in
+# place, and the recorded action must be the policy's.
+#
+# Signal handlers are taken back after each call in which user code may have installed its own: constructor, reset, the
+# first step, close. Otherwise Ctrl-C would reach a simulator in place of the worker, and samples would be lost.
+#
+# The safe action is executed once after a reset, not before any: a machine that never moved needs none. It is a plain
+# step, unchecked, in a `try`: a machine must be stopped even if the result is nonsense. rtgym's environments are paused
+# after it in any case, or they would repeat the last action.
+
 from __future__ import annotations
 
 import logging

@@ -5,6 +5,40 @@ arrives. Steps continue the open episode; whole episodes are sent completely. Ev
 assignment, never within one, so that a seeded worker depends only on its directives.
 """
 
+# Theory of operation
+#
+# The trainer's side is `training/loops/lockstep.py`. This rule sees `Collect`, the latest assignment in the directive,
+# and answers with the room that is left of it. Directives are last values, so an assignment may change, be cancelled or
+# be skipped between two looks; only the latest counts, and nothing is kept of earlier ones.
+#
+# Two variables decide: `_requested`, what the trainer wants now, and `_current`, what is being collected. They are the
+# same assignment if round, version and kind agree; its amount may grow (it took over a part of another worker) or
+# shrink.
+#
+#     _requested      _current           room
+#     none            any                0, NEXT_ROUND is reported
+#     round 3, v7     round 2, v6        0 until v7 acts; then `take` begins it
+#     round 3, v7     round 3, v7        its amount less what was collected; at 0, `done` is reported
+#     round 3, v7,    the same           a larger rest, without a new beginning
+#     larger amount
+#
+# The version must be *exactly* the requested one. A newer one is no substitute: samples of v8 cannot train round 3, and
+# the trainer counts them as stale. If the worker has a newer version already, its round has ended without it, and it
+# waits for the next one.
+#
+# In a round of steps, an open episode goes on in the next round: ending it would favour short episodes and waste the
+# rest. It is given up if it cannot be continued: the trainer restarted (another incarnation knows no beginning of it),
+# the assignment brings a seed, or whole episodes are wanted.
+#
+# What was collected is counted from what was *sent* plus what waits to be sent, less the number at the beginning, and
+# not from steps made: samples that a failed environment has dropped have to be made again, or the round would wait for
+# ever.
+#
+# Evaluations run in `Schedule._wait`, that is between two assignments and never within one. With a seed, what a worker
+# plays then depends on its directives only, and not on when they arrive.
+#
+# Samples of an assignment are sent at its end, and every second before that, so that a killed worker loses little.
+
 from __future__ import annotations
 
 import logging

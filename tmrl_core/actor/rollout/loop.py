@@ -7,6 +7,37 @@ a compressor or of the codec propagate. An action that is not finite is never ex
 samples so far (`PolicyFailedError`).
 """
 
+# Theory of operation
+#
+# The loop steps one environment with one policy. It knows no mode of collection: a hook, `allow`, is asked before each
+# episode and before each slice of it, and answers with the number of steps that may be made, 0 for "end here". All
+# waiting, sending and loading of weights happens inside that hook, thus never within a slice.
+#
+# A slice makes polling cheap: after a slice of k steps that took t seconds, the next one has 0.2 s / (t / k) steps,
+# four times as many as before at most. A Pendulum of 25 us a step reaches 4,096 steps a slice; a robot of 20 Hz makes
+# 4, so it notices a directive in 0.2 s too. See `polling.py`.
+#
+# `_advance_by_itself` is where a worker spends its time: about 4 us a step beside environment and policy. Therefore it
+# repeats what `step` does, with local variables and without calls that can be avoided; a test holds both equal. A
+# subclass of `Worker` that overrides `step` or `reset` gets its episodes through `_advance_by_stepper` instead.
+#
+# The episode's state is the recorder's, but for `_obs`, the observation to act on. An episode that was ended from
+# within the hook (an evaluation, a lockstep round that was cancelled) is found by identity: after `allow`, the
+# recorder's episode is another one, or closed.
+#
+# Three kinds of failures, told apart by who raised:
+#
+# 1. The environment: an exception of its own, or of a check of its results (`CheckedEnvironment.fault`). Unsent samples
+#    of the episode are dropped, since the failure may have made them wrong, and a fresh reset follows. After
+#    `max_failures` in a row the worker gives up. 1,000 good steps within one episode forgive earlier failures: a camera
+#    that fails every hour would otherwise end a run whose episodes last a day.
+# 2. The policy: an action that is not finite. It is *not executed*. What was collected so far is right and stays. A
+#    fresh reset would not help, so the worker waits for other weights.
+# 3. Anything else (a compressor, the codec, a preprocessor) is a bug of the user's code or of ours, and propagates.
+#
+# Seeds: `next_seed` is used once. After an evaluation, whose seeds fixed the environment's generator, the next training
+# episode gets a seed of its own (`_seeds`), or training would repeat the same episodes after each evaluation.
+
 from __future__ import annotations
 
 import logging

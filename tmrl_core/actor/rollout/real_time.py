@@ -4,6 +4,33 @@ In rtgym, a time step with the action of `step` begins when `step` returns, and 
 action of a step that ends the episode is never sent: the action of the reset takes its place in the action buffer.
 """
 
+# Theory of operation
+#
+# rtgym runs a time step in a thread: `step(a)` waits for the end of the running step, sends `a`, begins the next step,
+# and returns the observation made at that boundary. So the action of a step acts *after* `step` has returned, and each
+# observation contains the latest actions (`act_buf`), or the process would not be Markov. With a buffer of 2:
+#
+#     call        sends   act_buf after it   observation holds
+#     reset()     d       [d, d]             [d, d]            d: default action
+#     step(a)     a       [d, a]             [d, a]
+#     step(b)     b       [a, b]             [a, b]
+#     step(c)     none, if this step ends the episode; rtgym removes c from act_buf at the next reset
+#
+# Three things follow, which are all that a worker does for rtgym:
+#
+# 1. The reset *sends* an action, so it is recorded with one (`CheckedEnvironment.default_action`); a learner that
+#    builds histories of actions needs it.
+# 2. If the worker cuts an episode, rtgym has sent the last action and does not know that the episode is over. Its reset
+#    would remove an action that did act. `keep_sent_action` adds a copy that may be removed.
+# 3. A safe action at the end of a run must be sent even after an episode has ended, when rtgym would drop it:
+#    `accept_action` says that an episode is running.
+#
+# Between two calls of `step`, policy, recorder and polling have one time step together. `wait` at the end pauses the
+# machine: nothing is sent until the next reset.
+#
+# rtgym is not imported: the protocols below name the attributes that are used, and any environment with them is treated
+# alike. They are looked at once for each environment, because `isinstance` with a protocol takes as long as a step.
+
 from __future__ import annotations
 
 from collections import deque

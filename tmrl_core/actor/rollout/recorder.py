@@ -4,6 +4,39 @@ An environment loop, or a server of environments that run elsewhere, pushes each
 environment nor the policy. It records one episode at a time, for one thread at a time.
 """
 
+# Theory of operation
+#
+# The recorder is told of steps; it makes none. It knows neither environment, policy nor link, so an environment loop, a
+# service whose environments run on other machines, and a test drive it alike.
+#
+# State: the open episode (`Episode`), the Buffer, and a few counters. `begin`, `step` and `end` change them, and the
+# thread that steps is the only one that calls. An episode is in one of three states:
+#
+#     none open   begin   -> open       the reset becomes row 0, without an action, with reward 0.0
+#     open        step    -> open       row n: the action, and the observation, reward and flags it led to
+#     open        step    -> none open  a flag is set, or the limit is reached; its record is left
+#     open        end     -> none open  nobody knows how it would have gone on: its record says "aborted"
+#     open        begin   -> open       ends it first, as `end`
+#
+# A row holds the observation *after* its action, so the trainer needs two neighbouring rows for a transition, and the
+# reset is a row. With a limit of 3, an episode is rows 0 to 3, and row 3 is truncated.
+#
+# Order matters in `step`: the row is appended before the episode's numbers change. If the codec refuses a value, the
+# exception finds an episode that still agrees with its rows.
+#
+# A record is made from the environment's rewards, not from the rows: a compressor may change the rows, and rows may be
+# dropped for lack of space, while the return that a user reads stays that of the episode.
+#
+# `set_version` is called between two steps. Rows from then on carry the new version, since it chose the next action;
+# the row before it was made by the old one. The version lives here, and not with the policy, because the only question
+# about it is "which policy made this row".
+#
+# Failures: `drop_unsent` removes what a failed environment has made and nobody has seen; the part that was sent stays,
+# and ends as aborted. `put_back` returns what a link did not take; order does not change, because nothing was recorded
+# in between.
+#
+# Rejected: a queue between loop and recorder (a copy and a thread for each step, to save about 2 us of the loop).
+
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,15 @@
 """The recording of a worker: its samples as sessions in a folder, written beside the environment loop."""
 
+# Theory of operation
+#
+# The samples that the uplink hands over go to a folder as well as to the link (`--record`), so every schedule records.
+# A thread writes, so a slow disk delays no step. The records are messages of a worker, not whole sessions: memory stays
+# bounded, and a killed process loses one message. `SessionJoiner` joins episodes when they are read, and compares their
+# steps and returns with the episodes' records, since a step that vanishes on the way leaves no other trace.
+#
+# Hand-overs that wait for the thread become one record: with one step in each hand-over, that writes 4.7 times as many.
+# The ranges of actions are in the recording too, written before the samples that widen them.
+
 from __future__ import annotations
 
 import logging

@@ -4,6 +4,39 @@ A row is one environment, client session or agent that the policy acts for. Rows
 batch. Others, such as sessions, keep their part (`carried`) themselves and lend it to the runner for an action.
 """
 
+# Theory of operation
+#
+# The runner owns what an actor must not: the acting state of each row, the random generator, and the number of its
+# weights. An actor can thus be replaced in the middle of an episode, by other weights or another object, and the
+# episode goes on with the same state. It knows no environment, no version numbers and no link.
+#
+# Three ways to an action, of which a row count and a class choose one when the actor is set, never in a step:
+#
+# 1. `act` of a plain actor: one observation, no state here. `plain_act` gives the loop the bare function, after the
+#    first action has shown that the policy can act at all, so that a step costs one call.
+# 2. `act_batch` with one row: recurrent actors, and users' `BatchActor`. The batch axis is added and removed here.
+# 3. `act_batch` with several rows: also the project's policies without a state. With one row their `act` is twice as
+#    fast; with eight, one product of matrices of [8, n] costs about three of [1, n]. A class of another package that
+#    overrides `act` keeps its `act`, one row after the other: `act_batch` would silently leave its changes out.
+#
+# `carried` is replaced and never changed in place. A session of a client can therefore keep the tuple of an earlier
+# step and return to it, and rows of different sessions never share an array.
+#
+# States in samples: a recurrent learner needs the state *before* an action, but not of each tick. With `state_interval`
+# = 4, ticks 0, 4, 8, ... of an episode carry it, and so does the first tick after new weights, because a state that
+# other weights have made is no start for these. All other ticks carry zeros: the columns must exist in every row, and
+# zeros compress to nothing.
+#
+# An action is checked last, after `override`: a person's or an expert's action must be finite too. `override` is called
+# after the policy, not in place of it, so that the policy's state follows the whole episode.
+#
+# The first action of all is special: if it fails, no later one will succeed (a wrong shape, a missing key), so it
+# becomes a ConfigError that names the policy. Failures of the machine (OSError, MemoryError) may pass and stay what
+# they are.
+#
+# Seeds: policy and environment get different generators from one seed. NumPy would make the same stream of both, and
+# the environment's noise would be the exploration.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,6 +6,20 @@ and before each slice of an episode if the rule holds there too. While the answe
 the trainer's directives, tells the trainer why it waits, and asks again when something has arrived.
 """
 
+# Theory of operation
+#
+# One schedule runs all modes of collection; a rule answers with *room*, the number of steps that may be taken now.
+# Asynchronous: unlimited, unless the trainer has more steps than its updates require. Synchronous: what the ratio of
+# steps to models allows, in the worker's turn. Lockstep: the rest of the assignment.
+#
+# Example: synchronous, `max_env_steps_per_update` 2 and models after 50 updates each: one model gives room for 100
+# steps. An episode of 200 steps is collected in two slices. Without room, all samples are sent first, because the
+# trainer may wait for exactly these; then a due evaluation runs; then the rule takes what has arrived; then the trainer
+# learns the reason; and only then the schedule waits, for the next change of the link.
+#
+# Rejected: a queue between loop and recorder (one more copy and thread per step); one class per mode derived from a
+# common worker (the earlier design); a context dict passed through the parts (untyped).
+
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,15 @@
 """One policy for many sessions: all of them share one copy of the weights."""
 
+# Theory of operation
+#
+# All client sessions of an agent share one actor. The sender thread loads new weights into a second
+# actor; the event loop swaps the two, between two steps, so no step waits for a load and none acts with half a version.
+#
+# The policy is a `PolicyRunner`, whose random generator all sessions share. Each session keeps its part of the acting
+# state (`carried`: recurrent state, ticks, the weights that acted last), lends it for an action, and keeps the old one
+# if the action fails. An actor that keeps a state of its own between steps (it overrides `begin_episode` and is no
+# `BatchActor`) is refused: the sessions would act with each other's.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

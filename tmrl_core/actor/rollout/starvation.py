@@ -1,5 +1,16 @@
 """Detection of starvation: worker and trainer wait for each other."""
 
+# Theory of operation
+#
+# The ratios of both sides can make them wait for each other forever. The trainer's `Progress` contains its shortfall; a
+# worker that may not continue, and whose samples are all acknowledged, reports its reason (`Waits`). The trainer
+# decides, because it knows all workers: if it lacks samples and every worker waits for longer than the silence limit of
+# a link, both sides end with an error that contains the numbers. It waits 30 s for workers whose links are lost, since
+# they may return with the missing samples. A trainer that gives up says so in its last `Progress`, which stays valid
+# after it has left; workers of a trainer that was killed wait for the next one.
+#
+# Rejected: inferring starvation from silence, which cannot tell it from a long episode.
+
 from __future__ import annotations
 
 import time

@@ -202,12 +202,14 @@ class StepCheck:
 
     def fits(self, obs: Any, reward: Any) -> bool:
         """Return True if `step` would change nothing but the reward's type. False: only `step` can decide."""
+        return type(reward) is self.reward_type and isfinite(reward) and self.fits_observation(obs)
+
+    def fits_observation(self, obs: Any) -> bool:
+        """Return True if `observation` would change nothing. False: only `observation` can decide."""
         return (
             type(obs) is ndarray
             and obs.dtype is self.dtype
             and obs.shape == self._shape
-            and type(reward) is self.reward_type
-            and isfinite(reward)
             and (
                 isfinite(sum(obs.tolist()))
                 if self.few is not None
@@ -278,7 +280,10 @@ def is_finite(action: Any) -> bool:
     if isinstance(action, (tuple, list)):
         return all(map(is_finite, action))
     array = np.asarray(action)
-    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+    if array.dtype.kind not in "fc":
+        return True
+    # One number shows that few numbers are finite, in a fifth of the time. A sum that overflows is looked at again.
+    return (array.size <= _FEW and isfinite(abs(sum(array.ravel().tolist())))) or bool(np.isfinite(array).all())
 
 
 def as_number(reward: Any) -> Any:

@@ -5,6 +5,20 @@ with each version, reports that, and waits. The trainer trains on these samples 
 then gives the turn back (`Progress.turn`). Without a seed both run concurrently.
 """
 
+# Theory of operation
+#
+# With `run.seed` and `worker.max_steps_per_update`, worker and trainer alternate. The worker collects with version v
+# everything that its ratio allows, sends it, and reports this (its `Waits` names v). The trainer, which then has all
+# samples, trains up to its next publication, requests an evaluation that is due, publishes v + 1 and returns the turn.
+# No result then depends on arrival times or on the division of samples into messages.
+#
+# In all other modes, and with a peer that takes no turns because its machine has other settings, both sides run freely:
+# a worker with a policy and without a turn continues after 10 s, and a trainer after 60 s, for good. The trainer waits
+# only if it has a single worker: with several nothing is repeatable, and one of them could block the others.
+#
+# Rejected: fixed points in the trainer's loop with a fixed number of samples (half a message would have to wait
+# uncommitted); acting with exactly the version that a step is due (workers store only the latest).
+
 from __future__ import annotations
 
 import logging

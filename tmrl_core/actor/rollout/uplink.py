@@ -6,6 +6,43 @@ hundreds of client sessions. One thread makes all calls, except `stop`, which an
 call.
 """
 
+# Theory of operation
+#
+# Everything that passes between a worker and its link passes here: samples out; policies, directives and the end of the
+# run in. The uplink knows no socket (a link may be a list in a test), no environment and no episode.
+#
+# State, all of the collecting thread but one:
+#
+# - `_stopping` is set once, by any thread or by a signal handler, and never cleared. So it needs no lock, and a stop
+#   that comes before a `run` method ends that one too. `wake` ends a wait that has begun; it takes no lock either,
+#   because a signal handler may interrupt the thread that holds one.
+# - `latest_version` is of the latest policy that has *arrived*, `recorder.version` of the one that *acts*. They differ
+#   while a policy is refused. A turn is compared with the first, so that a refused policy does not block the run.
+# - `_versions_counted`, `_versions_taken` and `_versions_kept` are places on the link's counter of published versions,
+#   which includes versions that were replaced before anybody took them. The worker may so count models it never saw:
+#   with a limit of 10 steps a model, a worker that was away for 5 versions may make 50 steps. Counters are read
+#   *before* the policy is taken: a version that arrives in between is counted next time, never lost, never counted
+#   twice.
+#
+# Samples are sent one chunk at a time, each with a wait of `FULL_S` at most. A full queue of a link that blocks is no
+# error: the uplink tries again until there is space or the run ends. What was not sent goes back to the recorder, in
+# order, so `close` can still hand it over. Records go with the last chunk: their episodes end in it, and a trainer that
+# has the record has the rows.
+#
+# A policy that does not fit (another architecture, numbers that are not finite, bytes that cannot be read) is refused,
+# and the old one acts on. The reason is logged once, not once a second. While no policy of the trainer has ever fitted
+# and the trainer refuses the samples, the worker rests (`unfit`): samples of its own first policy would use bandwidth
+# only.
+#
+# An evaluation is due once for each id, and only when its policy acts. If it fails in the middle (an action that is not
+# finite), it is due again with the next policy, and not with the same one, which would fail again.
+#
+# At the end: `close` first takes what is recorded, then gives the link what is left of `drain_timeout_s`. The report
+# adds what never reached the link, so that acknowledged + handed over + lost is all that was collected.
+#
+# Rejected: the uplink as a thread that pulls from the recorder (the Buffer would need a lock in each step); a policy
+# loaded by the I/O thread (weights would change in the middle of an action).
+
 from __future__ import annotations
 
 import contextlib

@@ -1,25 +1,5 @@
 """Several environments of one worker, which are stepped together through Gymnasium's vector interface."""
 
-from __future__ import annotations
-
-import math
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-
-from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
-from tmrl_core.actor.rollout.lateness import Timed
-from tmrl_core.actor.rollout.step_checks import BadValue, failure
-from tmrl_core.config.environment_contract import as_environment
-from tmrl_core.envs.identity import unwrapped
-from tmrl_core.errors import ConfigError
-from tmrl_core.long_calls import watched
-from tmrl_core.samples.columns import map_leaves
-from tmrl_core.signal_handlers import take_back
-
 # Theory of operation
 #
 # The worker makes `worker.envs` environments, and Gymnasium's SyncVectorEnv steps one after the other: what is saved is
@@ -41,6 +21,27 @@ from tmrl_core.signal_handlers import take_back
 #
 # A failure of one row is a failure of all: Gymnasium's exception does not say of which row it is, and the other rows of
 # a SyncVectorEnv have been stepped in part. All rows are then reset.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
+from tmrl_core.actor.rollout.lateness import Timed
+from tmrl_core.actor.rollout.step_checks import BadValue, failure
+from tmrl_core.config.environment_contract import as_environment
+from tmrl_core.envs.identity import unwrapped
+from tmrl_core.errors import ConfigError
+from tmrl_core.long_calls import watched
+from tmrl_core.samples.columns import map_leaves
+from tmrl_core.signal_handlers import take_back
 
 
 class Restart(NamedTuple):
@@ -223,7 +224,9 @@ class VectorEnvironment(CheckedEnvironment):
                 ended = terminated_B | truncated_B
                 if ended.any():
                     obs_B = self._end(ended, obs_B, infos)
-            obs_B, reward_B = self._check.observation(obs_B), self._rewards(reward_B)
+            if not self._check.fits_observation(obs_B):
+                obs_B = self._check.observation(obs_B)
+            reward_B = self._rewards(reward_B)
             if not self._has_stepped:
                 self._has_stepped = True
                 self.when_stepped()
@@ -252,14 +255,15 @@ class VectorEnvironment(CheckedEnvironment):
         """Return the rows whose next episodes began with the latest step, once; None: they begin with the next step."""
         restart, self._restart = self._restart, None
         if restart is not None:
-            restart = restart._replace(obs_B=self._check.observation(restart.obs_B, ", after a reset"))
-        return restart
+            obs_B = self._check.observation(restart.obs_B, ", after a reset")
+            return Restart(restart.rows, obs_B, restart.infos)
+        return None
 
     def _rewards(self, reward_B: Any) -> np.ndarray:
         rewards: np.ndarray = np.asarray(reward_B, np.float64)
         if rewards.shape != (self.rows,):
             raise failure(f"the rewards have the shape {rewards.shape}, {self.rows} environments want ({self.rows},)")
-        if not np.isfinite(rewards).all():
+        if not isfinite(sum(rewards.tolist())) and not np.isfinite(rewards).all():
             raise failure(BadValue(f"the rewards are {rewards}, finite numbers are wanted"))
         return rewards
 

@@ -1,23 +1,5 @@
 """The loop of several environments that are stepped together: one policy acts for all of them at once."""
 
-from __future__ import annotations
-
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
-
-import numpy as np
-
-from tmrl_core.actor.rollout.collector import Hook
-from tmrl_core.actor.rollout.loop import EnvironmentLoop
-from tmrl_core.actor.rollout.polling import next_slice
-from tmrl_core.actor.rollout.recorder import Episode
-from tmrl_core.actor.rollout.runner import PolicyRunner
-from tmrl_core.actor.rollout.vector_environment import Restart, VectorEnvironment, info_of
-from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
-from tmrl_core.errors import ConfigError
-from tmrl_core.networking.protocol.messages import Evaluation
-
 # Theory of operation
 #
 # A schedule plays episode after episode, and has not to know that several are open. `train` therefore returns True once
@@ -35,6 +17,24 @@ from tmrl_core.networking.protocol.messages import Evaluation
 # the open episodes ("aborted", of which all samples stay), reset all rows with the seeds, and let a row idle once its
 # episode is over: what it does then is not counted. Waiting for all of them keeps the mean unbiased: the first 8 of 100
 # episodes to end are the short ones. For the same reason whole episodes of a lockstep round are refused.
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tmrl_core.actor.rollout.collector import Hook
+from tmrl_core.actor.rollout.loop import EnvironmentLoop
+from tmrl_core.actor.rollout.polling import next_slice
+from tmrl_core.actor.rollout.recorder import Episode
+from tmrl_core.actor.rollout.runner import PolicyRunner
+from tmrl_core.actor.rollout.vector_environment import Restart, VectorEnvironment, info_of
+from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.protocol.messages import Evaluation
 
 
 class VectorLoop(EnvironmentLoop):
@@ -87,8 +87,7 @@ class VectorLoop(EnvironmentLoop):
         if not collect:
             return self._play_each(test, limit, allow, evaluation)
         recorder = self.recorder
-        if self._ends:
-            self._ends -= 1
+        if self._one_ended():
             return True
         if not recorder.running or self.next_seed is not None:
             self._reset_all()
@@ -102,10 +101,15 @@ class VectorLoop(EnvironmentLoop):
             began = time.perf_counter()
             played = self._advance(longest)
             self.steps_until_poll = next_slice(self.steps_until_poll, played, time.perf_counter() - began)
-            if self._ends:
-                self._ends -= 1
+            if self._one_ended():
                 self._note_success()
                 return True
+
+    def _one_ended(self) -> bool:
+        """Return True once for each episode that has ended."""
+        ended = self._ends > 0
+        self._ends -= ended
+        return ended
 
     def _reset_all(self) -> None:
         """Begin an episode in each row, to be collected."""

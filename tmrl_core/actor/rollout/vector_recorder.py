@@ -116,8 +116,11 @@ class VectorRecorder(StepRecorder):
         """
         if begun is not None:
             reward_B = np.where(begun, 0.0, reward_B)
-            for name, value in (reset_extras or {}).items():
-                extras_B = {**extras_B, name: _with_rows(extras_B[name], begun, value)}
+            values = reset_extras or {}
+            extras_B = {
+                name: _with_rows(value_B, begun, values[name]) if name in values else value_B
+                for name, value_B in extras_B.items()
+            }
         infos = self._infos(infos_B, range(self.rows)) if infos_B else {}
         self._write(Slot(obs_B, action_B, reward_B, terminated_B, truncated_B, extras_B, infos, begun), ())
         self._totals += reward_B

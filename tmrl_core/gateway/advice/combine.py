@@ -5,6 +5,15 @@ Shape suffixes: N discrete actions, A action elements.
 Source: Hinton, Neural Computation 14 (2002), section 2, of products of experts.
 """
 
+# Theory of operation
+#
+# An action is drawn from the product of the session's behaviour policy, exploration included, and its advisors'
+# policies without exploration. All learners are off-policy, so they learn from it unchanged. Discrete products are
+# renormalized; if no action is possible for all, the session's own policy counts. Gaussian products are made before the
+# squashing (TD3, DDPG: before the clipping, with their exploration noise as the standard deviation). Actions are drawn
+# in the same way with and without advisors, so a uniform advisor changes no bit of a run. Rejected: averaging the
+# weights of sessions, since networks that were trained apart have no common coordinates.
+
 from __future__ import annotations
 
 from collections.abc import Sequence

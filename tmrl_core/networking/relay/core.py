@@ -417,21 +417,13 @@ class Relay:
 
     def _accept_hello(self, connection: RelayConnection, hello: Hello) -> None:
         """Answer a `Hello`: admit the peer, or refuse it with the reason."""
-        version = negotiate(hello.versions, self.versions)
-        if version is None:
-            self.refuse_versions(connection, hello.versions)
+        # Before anything of the message is used, and before its id could tell who else is linked.
+        if not self.admits(connection, hello):
             return
-        connection.version = version
         if len(hello.peer) != 16:
             raise RemoteProtocolError("a peer's id has 16 bytes")
-        # Before anything of the message is used, and before its id could tell who else is linked.
-        verdict = self.authenticate(hello, connection)
-        if verdict is not None:
-            self.refuse_peer(connection, *verdict)
-            return
         if hello.incarnation >= MAX_NUMBER:
             raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
-        connection.belong_to_holder(hello.role)
         connection.anew = hello.role != "observer" and hello.incarnation > max(self.incarnation, _BELIEVED[hello.role])
         if hello.role == "worker" and self.trainer is not None and hello.incarnation > self.incarnation:
             self._raises[connection.principal] += not connection.anew
@@ -460,6 +452,20 @@ class Relay:
             self._accept_trainer(connection, hello)
         else:
             self._accept_observer(connection)
+
+    def admits(self, connection: RelayConnection, hello: Hello) -> bool:
+        """Return True for a peer of a known version with valid credentials, which the link has then; refuse others."""
+        version = negotiate(hello.versions, self.versions)
+        if version is None:
+            self.refuse_versions(connection, hello.versions)
+            return False
+        verdict = self.authenticate(hello, connection)
+        if verdict is not None:
+            self.refuse_peer(connection, *verdict)
+            return False
+        connection.version = version
+        connection.belong_to_holder(hello.role)
+        return True
 
     def refuse_versions(self, connection: RelayConnection, versions: tuple[int, ...]) -> None:
         """Tell a peer that the two sides have no protocol version in common."""
@@ -531,7 +537,6 @@ class Relay:
         # that.
         if older is not None:
             older.refuse("superseded", "the same worker has connected again")
-            older.leave()
         connection.name = self._label_of(connection)
         taken = self._places_of(connection)
         connection.place = next(place for place in itertools.count(1) if place not in taken)
@@ -585,7 +590,6 @@ class Relay:
             return
         if older is not None:
             older.refuse("superseded", "the same trainer has connected again")
-            older.leave()
         known = max(self.incarnation, hello.incarnation)
         # Trainers that choose their incarnation may choose the same one.
         free = self._held_by[1] == hello.peer or self._held_by[0] != known
@@ -625,7 +629,13 @@ class Relay:
         worker = stream.worker
         if trainer is None or trainer.run != stream.run:
             if worker is not None and not stream.handing:  # the spool still acts as the stream's trainer
-                self._halt(worker, stream)
+                reason = ""
+                if trainer is not None:
+                    reason = (
+                        f"the Server's trainer is of run {trainer.run!r}, this worker of run {stream.run!r}: nothing "
+                        "is sent until the names are the same (run.name)"
+                    )
+                worker.send(Halt(stream.channel, reason))
             return
         # Never reused on this link: messages about a stream that has left, still on their way from the trainer, must
         # not hit another one.
@@ -637,19 +647,6 @@ class Relay:
         if stream.waits:
             self._send_wait_reason(stream)
         self._send_lateness(stream)
-
-    def _halt(self, worker: RelayConnection, stream: RelayStream) -> None:
-        trainer = self.trainer
-        if trainer is None:
-            worker.send(Halt(stream.channel))
-        else:
-            worker.send(
-                Halt(
-                    stream.channel,
-                    f"the Server's trainer is of run {trainer.run!r}, this worker of run {stream.run!r}: nothing "
-                    "is sent until the names are the same (run.name)",
-                )
-            )
 
     def open_stream(self, connection: RelayConnection, message: OpenStream) -> None:
         """Open a stream on a worker's link."""

@@ -41,7 +41,6 @@ class Places:
                 return False
             oldest = next(one for one in self._links if one.principal == principal)
             oldest.refuse("full", f"all {self._most} places are taken and these credentials have most; try again later")
-            oldest.leave()
         self._links[link] = None
         return True
 

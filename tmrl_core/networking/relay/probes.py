@@ -5,13 +5,19 @@ measurements are bounded, so that probes cannot overload the Server: a few at a 
 from one shared allowance that refills slowly. Answers are made one at a time, as the link takes them.
 """
 
+# Theory of operation
+#
+# A separate message and no flag of `Hello`, because a probe has no peer id, label and incarnation, which the Server
+# could take for those of a peer. A wrong token has the same cost as with `Hello`, so probes cannot be used to guess
+# one.
+
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
 
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, control_frame, negotiate
+from tmrl_core.networking.protocol.messages import Diagnosis, Echo, Hello, Probe, control_frame
 from tmrl_core.networking.relay.places import Places
 from tmrl_core.token_bucket import TokenBucket
 
@@ -76,26 +82,17 @@ class Probes:
     def accept(self, connection: RelayConnection, probe: Probe, now: float) -> None:
         """Report the Server's state, and whether a `Hello` of that role would be admitted."""
         relay = self._relay
-        version = negotiate(probe.versions, relay.versions)
-        if version is None:
-            relay.refuse_versions(connection, probe.versions)
+        if not relay.admits(connection, Hello(probe.versions, probe.role, probe.token, probe.run, "", bytes(16))):
             return
-        hello = Hello(probe.versions, probe.role, probe.token, probe.run, "", bytes(16))
-        verdict = relay.authenticate(hello, connection)
-        if verdict is not None:
-            relay.refuse_peer(connection, *verdict)
-            return
-        connection.belong_to_holder(probe.role)
         if not self.places.admit(connection):
             relay.refuse_peer(connection, "full", f"{MAX_PROBES} other checks are in progress; try again later")
             return
-        connection.version = version
         connection.state, connection.source = "probe", connection.echoes.next_frame
         connection.echoes.up_bytes = connection.echoes.down_bytes = allowance = self._allowance(now)
         trainer = relay.trainer
         connection.send(
             Diagnosis(
-                version=version,
+                version=connection.version,
                 versions=relay.versions,
                 time_s=relay.wall_clock(),
                 no_place=relay.no_place_for(probe.role)[:1000],

@@ -25,6 +25,10 @@ and each principal has a share of it, `TRAINER_SHARE`.
 # cores idle until it has started again. They last 4 s at most, since a link that is not read for longer looks dead to
 # its peer.
 #
+# Handshakes, and the first stream of a link, count for certificates only, because the machines of a fleet with one
+# token connect again together. A principal beyond its burst is not read for a while, on all of its links, and its
+# connections count against the rate of its address.
+#
 # Output is not measured, because most answers are acknowledgements of honest samples; what answers cost is in
 # `EFFECTS`. Rejected: a limit for samples too (one busy worker may use a whole core, and the trainer's credit bounds
 # it), and only a fair share among busy principals (a flood would still take all of the idle time).

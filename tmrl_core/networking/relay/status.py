@@ -15,7 +15,11 @@ observers together, and rates are differences of two snapshots.
 # principals take turns within each, so that a worker with a thousand streams displaces neither peers nor the streams of
 # others. What is left out is counted.
 #
-# Rejected: a separate port or a file on the Server's host, which is nothing for the researcher at the trainer.
+# The trainer's credentials may ask, and so may credentials on the Server's machine: the token of an observer is derived
+# from the Server's private key, whose holder can read everything anyway, so no file is added. Workers may not ask: they
+# stand where they can be stolen, and a snapshot names all others with their addresses. Rejected: a separate port or
+# file on the Server's host (nothing for the researcher at the trainer); a token of its own (existing bundles would lack
+# it).
 
 from __future__ import annotations
 

@@ -53,6 +53,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import StorageError
 from tmrl_core.networking.protocol.messages import MAX_NUMBER, MAX_SIGNATURE_BYTES
 from tmrl_core.networking.spools.fair_queue import FairQueue, Job
@@ -356,6 +357,7 @@ def _notes(reader: SegmentReader) -> Iterator[tuple[bytes, int, int]]:
             yield record.note, len(record.payload), record.payload_offset
 
 
+@decodable
 class _Header(msgspec.Struct, frozen=True):
     """Description of a stream in its file.
 

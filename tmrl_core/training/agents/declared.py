@@ -1,5 +1,17 @@
 """Constructors of agents, described by their settings."""
 
+# Theory of operation
+#
+# An algorithm is declared once, in a file `*_settings.py` beside its agent, which needs no torch: its settings, each
+# with type, default, limit and description, and its row of the table of algorithms. Constructors, signatures,
+# docstrings, exports, the checks of a configuration and the tables of the documents follow from it, also on machines
+# without torch. The agent holds its settings as one object, which is part of checkpoints, since a schedule may change
+# it.
+#
+# Rejected: a folder for each algorithm (a third file, and other import paths, for nothing). Policies, networks and
+# training loops write their parameters out: scripts call them by position, editors and type checkers read them there,
+# and generating them would save some sixty lines of repetition. A test compares their defaults with the configuration.
+
 from __future__ import annotations
 
 import dataclasses

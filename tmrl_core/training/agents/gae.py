@@ -1,5 +1,15 @@
 """Generalized advantage estimation."""
 
+# Theory of operation
+#
+# Advantages end at a termination: what follows has no value. At any other end of a run of transitions (truncation, end
+# of an assignment, an episode interrupted by an evaluation), the value of the last observation replaces the rest,
+# because the episode would have gone on. Both are columns of their own; a single `done` would teach that time limits
+# are death.
+#
+# Runs are those of the batch, not whole episodes: a round may cut an episode, and the next round's rows were chosen by
+# another policy.
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,11 @@
 """Running mean and variance of rows."""
 
+# Theory of operation
+#
+# The moments are buffers of a policy, hence part of its weights: workers, evaluations and saved policies need nothing
+# else. A round affects them after it has been trained on, and the next version contains them, so log-densities are
+# compared under the moments that the acting policy used.
+
 from __future__ import annotations
 
 import torch

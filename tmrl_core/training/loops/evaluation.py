@@ -3,6 +3,16 @@
 An `Evaluator` is sans-I/O: it receives episode records and the connected workers, and sends requests through `ask`.
 """
 
+# Theory of operation
+#
+# A worker that plays is asked: one that has sent something in the last 60 s, or waits, before one that was only made.
+# The log and the records name a worker that was asked and ends no episode for 10 s; if it does not play, one that does
+# is asked too.
+#
+# The target is confirmed before the end: an evaluation that reaches `trainer.evaluation.target_return` stops training.
+# The policy of that time is evaluated again, and only a second success ends the run. One lucky evaluation is not a
+# result.
+
 from __future__ import annotations
 
 import logging

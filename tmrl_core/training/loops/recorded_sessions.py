@@ -1,5 +1,15 @@
 """Recorded sessions become samples of a memory, by the same builders as live ones."""
 
+# Theory of operation
+#
+# A trainer learns from recorded sessions alone (`trainer.offline`: no Server, no credentials), or from recorded and
+# live ones (`memory.recorded`). Two keys, because the first has no workers and no limit of updates per sample. Sessions
+# are appended as chunks, by the builders of live samples, before the first update; a memory on disk notes the progress
+# in the same record as the rows, so a killed trainer appends no session twice.
+#
+# Recorded actions are compared with the trainer's action space, since recordings come from other machines: a policy
+# with bounds learns from actions beyond them without an error, and saturates.
+
 from __future__ import annotations
 
 import logging

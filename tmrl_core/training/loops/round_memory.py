@@ -14,10 +14,14 @@ from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import LastRows, Round, RoundSegment
 from tmrl_core.training.memories.key_order import KeyOrders
-from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, stored_dtype
+from tmrl_core.training.memories.layout import Array, TreeSpec, stored_dtype, tree_spec
 from tmrl_core.training.memories.sample_check import check_samples
-from tmrl_core.training.memories.trees import flatten, leaves_of, template
+from tmrl_core.training.memories.trees import leaves_of, rebuild
 from tmrl_core.training.value_types import Batch, State, Tree
+
+ADVICE = (
+    "lockstep training needs arrays of numbers with one shape; convert it in worker.obs_preprocessor or the environment"
+)
 
 
 class RoundMemory(TrainingMemory):
@@ -87,7 +91,7 @@ class RoundMemory(TrainingMemory):
         if self.declared is not None:
             check_samples(chunk, self.declared, as_float32=True)
         trees = _trees(chunk)
-        found = {name: _spec_of(tree, name) for name, tree in trees.items()}
+        found = {name: tree_spec(tree, name, False, ADVICE) for name, tree in trees.items()}
         reward = np.asarray(chunk.reward)
         if reward.ndim != 1 or reward.dtype.kind not in "biuf":
             raise SampleRefusedError(
@@ -100,9 +104,8 @@ class RoundMemory(TrainingMemory):
                     f"the {name} of a sample is {spec}, and others' is {known}. Lockstep needs the same shapes and "
                     "dtypes from all workers; see that they use the same environment."
                 )
+            self._orders.check(name, spec, known)
         self._specs = {**found, **self._specs}
-        for name, tree in trees.items():
-            self._orders.note(name, tree)
 
     def __len__(self) -> int:
         """Return the number of transitions in the round."""
@@ -131,16 +134,15 @@ class RoundMemory(TrainingMemory):
             [np.concatenate([first, rest[:-1]]) for first, rest in zip(left, right, strict=True)]
             for left, right in zip(before, observations, strict=True)
         ]
-        shape = template(chunks[0].observation)
         extras = self._tree("extras", [chunk.extras for chunk in chunks], rows)
         places = _places(segments, rows)
         extras[PLACES] = torch.from_numpy(places).to(self.device or "cpu")
         extras[ENDS] = torch.from_numpy(_ends(places, segments, rows)).to(self.device or "cpu")
         return (
-            self._arranged("observation", shape, previous, rows),
+            self._arranged("observation", previous, rows),
             self._tree("action", [chunk.action for chunk in chunks], rows),
             self._numbers([chunk.reward for chunk in chunks], rows),
-            self._arranged("observation", shape, observations, rows),
+            self._arranged("observation", observations, rows),
             self._numbers([chunk.terminated for chunk in chunks], rows),
             self._numbers([chunk.truncated for chunk in chunks], rows),
             extras,
@@ -153,15 +155,15 @@ class RoundMemory(TrainingMemory):
         return np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
 
     def _tree(self, name: str, trees: Sequence[Tree], rows: Sequence[Array]) -> Tree:
-        return self._arranged(name, template(trees[0]), [leaves_of(tree) for tree in trees], rows)
+        return self._arranged(name, [leaves_of(tree) for tree in trees], rows)
 
-    def _arranged(self, name: str, shape: Tree, columns: Sequence[Sequence[Array]], rows: Sequence[Array]) -> Tree:
+    def _arranged(self, name: str, columns: Sequence[Sequence[Array]], rows: Sequence[Array]) -> Tree:
         """Return a tree of tensors: the wanted rows of all segments' columns."""
         tensors = []
         for parts in zip(*columns, strict=True):
             joined = np.concatenate([part[at] for part, at in zip(parts, rows, strict=True)])
             tensors.append(torch.from_numpy(joined.astype(stored_dtype(joined.dtype, True))).to(self.device or "cpu"))
-        return self._orders.arranged(name, shape, tensors)
+        return rebuild(self._specs[name].shape, tensors)
 
     def _numbers(self, columns: Sequence[Array], rows: Sequence[Array]) -> torch.Tensor:
         joined = np.concatenate([np.asarray(column)[at] for column, at in zip(columns, rows, strict=True)])
@@ -173,24 +175,6 @@ def _trees(chunk: Chunk) -> State:
     if not chunk.action_present.any():
         return {"observation": chunk.observation}
     return {"observation": chunk.observation, "action": chunk.action, "extras": chunk.extras}
-
-
-def _spec_of(tree: Tree, name: str) -> TreeSpec:
-    """Return the structure, dtypes and shapes of a column.
-
-    Raises:
-        SampleRefusedError: a leaf is no numeric array, so that training on it is impossible.
-    """
-    leaves = []
-    for path, column in flatten(tree):
-        if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":
-            raise SampleRefusedError(
-                f"{name}{path} is not an array of numbers with one shape, which lockstep training needs; convert it in "
-                "worker.obs_preprocessor or the environment."
-            )
-        # In the machine's byte order, which a worker may send in the other one.
-        leaves.append(Leaf(path, stored_dtype(column.dtype, downcast_float64=False), column.shape[1:]))
-    return TreeSpec(template(tree), tuple(leaves))
 
 
 def _places(segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:

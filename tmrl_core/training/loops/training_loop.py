@@ -50,7 +50,7 @@ import pstats
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -62,7 +62,7 @@ from tmrl_core.errors import StorageError
 from tmrl_core.long_calls import watched
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress, plain
-from tmrl_core.samples import Buffer, Chunk
+from tmrl_core.samples import Buffer, Chunk, EpisodeRecord
 from tmrl_core.samples.columns import worker_stream
 from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpointable import parameters_of
@@ -77,7 +77,7 @@ from tmrl_core.training.loops.stale_samples import without_stale
 from tmrl_core.training.loops.storage_failures import Unwritten
 from tmrl_core.training.loops.threads import Threads
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
-from tmrl_core.training.memories.sample_schema import expect
+from tmrl_core.training.memories.declaration import expect
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates
 from tmrl_core.training.value_types import Batch, Device, Indices, Metrics, State
 
@@ -201,8 +201,8 @@ class TrainingOffline(TrainingLoop):
         self._refused: tuple[int, str] = (0, "")
         """Number of samples that the memory has refused in this process, and the reason of the last refusal."""
         self.statistics = RoundStatistics()
-        self._metrics: deque[Mapping[str, float]] = deque(maxlen=names.MEAN_OF)
-        """Metrics of the latest training episodes."""
+        self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
+        """The latest training episodes."""
         self._bad = BadUpdates(max_bad_updates, bad_updates_folder)
 
         if isinstance(env_cls, tuple):
@@ -259,7 +259,7 @@ class TrainingOffline(TrainingLoop):
         "_yields",
         "_unwritten",
         "_refused",
-        "_metrics",
+        "_latest",
         "_bad",
         "_at_once",
         "_made",
@@ -417,7 +417,7 @@ class TrainingOffline(TrainingLoop):
             if not self._run_round(interface):
                 return None
         row = self._row()
-        interface.record_round(row)
+        interface.record_round(row, self._latest)
         self.round += 1
         self.step = 0
         return row
@@ -589,8 +589,8 @@ class TrainingOffline(TrainingLoop):
                 self._refused = (self._refused[0] + refused.rows, str(reason))
                 if id(refused) in kept_in:
                     kept_in[id(refused)][1].refuse(str(reason))
-            self._metrics += [
-                record.metrics for record in arrived.episodes if record.mode == "train" and record.end != "aborted"
+            self._latest += [
+                record for record in arrived.episodes if record.mode == "train" and record.end != "aborted"
             ]
         self.total_samples += received
         self.statistics.samples += received
@@ -681,6 +681,7 @@ class TrainingOffline(TrainingLoop):
         )
 
     def _row(self) -> Row:
+        infos = info_means("rollout", [record.metrics for record in self._latest])
         row: Row = {
             "epoch": self.epoch,
             "round": self.round,
@@ -695,7 +696,7 @@ class TrainingOffline(TrainingLoop):
             "samples_stale": self.samples_stale,
             "updates_skipped": self.updates_skipped,
             **self._optimizer_metrics(),
-            **{names.short(name): value for name, value in info_means("rollout", self._metrics).items()},
+            **{names.short(name): value for name, value in infos.items()},
             **self.statistics.row(),
         }
         sampled_lag = self._memory.pop_sampled_lag()

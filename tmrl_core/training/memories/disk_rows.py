@@ -304,7 +304,8 @@ class DiskRows(Rows):
         """Set the layout, which the next file's head describes."""
         self.layout = layout
         self._format = _format_of(layout)
-        self.describe()
+        self._describe()
+        self._log.seal()  # the next file has another head
 
     def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
         """Return `frames`. If the folder has none yet, the next file's head will describe them."""
@@ -317,11 +318,6 @@ class DiskRows(Rows):
     def stage_needs(self, runs: Sequence[Sequence[int]]) -> None:
         """Stage the needs, which the next commit writes."""
         self.staged_needs += [list(run) for run in runs]
-
-    def describe(self) -> None:
-        """Begin a new file, because its head differs."""
-        self._describe()
-        self._log.seal()
 
     def _describe(self) -> None:
         """Describe the layout of rows in the heads of the next files."""
@@ -489,31 +485,10 @@ class DiskRows(Rows):
             parts.append(self._format.columns(rows)[-1].copy())
         return np.concatenate(parts)
 
-    def verify(self) -> list[str]:
-        """Read every byte of every file. Return a description of each damage.
-
-        Raises:
-            StorageError: a file cannot be read.
-        """
-        found = []
-        for number in self._log.numbers:
-            reader = self._log.reader(number)
-            for _ in reader.records():
-                pass
-            if reader.torn_bytes:
-                found.append(f"{reader.path}: damaged after byte {reader.good_bytes} of {reader.size}")
-            reader.close()
-        return found
-
     def read_back(self, start: int, stop: int) -> Sequence[Array]:
         """Return the rows [start, stop) of each dtype group and of the versions. All must be readable."""
         assert self._format is not None
         return self._format.columns(self._rows_at(np.arange(start, stop)))
-
-    @property
-    def bytes_on_disk(self) -> int:
-        """Size of all files."""
-        return self._log.bytes
 
     def flush(self) -> None:
         """Flush the files; afterwards all committed rows survive a crash of the machine.

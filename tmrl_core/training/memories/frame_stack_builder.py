@@ -11,12 +11,11 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.frame_store import FrameStore, RamFrames, StackFormat
-from tmrl_core.training.memories.key_order import arranged, numbered
 from tmrl_core.training.memories.layout import Array, TreeSpec, describe_spec, spec_of
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.transition_builder import TransitionBuilder, other_folder
 from tmrl_core.training.memories.transitions import Tail, TransitionColumns
-from tmrl_core.training.memories.trees import leaves_of
+from tmrl_core.training.memories.trees import leaves_of, rebuild, template
 from tmrl_core.training.value_types import State
 
 
@@ -110,7 +109,7 @@ class FrameStackBuilder(TransitionBuilder):
             windows = np.lib.stride_tricks.sliding_window_view(frames, self.frame_stack, axis=0)
             unknown = np.zeros((skipped, *windows.shape[1:]), windows.dtype)
             leaves[i] = np.moveaxis(np.concatenate([unknown, windows]), -1, 1)
-        restored = replace(run, observation=arranged(numbered(run.observation), leaves))
+        restored = replace(run, observation=rebuild(template(run.observation), leaves))
         yield restored.slice(skipped, run.rows)
 
     def _note(self, columns: TransitionColumns) -> None:
@@ -162,7 +161,7 @@ class FrameStackBuilder(TransitionBuilder):
             self._floors[i] = store.floor()
             before = tail.observation[i][-1] if tail is not None and continues else None
             leaves[i] = store.store(leaves[i].astype(store.held.dtype, copy=False), before)
-        return replace(chunk, observation=arranged(numbered(chunk.observation), leaves))
+        return replace(chunk, observation=rebuild(template(chunk.observation), leaves))
 
     def _usable_tail(self, stream: bytes) -> Tail | None:
         """Return the stream's tail.

@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples.supported_values import DTYPES
-from tmrl_core.training.memories.key_order import KeyOrders
-from tmrl_core.training.memories.trees import flatten, template
+from tmrl_core.training.memories.trees import flatten, numbers_of, rebuild, template
 from tmrl_core.training.value_types import Batch, State, Tree
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -73,20 +72,23 @@ class TreeSpec:
         return "(" + ", ".join(str(leaf) for leaf in self.leaves) + ")"
 
 
-def tree_spec(tree: Tree, what: str, downcast_float64: bool) -> TreeSpec:
+ADVICE = (
+    "a columnar memory holds numeric arrays only. Use a memory derived from tmrl_core.training.TorchMemory for such "
+    "samples, or a sample_compressor"
+)
+
+
+def tree_spec(tree: Tree, what: str, downcast_float64: bool, advice: str = ADVICE) -> TreeSpec:
     """The `TreeSpec` of columns: leaves are [rows, *shape].
 
     Raises:
-        SampleRefusedError: a leaf is not a numeric array, so a columnar memory cannot hold it.
+        SampleRefusedError: a leaf is not a numeric array.
     """
     leaves = []
     for path, leaf in flatten(tree):
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "biuf":
             found = f"dtype {leaf.dtype}" if isinstance(leaf, np.ndarray) else "values that are no numeric array"
-            raise SampleRefusedError(
-                f"{what}{path} holds {found}; a columnar memory holds numeric arrays only. "
-                "Use a memory derived from tmrl_core.training.TorchMemory for such samples, or a sample_compressor."
-            )
+            raise SampleRefusedError(f"{what}{path} holds {found}; {advice}.")
         leaves.append(Leaf(path, stored_dtype(leaf.dtype, downcast_float64), leaf.shape[1:]))
     return TreeSpec(template(tree), tuple(leaves))
 
@@ -119,7 +121,6 @@ class RowLayout:
         observation: spec of one observation.
         action: spec of one action.
         extras: names of further columns that the memory computes, one float32 each.
-        orders: of the keys of observations, actions and extras in batches.
         sample_extras: specs of the samples' own extras, by name.
         sequence: length and stride of the sequences in rows; None: rows hold transitions.
     """
@@ -129,7 +130,6 @@ class RowLayout:
         observation: TreeSpec,
         action: TreeSpec,
         extras: Sequence[str] = (),
-        orders: KeyOrders | None = None,
         sample_extras: Mapping[str, TreeSpec] = MappingProxyType({}),
         sequence: tuple[int, int] | None = None,
     ) -> None:
@@ -137,7 +137,6 @@ class RowLayout:
         self.action = action
         self.sample_extras = dict(sample_extras)
         self.sequence = sequence
-        self.orders = orders or KeyOrders()
         self.dtypes: list[np.dtype] = []
         self.sizes: list[list[int]] = []
         """Return the number of elements in a row of each group."""
@@ -179,12 +178,11 @@ class RowLayout:
 
     def batch(self, column: Callable[[Column], Tree]) -> Batch:
         """Return (prev_obs, new_act, rew, new_obs, terminated, truncated) with `column(c)` as each leaf."""
-        arranged = self.orders.arranged
         return (
-            arranged("observation", self.observation.shape, [column(c) for c in self.prev_obs]),
-            arranged("action", self.action.shape, [column(c) for c in self.act]),
+            rebuild(self.observation.shape, [column(c) for c in self.prev_obs]),
+            rebuild(self.action.shape, [column(c) for c in self.act]),
             column(self.rew),
-            arranged("observation", self.observation.shape, [column(c) for c in self.new_obs]),
+            rebuild(self.observation.shape, [column(c) for c in self.new_obs]),
             column(self.terminated),
             column(self.truncated),
         )
@@ -193,8 +191,7 @@ class RowLayout:
         """Return the extras by name, with `column(c)` as each leaf."""
         found = {name: column(c) for name, c in self.extras.items()}
         for name, columns in self.sample_extra_columns.items():
-            leaves = [column(c) for c in columns]
-            found[name] = self.orders.arranged(extra_order(name), self.sample_extras[name].shape, leaves)
+            found[name] = rebuild(self.sample_extras[name].shape, [column(c) for c in columns])
         return found
 
     def describe(self) -> State:
@@ -202,7 +199,6 @@ class RowLayout:
         described: State = {
             "observation": describe_spec(self.observation),
             "action": describe_spec(self.action),
-            "orders": self.orders.describe(),
         }
         if self.extras:
             described["extras"] = list(self.extras)
@@ -224,11 +220,7 @@ class RowLayout:
             raise ValueError("extras that are not names")
         observation, action = spec_of(description["observation"]), spec_of(description["action"])
         sample_extras = {name: spec_of(value) for name, value in description.get("sample_extras", {}).items()}
-        made = cls(observation, action, extras, None, sample_extras, _sequence_of(description.get("sequence")))
-        own = {extra_order(name): spec for name, spec in sample_extras.items()}
-        for name, spec in {"observation": observation, "action": action, **own}.items():
-            made.orders.restore(name, description["orders"][name], spec.shape, len(spec.leaves))
-        return made
+        return cls(observation, action, extras, sample_extras, _sequence_of(description.get("sequence")))
 
 
 def _sequence_of(description: Tree) -> tuple[int, int] | None:
@@ -238,11 +230,6 @@ def _sequence_of(description: Tree) -> tuple[int, int] | None:
     if not 1 <= stride <= length:
         raise ValueError("a sequence of impossible length and stride")
     return length, stride
-
-
-def extra_order(name: str) -> str:
-    """Return the name of an extra's order of keys."""
-    return f"extra {name}"
 
 
 def describe_spec(spec: TreeSpec) -> State:
@@ -266,6 +253,12 @@ def spec_of(description: State) -> TreeSpec:
     )
     if any(size < 0 for leaf in leaves for size in leaf.shape):
         raise ValueError("a shape with a negative size")
+    try:
+        numbers = numbers_of(description["shape"])
+    except RecursionError as exc:
+        raise ValueError("a structure that is nested too deeply") from exc
+    if sorted(numbers) != list(range(len(leaves))):
+        raise ValueError(f"a structure that is not one of {len(leaves)} leaves")
     return TreeSpec(description["shape"], leaves)
 
 

@@ -3,6 +3,11 @@
 Source: Ball et al., RLPD, arXiv:2302.02948, section 4.1 (symmetric sampling).
 """
 
+# Theory of operation
+#
+# Two memories, whose batches are concatenated in a fixed proportion (`memory.recorded_share`). The recorded part never
+# loses rows to live samples, however long a run is; with one memory for both it would. It is in RAM and in checkpoints.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -282,10 +282,6 @@ class ReplayMemory(TrainingMemory):
                 rebuilt = self._reader.transition_at(first + offset)[:6]
                 compare_with_original(original, rebuilt, self.downcast_float64)
 
-    def forget_stream(self, stream: bytes) -> None:
-        """Drop a stream's last row: its open episode will not be continued."""
-        self._builder.forget(stream)
-
     def commit(self, offsets: Mapping[bytes, Sequence[int]] | None = None, **values: Tree) -> None:
         """Write the samples appended since the last call to the disk, as one record. In RAM, do nothing.
 

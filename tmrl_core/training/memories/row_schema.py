@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.batches import FIRST_TICK, TICKS
 from tmrl_core.training.memories.key_order import KeyOrders
-from tmrl_core.training.memories.layout import Array, RowLayout, TreeSpec, extra_order, tree_spec
+from tmrl_core.training.memories.layout import Array, RowLayout, TreeSpec, tree_spec
 from tmrl_core.training.memories.n_steps import DISCOUNT
 from tmrl_core.training.memories.prioritized import INDICES, WEIGHTS
 from tmrl_core.training.memories.rows import Rows
@@ -90,6 +90,8 @@ class RowSchema:
         ):
             if found is not None and found != held:
                 raise differs(what, chunk, found, held)
+            if found is not None:
+                self._orders.check(what, found, held)
 
     def extras(self, chunk: Chunk) -> tuple[dict[str, TreeSpec], dict[str, list[Array]]]:
         """Return the extras that are stored with a chunk's samples: specs, and leaves [rows, *shape].
@@ -140,31 +142,12 @@ class RowSchema:
             self._warned.add(name)
             logger.warning("the extra %.100r of the samples %s: it is not stored", name, why)
 
-    def note_orders(self, chunk: Chunk, acted: bool, extras: Set[str]) -> None:
-        """Remember the order of the keys of the first samples.
-
-        Args:
-            chunk: samples.
-            acted: some of them have an action.
-            extras: names of the stored extras.
-        """
-        layout = self._rows.layout
-        if layout is not None:
-            self._orders = layout.orders
-        new = self._orders.note("observation", chunk.observation)
-        if acted:
-            new = self._orders.note("action", chunk.action) or new
-            for name in extras & chunk.extras.keys():
-                new = self._orders.note(extra_order(name), chunk.extras[name]) or new
-        if new and layout is not None:
-            self._rows.describe()
-
     def allocate(
         self, observation: TreeSpec, action: TreeSpec, extras: list[str], sample_extras: Mapping[str, TreeSpec]
     ) -> None:
         """Make the layout, unless there is one."""
         if self._rows.layout is None:
-            self._rows.allocate(RowLayout(observation, action, extras, self._orders, sample_extras, self._sequence))
+            self._rows.allocate(RowLayout(observation, action, extras, sample_extras, self._sequence))
 
 
 def zero_extras(specs: Mapping[str, TreeSpec], rows: int) -> dict[str, list[Array]]:

@@ -169,10 +169,6 @@ class Rows(ABC):
         """Record the frames that stored rows need: runs of a number of rows and the lowest frame number per stack."""
         return None
 
-    def describe(self) -> None:
-        """React to a change of `layout.orders`."""
-        return None
-
     @abstractmethod
     def allocate(self, layout: RowLayout) -> None:
         """Set the layout of the rows; called once.

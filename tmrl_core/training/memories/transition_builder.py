@@ -113,7 +113,6 @@ class TransitionBuilder:
         observation, action = self.schema.observation(chunk), self.schema.action(chunk)
         self.schema.check(chunk, observation, action)
         specs, extras = self.schema.extras(chunk)
-        self.schema.note_orders(chunk, action is not None, specs.keys())
         if tail is not None and not tail.fits(observation, action, extras):
             tail = None
         if tail is not None and self.rows.layout is None:

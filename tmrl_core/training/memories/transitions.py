@@ -69,16 +69,16 @@ class Tail(LastRow):
 
     def plain(self) -> Tree:
         """Return all but episode and step as a tree of arrays; `from_plain` undoes it."""
-        observation = rebuild(self.spec.shape, list(self.observation))
+        observation = rebuild(self.spec.shape, self.observation)
         if self.reward is None:
             return observation
-        action = () if self.action_spec is None else rebuild(self.action_spec.shape, list(self.action))
+        action = () if self.action_spec is None else rebuild(self.action_spec.shape, self.action)
         found = {"observation": observation, "action": action, "reward": self.reward, "version": self.version}
         specs = self.extra_specs
         if self.extras:
             found["extras"] = {name: tuple(leaves) for name, leaves in self.extras.items() if name not in specs}
         if specs:
-            found["extra_trees"] = {name: rebuild(spec.shape, list(self.extras[name])) for name, spec in specs.items()}
+            found["extra_trees"] = {name: rebuild(spec.shape, self.extras[name]) for name, spec in specs.items()}
         return found
 
     @classmethod

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 from tmrl_core.errors import SampleRefusedError
@@ -51,19 +52,42 @@ def leaves_of(tree: Tree) -> list[Tree]:
 
 
 def template(tree: Tree) -> Tree:
-    """Return `tree` without its leaves, for `rebuild`. JSON-able: tuples become ["tuple", ...]."""
-    if isinstance(tree, dict):
-        return ["dict", {key: template(tree[key]) for key in sorted_keys(tree)}]
-    if isinstance(tree, tuple):
-        return ["tuple", [template(item) for item in tree]]
-    return None
+    """Return `tree` with the number of each leaf in `flatten` in its place; dicts keep their own order.
+
+    JSON-able: dicts and tuples become ["dict", {...}] and ["tuple", [...]].
+    """
+    numbers = itertools.count()
+
+    def numbered(tree: Tree) -> Tree:
+        if isinstance(tree, dict):
+            found = {key: numbered(tree[key]) for key in sorted_keys(tree)}
+            return ["dict", {key: found[key] for key in tree}]
+        if isinstance(tree, tuple):
+            return ["tuple", [numbered(item) for item in tree]]
+        return next(numbers)
+
+    return numbered(tree)
 
 
-def rebuild(shape: Tree, leaves: list[Tree]) -> Tree:
-    """Return the tree of the template `shape` with `leaves`, which are removed from the front of the list."""
-    if shape is None:
-        return leaves.pop(0)
+def numbers_of(shape: Tree) -> list[int]:
+    """Return the numbers in a template, in its order.
+
+    Raises:
+        ValueError: it is not a template.
+    """
+    if isinstance(shape, int):
+        return [shape]
+    kind, items = shape
+    if kind not in ("dict", "tuple"):
+        raise ValueError(f"a node of the kind {kind!r:.50}")
+    return [number for item in (items.values() if kind == "dict" else items) for number in numbers_of(item)]
+
+
+def rebuild(shape: Tree, leaves: Sequence[Tree]) -> Tree:
+    """Return the tree of a template, with `leaves` in the order of `flatten`."""
+    if isinstance(shape, int):
+        return leaves[shape]
     kind, items = shape
     if kind == "dict":
         return {key: rebuild(item, leaves) for key, item in items.items()}
-    return tuple(rebuild(item, leaves) for item in items)
+    return tuple([rebuild(item, leaves) for item in items])

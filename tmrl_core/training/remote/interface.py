@@ -51,7 +51,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -265,7 +265,6 @@ class RemoteInterface(TrainingInterface):
         # process.
         self._missing_since = OrderedDict.fromkeys(link.trainer.offsets, self._started)
         self._stale_samples = 0
-        self._latest: deque[EpisodeRecord] = deque(maxlen=names.MEAN_OF)
         self._equal_ends = EqualEnds()
         """Training episodes, of all workers."""
         self._charted_names = BoundedTexts(MAX_CHARTED_NAMES, MAX_CHARTED_NAMES_EACH)
@@ -626,11 +625,11 @@ class RemoteInterface(TrainingInterface):
         if self.on_rest is not None:
             self.on_rest()
 
-    def record_round(self, row: Metrics) -> None:
+    def record_round(self, row: Metrics, latest: Collection[EpisodeRecord] = ()) -> None:
         """Write a round's row to the records, with the means over the latest training episodes."""
         self._stale_samples = int(row.get("samples_stale", 0))
         if self.recorder is not None:
-            values = {**_means(self._latest), **row} if self._latest else row
+            values = {**_means(latest), **row} if latest else row
             # The last report may be older by some updates.
             self.recorder.record("round", values, step=int(row.get("updates", self.progress.updates)))
 
@@ -653,8 +652,6 @@ class RemoteInterface(TrainingInterface):
             self._equal_ends.take(record)
             if self.on_episode is not None:
                 self.on_episode(record)
-            if record.mode == "train" and record.end != "aborted":
-                self._latest.append(record)
             self._record(
                 "episode",
                 episode_values(

@@ -3,6 +3,12 @@
 Shape suffixes: B batch, M choices, K values of the choice with the most, N values of all choices, R = B * M.
 """
 
+# Theory of operation
+#
+# An action of several choices (MultiDiscrete; MultiBinary as two values each) has one head with a logit for each value
+# of each choice, and one mask as long. Only where a softmax is taken, the vector becomes a table of choices and values,
+# padded with forbidden values. A Discrete action is the case of one choice and takes the same path, with equal numbers.
+
 from __future__ import annotations
 
 import itertools
