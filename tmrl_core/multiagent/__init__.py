@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.pettingzoo import EventAECEnv as EventAECEnv
     from tmrl_core.multiagent.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
     from tmrl_core.multiagent.remote import RemoteActor as RemoteActor
-    from tmrl_core.multiagent.remote import remote_actor as remote_actor
     from tmrl_core.multiagent.settings import AgentParameters as AgentParameters
     from tmrl_core.multiagent.settings import MemorySettings as MemorySettings
     from tmrl_core.multiagent.shapers import ActionShaper as ActionShaper
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from tmrl_core.multiagent.shapers import StateShaper as StateShaper
     from tmrl_core.multiagent.store import SimpleStore as SimpleStore
     from tmrl_core.multiagent.training import MultiAgentTraining as MultiAgentTraining
+    from tmrl_core.multiagent.training import remote_actor as remote_actor
     from tmrl_core.multiagent.trajectory import Decision as Decision
     from tmrl_core.multiagent.trajectory import Trajectory as Trajectory
 
@@ -67,11 +67,11 @@ __all__, __getattr__, __dir__ = lazy_names(
         "exploration": "AdaptiveExplorer Explorer LinearExplorer TwoPhaseLinearExplorer",
         "learner": "EarlyStopping EpisodeResult Learner episode_seeds",
         "manager": "AgentManager",
-        "remote": "RemoteActor remote_actor",
+        "remote": "RemoteActor",
         "settings": "AgentParameters MemorySettings",
         "shapers": "ActionShaper ExperienceShaper KStepExperienceShaper StateShaper",
         "store": "SimpleStore",
-        "training": "MultiAgentTraining",
+        "training": "MultiAgentTraining remote_actor",
         "trajectory": "Decision Trajectory",
     },
     hidden={"pettingzoo": "EventAECEnv PettingZooEnvironment"},

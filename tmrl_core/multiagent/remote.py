@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.errors import ConfigError, LinkClosedError
@@ -14,10 +13,17 @@ from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.training.interface import TrainingInterface
 
 if TYPE_CHECKING:
-    from tmrl_core.config import Config
-    from tmrl_core.multiagent.manager import AgentManager
     from tmrl_core.multiagent.round_episodes import RoundEpisodes
-    from tmrl_core.multiagent.training import MultiAgentTraining
+
+
+class Rounds(Protocol):
+    """A training object that collects rounds of episodes, see `MultiAgentTraining`."""
+
+    round_seed: int | None
+    memory: Any
+
+    def collect(self, interface: TrainingInterface, policy: PolicyBundle, /) -> bool:
+        """Publish policies, and collect a round with them. False: collection was stopped before the end."""
 
 
 class RemoteActor:
@@ -30,7 +36,7 @@ class RemoteActor:
         interface: interface to the Server; None: there is no link.
     """
 
-    def __init__(self, rounds: MultiAgentTraining) -> None:
+    def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self.interface: TrainingInterface | None = None
         self._models: Mapping[str, Blob] | None = None
@@ -76,40 +82,3 @@ class RemoteActor:
         self.collected_s = time.perf_counter()
         memory: RoundEpisodes = self._rounds.memory
         return memory.joined()
-
-
-@contextlib.contextmanager
-def remote_actor(config: Config, manager: AgentManager, *, episodes_per_round: int = 1) -> Iterator[RemoteActor]:
-    """Connect to the Server of a configuration as its trainer, for a `Learner` in this script.
-
-    At the end, the workers are notified of the run's end.
-
-    Args:
-        config: network, run name, and the settings of `trainer.lockstep` about workers.
-        manager: the learner's manager, in mode `training`.
-        episodes_per_round: episodes that all workers together play in one `roll_out`.
-
-    Yields:
-        The actor, for `Learner(manager, actor)`.
-    """
-    from tmrl_core.metrics.recorder import Recorder
-    from tmrl_core.multiagent.training import MultiAgentTraining
-    from tmrl_core.networking.transports.selection import link_settings
-    from tmrl_core.training.remote.linked_training import LinkedTraining
-    from tmrl_core.training.remote.run_shutdown import RunShutdown
-
-    lockstep = config.trainer.lockstep
-    rounds = MultiAgentTraining(
-        manager,
-        episodes_per_round=episodes_per_round,
-        grace_s=lockstep.grace_s,
-        min_workers=lockstep.min_workers,
-    )
-    linked = LinkedTraining(link_settings(config), config, config.run.name, lambda training: None)
-    interface = linked.open(rounds, Recorder([]))
-    try:
-        rounds.actor.interface = interface
-        yield rounds.actor
-        RunShutdown(rounds, interface).finish_workers()
-    finally:
-        linked.close()

@@ -22,9 +22,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.config.descriptions import described_by
@@ -41,6 +42,9 @@ from tmrl_core.training.loops.evaluation import mean_of
 from tmrl_core.training.loops.lockstep import TrainingLockstep
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 from tmrl_core.training.value_types import Batch, Device, Metrics, State
+
+if TYPE_CHECKING:
+    from tmrl_core.config import Config
 
 
 class ManagedAgents(StateOwner):
@@ -205,3 +209,39 @@ class MultiAgentTraining(TrainingLockstep):
             **self._of_round,
             **{f"rollout/experiences/{agent}": rows for agent, rows in memory.experiences_by_agent().items()},
         }
+
+
+@contextlib.contextmanager
+def remote_actor(config: Config, manager: AgentManager, *, episodes_per_round: int = 1) -> Iterator[RemoteActor]:
+    """Connect to the Server of a configuration as its trainer, for a `Learner` in this script.
+
+    At the end, the workers are notified of the run's end.
+
+    Args:
+        config: network, run name, and the settings of `trainer.lockstep` about workers.
+        manager: the learner's manager, in mode `training`.
+        episodes_per_round: episodes that all workers together play in one `roll_out`.
+
+    Yields:
+        The actor, for `Learner(manager, actor)`.
+    """
+    from tmrl_core.metrics.recorder import Recorder
+    from tmrl_core.networking.transports.selection import link_settings
+    from tmrl_core.training.remote.linked_training import LinkedTraining
+    from tmrl_core.training.remote.run_shutdown import RunShutdown
+
+    lockstep = config.trainer.lockstep
+    rounds = MultiAgentTraining(
+        manager,
+        episodes_per_round=episodes_per_round,
+        grace_s=lockstep.grace_s,
+        min_workers=lockstep.min_workers,
+    )
+    linked = LinkedTraining(link_settings(config), config, config.run.name, lambda training: None)
+    interface = linked.open(rounds, Recorder([]))
+    try:
+        rounds.actor.interface = interface
+        yield rounds.actor
+        RunShutdown(rounds, interface).finish_workers()
+    finally:
+        linked.close()

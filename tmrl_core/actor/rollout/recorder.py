@@ -7,7 +7,7 @@ environment nor the policy. It records one episode at a time, for one thread at 
 # Theory of operation
 #
 # The recorder is told of steps; it makes none. It knows neither environment, policy nor link, so an environment loop, a
-# gateway whose environments run on other machines, and a test drive it alike.
+# service whose environments run on other machines, and a test drive it alike.
 #
 # State: the open episode (`Episode`), the Buffer, and a few counters. `begin`, `step` and `end` change them, and the
 # thread that steps is the only one that calls. An episode is in one of three states:

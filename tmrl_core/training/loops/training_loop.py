@@ -77,7 +77,7 @@ from tmrl_core.training.loops.stale_samples import without_stale
 from tmrl_core.training.loops.storage_failures import Unwritten
 from tmrl_core.training.loops.threads import Threads
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
-from tmrl_core.training.memories.sample_schema import expect
+from tmrl_core.training.memories.declaration import expect
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates
 from tmrl_core.training.value_types import Batch, Device, Indices, Metrics, State
 
@@ -458,6 +458,7 @@ class TrainingOffline(TrainingLoop):
             due = 0
             self._note_updates()
             if self.total_updates % self.update_model_interval == 0:
+                # Workers act at once when they have the turn, so the policy and the counts go first.
                 self._publish(interface)
                 interface.report(self._progress())
                 interface.give_turn()

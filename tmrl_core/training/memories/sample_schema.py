@@ -18,10 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import numpy as np
 from gymnasium import spaces
 
-from tmrl_core.actor.module import ActorModule
-from tmrl_core.errors import ConfigError, SampleRefusedError
+from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
-from tmrl_core.training.contracts import AgentLike, TrainingMemory
 from tmrl_core.training.memories.layout import Array
 from tmrl_core.training.value_types import Space, Tree
 
@@ -31,32 +29,6 @@ ADVICE = (
     "Workers and trainer need the same environment. If its samples differ from its spaces, correct the spaces, or set "
     "trainer.check_spaces: false."
 )
-
-
-def expect(
-    memory: TrainingMemory, agent: AgentLike, declared_spaces: tuple[Space, Space], what: Collection[str]
-) -> None:
-    """Make a memory refuse samples that differ from the declaration, if it supports that.
-
-    Args:
-        memory: memory whose `expect` is called.
-        agent: agent whose policy workers act with.
-        declared_spaces: spaces of observations and actions.
-        what: members of `WHAT`; empty: the memory stays unchanged.
-
-    Raises:
-        ConfigError: `what` names something else.
-    """
-    odd = set(what) - WHAT
-    if odd:
-        raise ConfigError(f"declared: found {_names(odd)}, allowed: {_names(WHAT)}")
-    if what:
-        # A policy without a declaration of extras may still produce some.
-        extras: Mapping[str, Tree] = {}
-        if "extras" in what:
-            actor = agent.get_actor()
-            extras = actor.reset_extras() if isinstance(actor, ActorModule) else {}
-        memory.expect(DeclaredSamples(*declared_spaces, what, extras or None))
 
 
 class DeclaredSamples:

@@ -8,17 +8,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from tmrl_core import actor as actors
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.activations import activation_name
 from tmrl_core.actor.policies.numpy.mlp import SUPPORTED_ACTIVATIONS
 from tmrl_core.actor.policies.numpy.squashed_gaussian import SquashedGaussian
-from tmrl_core.config import resolve_with
+from tmrl_core.config import resolve, resolve_with
 from tmrl_core.config.algorithms import POLICIES, actor_of
 from tmrl_core.config.references import check_kwargs
 from tmrl_core.errors import ConfigError, MissingExtraError
 
-_BACKENDS: dict[str, type[ActorModule]] = {policy.name: getattr(actors, policy.numpy_name) for policy in POLICIES}
+_BACKENDS: dict[str, type[ActorModule]] = {
+    policy.name: resolve(f"tmrl_core.actor.{policy.classes[policy.numpy_name]}:{policy.numpy_name}")
+    for policy in POLICIES
+}
 """NumPy class of each of the project's policies."""
 
 _NO_KEYWORDS = frozenset({"observation_space", "action_space", "seed"})
