@@ -174,10 +174,11 @@ trainer:
 """
 
 
+@pytest.mark.timeout(320)
 def test_a_tree_without_any_room_learns(tmp_path: Path) -> None:
     tree = Tree(tmp_path, ROOMS)
     (tmp_path / "tmrl_core.yaml").write_text(SHORT)
-    ended = tree.run("-m", "tmrl_core", "--local", "--single-process", "--workers", "1")
+    ended = tree.run("-m", "tmrl_core", "--local", "--single-process", "--workers", "1", timeout=300)
     assert "100 updates" in ended.stdout
 
 

@@ -2,14 +2,21 @@
 
 # Theory of operation
 #
+# The samples that the uplink hands over go to a folder as well as to the link (`--record`), so every schedule records.
+# A thread writes, so a slow disk delays no step. The records are messages of a worker, not whole sessions: memory stays
+# bounded, and a killed process loses one message. `SessionJoiner` joins episodes when they are read, and compares their
+# steps and returns with the episodes' records, since a step that vanishes on the way leaves no other trace.
+#
+# Hand-overs that wait for the thread become one record: with one step in each hand-over, that writes 4.7 times as many.
+# The ranges of actions are in the recording too, written before the samples that widen them.
+#
 # A recording must not disturb the run: the thread that collects only appends to a queue, under a short lock, and a
 # thread of its own writes. The queue is bounded in bytes, and one hand-over always fits, or a single large one would
 # never be recorded. Beyond that, samples are left out of the recording and counted; they are sent all the same.
 #
-# While the disk is slow, hand-overs pile up. Up to 128 of one layout become one record, because a record of many costs
-# little more than a record of one. What was written is removed from the queue only afterwards, so that its bytes count
-# until they are really gone. If a joined record fails, each hand-over is tried alone: one bad value must not cost the
-# other 127.
+# Up to 128 hand-overs of one layout become one record. What was written is removed from the queue only afterwards, so
+# that its bytes count until they are really gone. If a joined record fails, each hand-over is tried alone: one bad
+# value must not cost the other 127.
 
 from __future__ import annotations
 

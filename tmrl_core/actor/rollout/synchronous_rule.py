@@ -26,7 +26,8 @@ With a seed, worker and trainer take turns, so that runs are repeatable.
 # another turn.
 #
 # A trainer without a seed gives no turns. After 10 s with a policy and without a turn, the worker runs freely, with a
-# warning; the trainer does the same after 60 s.
+# warning; the trainer does the same after 60 s. It waits only if it has a single worker: with several nothing is
+# repeatable, and one of them could block the others.
 #
 # Rejected: fixed points in the trainer's loop with a fixed number of samples (half a message would have to wait
 # uncommitted); acting with exactly the version that a step is due (workers store only the latest).
