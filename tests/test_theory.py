@@ -12,7 +12,7 @@ from tests import source
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = "# Theory of operation"
 LEAST_LINES = 8
-LEAST_COMMENTS = 5.4
+LEAST_COMMENTS = 5.5
 """Comment-only lines in percent of all lines of the package, by `benchmarks/lines.py`. It only goes up."""
 
 _NAMES = """
