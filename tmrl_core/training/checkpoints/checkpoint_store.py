@@ -144,6 +144,7 @@ class CheckpointStore:
             raise CheckpointError("an earlier checkpoint could not be written") from self._defect
         captured = capture(training)
         captured.warn(self._logged)
+        # Before the manifest: a checkpoint must not refer to rows on disk that a power cut could take.
         flush_memory(training)
         if self._counter is None:
             self._counter = max(self.counters(), default=0)

@@ -458,6 +458,7 @@ class TrainingOffline(TrainingLoop):
             due = 0
             self._note_updates()
             if self.total_updates % self.update_model_interval == 0:
+                # Workers act at once when they have the turn, so the policy and the counts go first.
                 self._publish(interface)
                 interface.report(self._progress())
                 interface.give_turn()

@@ -159,6 +159,7 @@ class BatchReader:
                 block.position += 1
                 remaining -= 1
                 yield batch
+                # The consumer has appended samples: the rest of this block would not contain them.
                 if self._block is not block:
                     break
 
@@ -239,6 +240,7 @@ class BatchReader:
         rows, size = self.rows, self._batch_size
         layout, count = rows.layout, len(positions) // size
         assert layout is not None
+        # A preprocessor sees single transitions, so nothing is gathered for it, and blocks hold one batch.
         if self._preprocessor is not None:
             return Block([self._preprocessed(self._preprocessor, positions, extras)], positions, state, extras)
         on_cpu, counters = rows.gather(positions, min(LAG_ROWS, size))

@@ -16,9 +16,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
+from tmrl_core.decodable import decodable
 from tmrl_core.errors import StorageError
 from tmrl_core.training.memories.frame_store import Frames, frames_held
 from tmrl_core.training.memories.layout import Array, Leaf
@@ -139,7 +142,11 @@ class DiskFrames(Frames):
         self._first = self.stop = number
 
 
-class FramesNote:
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FIRST_ROW)]
+
+
+@decodable
+class FramesNote(msgspec.Struct):
     """Frame part of a record's metadata.
 
     Attributes:
@@ -147,13 +154,12 @@ class FramesNote:
         needs: for each run of its rows, their number, and for each leaf a number below which they need no frame.
     """
 
-    def __init__(self, put: Sequence[Sequence[int]] = (), needs: Sequence[Sequence[int]] = ()) -> None:
-        self.put = put
-        self.needs = needs
+    put: list[tuple[_Number, _Number]] = []
+    needs: list[list[_Number]] = []
 
     def plain(self) -> State:
         """Return the JSON-able form for a record's metadata."""
-        return {"put": [list(one) for one in self.put], "needs": [list(one) for one in self.needs]}
+        return {"put": [list(one) for one in self.put], "needs": self.needs}
 
     def runs(self, first_row: int) -> list[tuple[int, int, Sequence[int]]]:
         """Return first row, number of rows and numbers of each run, given the record's first row."""
@@ -176,23 +182,10 @@ class FramesNote:
             StorageError: the value is invalid.
         """
         try:
-            put, needs = list(value["put"]), list(value["needs"])
-            right = (
-                len(put) == leaves
-                and all(_are_numbers(one, 2) for one in put)
-                and all(_are_numbers(one, leaves + 1) for one in needs)
-                and sum(one[0] for one in needs) == rows
-            )
-        except (KeyError, TypeError):
-            right = False
-        if not right:
+            note = msgspec.convert(value, cls)
+        except msgspec.ValidationError as exc:
+            raise StorageError(f"a note of the replay memory has invalid numbers of frames: {exc}") from exc
+        fit = len(note.put) == leaves and all(len(run) == leaves + 1 for run in note.needs)
+        if not fit or sum(run[0] for run in note.needs) != rows:
             raise StorageError("a note of the replay memory has invalid numbers of frames")
-        return cls(put, needs)
-
-
-def _are_numbers(values: Tree, count: int) -> bool:
-    return (
-        isinstance(values, list | tuple)
-        and len(values) == count
-        and all(type(value) is int and 0 <= value < MAX_FIRST_ROW for value in values)
-    )
+        return note

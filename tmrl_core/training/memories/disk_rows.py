@@ -343,7 +343,7 @@ class DiskRows(Rows):
     def _snapshot(self) -> bytes:
         changes = self.states.whole()
         if self.frames:
-            changes = {**changes, "frames": FramesNote([[held.stop, 0] for held in self.frames]).plain()}
+            changes = {**changes, "frames": FramesNote([(held.stop, 0) for held in self.frames]).plain()}
         return rows_note(self.readable, 0, encoded(changes))
 
     @property
@@ -387,18 +387,20 @@ class DiskRows(Rows):
             StorageError: the record cannot be written for another reason; likewise.
         """
         rows = self._staged_rows
-        put = [[held.stop, held.staged] for held in self.frames]
+        put = [(held.stop, held.staged) for held in self.frames]
         folder_bytes = sum(segment.end for segment in self._files.segments.values())
         if folder_bytes > 2 * self._capacity_bytes + MAX_STATE_BYTES:
             # After a restart, streams lose the transitions between two of their messages.
             changes = {**changes, "tails": dict.fromkeys(changes.get("tails", {}))}
         if self.frames:
             changes = {**changes, "frames": FramesNote(put, self.staged_needs).plain()}
+        # Rows, frames and state go into one record: a crash leaves all three or none.
         note = rows_note(self.readable, rows, encoded(changes))
         buffers = [block.data for _, block, _ in self._staged]
         place = self._log.append(note, buffers + [block for held in self.frames for block in held.payload()])
         segment = self._files.segments.setdefault(place.number, Segment(self.readable))
         segment.end = place.end
+        # Up to the append nothing has changed here, so a commit that raised can be repeated.
         self.discard()
         self.states.apply(changes)
         self._add(place.number, segment, place.payload_offset, rows, [count for _, count in put])

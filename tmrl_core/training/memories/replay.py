@@ -232,6 +232,7 @@ class ReplayMemory(TrainingMemory):
             except SampleRefusedError:
                 self._builder.forget(chunk.stream)
                 raise
+        # A prefetching thread would read rows while they are overwritten.
         self._reader.stop()
         tail = self._builder.tails.get(chunk.stream)
         try:

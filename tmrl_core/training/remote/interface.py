@@ -368,6 +368,7 @@ class RemoteInterface(TrainingInterface):
             StorageError: the memory's disk cannot store the samples. Nothing is acknowledged or received until a later
                 call.
         """
+        # A prefix only: streams are acknowledged in order, and a refused message is settled too.
         done = self._outstanding[: len(settled(delivery for _, delivery in self._outstanding))]
         if done and self.keep is not None:
             self.keep([received for received, _ in done])

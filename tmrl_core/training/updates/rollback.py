@@ -76,6 +76,7 @@ class UpdateRollback:
         """
         if self._has_changed():
             self._refresh()
+        # One call for all tensors: each call costs, and on a device each would be a launch.
         torch._foreach_copy_(self._copies, self._kept)
         with torch.enable_grad():
             metrics: Metrics = dict(update())
