@@ -1,6 +1,6 @@
 """Several environments in one worker: steps a second, and the worker's own processor time of a step, against one.
 
-    python benchmarks/vector_steps.py [--envs N] [--repetitions N]
+    python benchmarks/vector_steps.py [--envs N] [--repetitions N] [--backend numpy|torch]
 
 Rows:
 
@@ -17,7 +17,6 @@ random actions, which would leave the network out. There is no Server; the sampl
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from tmrl_core.blas_threads import one_blas_thread
 from tmrl_core.samples import Buffer
 
 LENGTH = 200
+BACKEND = "numpy"
 
 
 class Pictures(gymnasium.Env[Any, Any]):
@@ -55,7 +55,12 @@ class Pictures(gymnasium.Env[Any, Any]):
         return self.picture, 0.0, False, self.steps % LENGTH == 0, {}
 
 
-make_actor = functools.partial(NumpySquashedGaussianMLPActor, seed=0, random=0.0)
+def make_actor(**spaces_: Any) -> Any:
+    if BACKEND == "torch":
+        from tmrl_core.actor import SquashedGaussianMLPActor
+
+        return SquashedGaussianMLPActor(**spaces_, random=0.0)
+    return NumpySquashedGaussianMLPActor(**spaces_, seed=0, random=0.0)
 
 
 def worker_of(make: Callable[[], Any], envs: int) -> Worker:
@@ -86,7 +91,7 @@ def plain_loop(make: Callable[[], Any], envs: int) -> Callable[[int], None]:
     def single(steps: int) -> None:
         obs, _ = one.reset(seed=0)
         for _ in range(steps):
-            obs, _, terminated, truncated, _ = one.step(actor.act(obs))
+            obs, _, terminated, truncated, _ = one.step(actor.act_(obs))
             if terminated or truncated:
                 obs, _ = one.reset()
 
@@ -109,7 +114,14 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("--envs", type=int, default=8)
     arguments.add_argument("--repetitions", type=int, default=7)
+    arguments.add_argument("--backend", choices=("numpy", "torch"), default="numpy")
     given = arguments.parse_args()
+    global BACKEND
+    BACKEND = given.backend
+    if BACKEND == "torch":
+        import torch
+
+        torch.set_num_threads(1)
     envs = given.envs
 
     def pendulum() -> Any:
