@@ -67,6 +67,10 @@ class SetupError(Exception):
     """The environment could not be made; the message says what to do."""
 
 
+class TorchError(SetupError):
+    """No build of torch for this Python could be installed; everything else is."""
+
+
 def ensure(extras: Sequence[str], *, gpu: bool = False) -> Path:
     """The environment's Python, after making or updating the environment if that is needed."""
     return Environment(ROOT).ensure(extras, gpu=gpu)
@@ -139,6 +143,7 @@ class Environment:
             gpu: as for `ensure`.
 
         Raises:
+            TorchError: no build of torch can be installed.
             SetupError: pip failed or refused a file.
         """
         # Asked first: the answer costs seconds, and a machine that reaches no build of torch should say so before the
@@ -149,7 +154,10 @@ class Environment:
         self._run([*self._locked("source"), *ALONE], "building packages without a wheel")
         self._run([*self.pip, "install", *ALONE, *package], "building tmrl_core")
         if torch:
-            self._run(torch, "installing torch", index=CPU_INDEX if CPU_INDEX in torch else None)
+            try:
+                self._run(torch, "installing torch", index=CPU_INDEX if CPU_INDEX in torch else None)
+            except SetupError as exc:
+                raise TorchError(str(exc)) from None
 
     # -- what is there ------------------------------------------------------------------------------------------------
 

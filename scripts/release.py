@@ -28,7 +28,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from _environment import BASE, CORE, ROOT, Environment, SetupError, ensure, run_here, tail
+from _environment import BASE, CORE, ROOT, Environment, SetupError, TorchError, ensure, run_here, tail
 from quickstart import SMALL, small_run_errors
 
 DIST = ROOT / "dist"
@@ -76,20 +76,31 @@ def main() -> int:
         # in the environment.
         if run_here([str(python), "-m", "build", "--no-isolation", "--outdir", str(DIST)]) != 0:
             return 1
-    errors = check(DIST, python)
+    errors, without_torch = check(DIST, python), []
     found = {version: path for version in wanted if (path := find_python(version)) is not None}
     if not errors:
         (wheel,), (source,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
         for version, path in found.items():
             print(f"Python {version} ({path}) ...", flush=True)
-            errors += [f"Python {version}: {error}" for error in installed_errors(wheel, source, path)]
+            try:
+                errors += [f"Python {version}: {error}" for error in installed_errors(wheel, source, path)]
+            except TorchError as exc:
+                # The index of torch may be out of reach, or may have no build for a new Python; neither is a defect.
+                print(f"Python {version}: {exc}", file=sys.stderr)
+                without_torch.append(version)
     for error in errors:
         print(f"error: {error}", file=sys.stderr)
     if not errors:
         print(
             "checked: " + ", ".join(f"{path.name} ({path.stat().st_size >> 10} KiB)" for path in sorted(DIST.iterdir()))
         )
-        print(f"Installed and run with Python {', '.join(found)}.")
+        print(f"Installed with Python {', '.join(found)}.")
+        if ran := [version for version in found if version not in without_torch]:
+            print(f"The quickstart ran with Python {', '.join(ran)}.")
+        if without_torch:
+            print(
+                f"The quickstart did not run, because torch could not be installed: Python {', '.join(without_torch)}."
+            )
         if missing := [version for version in wanted if version not in found]:
             print(f"Not tried, because this machine lacks it: Python {', '.join(missing)}.")
         print("Not uploaded. Before that: the date of the version in CHANGELOG.md, and a tag.")
@@ -191,6 +202,9 @@ def installed_errors(wheel: Path, source: Path, python: Path) -> list[str]:
         wheel: installed with everything, for the quickstart.
         source: source distribution, installed without extras.
         python: makes the environments.
+
+    Raises:
+        TorchError: the quickstart could not be tried.
     """
     # Outside the checkout, so that nothing is imported from there by accident.
     with tempfile.TemporaryDirectory() as temporary:
@@ -217,6 +231,8 @@ def installed_errors(wheel: Path, source: Path, python: Path) -> list[str]:
                 return [f"--version says {ended.stdout!r}"]
         try:
             whole.install([BASE], str(wheel))
+        except TorchError:
+            raise
         except SetupError as exc:
             return [str(exc)]
         return quickstart_errors(whole.python, folder)

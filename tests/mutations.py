@@ -167,7 +167,7 @@ MUTATIONS = (
         "        if check_payloads and zlib.crc32(payload) != payload_crc:",
         "        if check_payloads and not payload and payload_crc:",
         (
-            f"{DISK_CRASH}::test_a_changed_row_in_an_older_file_is_found_by_verify",
+            f"{DISK_CRASH}::test_later_appends_check_older_files_and_remove_damaged_rows",
             "tests/storage/test_format.py::test_a_changed_bit_is_noticed_unless_it_is_in_padding",
         ),
     ),

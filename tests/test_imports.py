@@ -395,7 +395,7 @@ def test_every_exported_name_is_there() -> None:
         assert not hasattr(module, "no_such_name")
 
 
-@pytest.mark.parametrize("package", ["", "actor", "envs", "envs.replay", "sessions"])
+@pytest.mark.parametrize("package", ["", "actor", "envs", "envs.replay", "metrics", "sessions"])
 def test_the_lazy_names_that_type_checkers_see_are_those_that_exist(package: str) -> None:
     told = {
         alias.asname

@@ -12,7 +12,7 @@ from tests import source
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = "# Theory of operation"
 LEAST_LINES = 8
-LEAST_COMMENTS = 0.8
+LEAST_COMMENTS = 5.5
 """Comment-only lines in percent of all lines of the package, by `benchmarks/lines.py`. It only goes up."""
 
 _NAMES = """
@@ -54,9 +54,6 @@ training/updates/compiled training/updates/cuda_graphs training/updates/rollback
 HARD = _NAMES.split()
 """Modules below the package."""
 
-PENDING = set(HARD)
-"""Those that still lack it."""
-
 
 def theory_lines(module: str) -> int:
     """Number of comment lines below the heading."""
@@ -69,7 +66,7 @@ def theory_lines(module: str) -> int:
 
 def test_hard_files_begin_with_their_theory() -> None:
     assert len(HARD) >= 40
-    assert {module for module in HARD if theory_lines(module) < LEAST_LINES} <= PENDING
+    assert [module for module in HARD if theory_lines(module) < LEAST_LINES] == []
 
 
 def test_comments_keep_their_share(monkeypatch: pytest.MonkeyPatch) -> None:

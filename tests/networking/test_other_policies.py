@@ -20,7 +20,7 @@ from tmrl_core.networking.links import LinkSettings, TrainerLink, WorkerLink
 from tmrl_core.training.interface import Delivery
 from tmrl_core.training.remote.interface import RemoteInterface
 
-DIFFERENCE = "another policy, hidden_sizes: [64] at the worker, [16] at the trainer. Give both the same actor.cls"
+DIFFERENCE = "another policy, hidden_sizes: [64] at the worker, [16] at the trainer. Give both the same settings of"
 
 
 class Place:

@@ -73,10 +73,11 @@ def test_a_killed_trainer_begins_the_round_again_and_nothing_is_stuck(start: Sta
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("envs", [1, 4])
 def test_one_worker_and_one_seed_give_the_same_weights_between_processes_as_among_threads(
-    start: Start, tmp_path: Path
+    envs: int, start: Start, tmp_path: Path
 ) -> None:
-    short = ("--local", "--workers", "1", "--set", "trainer.epochs=1", "--set")
+    short = ("--local", "--workers", "1", "--set", "trainer.epochs=1", "--set", f"worker.envs={envs}", "--set")
     process = start(*short, "run.folder=first")
     out, _ = process.communicate(timeout=100)
     assert process.returncode == 0, out

@@ -1,10 +1,28 @@
 """The command line: `python -m tmrl_core`, also installed as `tmrl-core`.
 
-Only this module sets up logging, reads the environment for secrets and hosts, installs signal handlers, prints, and
-sets exit statuses: 0 in order (also after a requested stop), 1 an error of tmrl_core, 2 an invalid command line or
-configuration, 3 a worker that ended in order but dropped samples, 130 ended immediately by a second request. Unexpected
-exceptions keep their traceback.
+Exit statuses: 0 in order (also after a requested stop), 1 an error of tmrl_core, 2 an invalid command line or
+configuration, 3 a worker that ended in order but dropped samples, 130 ended immediately by a second request.
 """
+
+# Theory of operation
+#
+# This is the edge of the package: only here is logging set up, are secrets and hosts read from the environment, signal
+# handlers installed, text printed and exit statuses set. Everything below gets objects. Unexpected exceptions keep
+# their traceback, because they are ours; errors of the hierarchy are one message.
+#
+# Three kinds of words: an option such as `--seed`; a role, which excludes other roles; and a command such as
+# `--credentials`, which has options of its own and a parser of its own, so it is found before anything is parsed. Rooms
+# and installed packages add roles and commands by their declarations (`roles/role.py`, `roles/command.py`), which
+# `--help` reads; the modules that do the work are imported when they run. Imports within functions serve the same:
+# `--help` must not pay for NumPy, nor a Server for torch.
+#
+# Order in `run`: options are checked before logging starts, since such an error needs no log; paths from the
+# environment become absolute and the configuration is loaded before any other people's code, which may change the
+# working folder; signal handlers last, for the time of the role only. A run name that was claimed for a new run is
+# given back if the role has written nothing.
+#
+# Options without a meaning for a role are refused and not ignored: `--render` with a trainer would otherwise be a
+# silent nothing.
 
 from __future__ import annotations
 
@@ -129,6 +147,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; unknown options are reported before missing ones."""
     made = parser()
     options, unknown = made.parse_known_args(given)
+    # Roles of installed packages are looked for only if an option is unknown: reading the packages' metadata takes
+    # longer than all else here.
     if further := roles_of_packages(unknown):
         made = parser(options.added | further)
         options, unknown = made.parse_known_args(given)
@@ -138,6 +158,7 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
         matches = difflib.get_close_matches(wrong if wrong.startswith("-") else f"--{wrong}", known, n=2, cutoff=0.7)
         hint = f"did you mean {' or '.join(matches)}?" if matches else "see --help"
         made.error(f"{wrong}: no such option; {hint}")
+    # Such an option is a role by itself, and with `--local` it adds one: a flag for argparse, the role only here.
     if options.role is None and (beside := roles_beside(options)):
         options.role = beside[0]
         setattr(options, options.role, False)

@@ -1,5 +1,21 @@
 """Sequence of the diagnosis's steps, and the result of each."""
 
+# Theory of operation
+#
+# The diagnosis answers one question: what does a worker or trainer of this machine lack in order to work with the
+# Server? It takes the steps that the role itself would take, in the same order (configuration, code, credentials, name,
+# port, TLS, certificate, admission, version, clock, speed), one at a time and with plain sockets, so that the first one
+# that fails is named with its remedy. Later steps that depend on it are "skipped" with the reason, and not "failed":
+# one fault must not look like five.
+#
+# It must be safe to run anywhere and at any time. Only tmrl_core's own code is imported, because the configuration may
+# be another user's; other names are only searched for. The Server admits a probe without giving it a place of a worker,
+# limits what it may measure, and other machines keep their connections. Without valid credentials the Server's
+# certificate is shown and not trusted, and nothing secret is sent on that connection.
+#
+# What a failure means is written where it is found: each `Step` has the finding and the next action. Errors of the
+# package are divided at their first sentence, which is the finding; the rest is the remedy (`from_text`).
+
 from __future__ import annotations
 
 import contextlib

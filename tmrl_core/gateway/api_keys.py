@@ -11,9 +11,10 @@ import hmac
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -43,7 +44,7 @@ _PREFIX = "key-"
 _NO_HASH = "-" * 64
 """Value to compare with if no key has the id. No SHA-256 equals it."""
 
-Stamp = tuple[int, int, int] | None
+T = TypeVar("T")
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +141,27 @@ def make_owner_token(directory: str | os.PathLike[str]) -> Path:
     return file
 
 
+class _Followed(Generic[T]):
+    """The content of a file, read again when the file changes."""
+
+    def __init__(self, file: Path, read: Callable[[], T]) -> None:
+        self._file = file
+        self._read = read
+        self._stamp = _stamp(file)
+        self._content = read()
+
+    @property
+    def content(self) -> T:
+        # A look costs microseconds, so there is no interval in which a revoked key still counts.
+        if (stamp := _stamp(self._file)) != self._stamp:
+            self._stamp = stamp  # before it is read: a damaged file is reported once, and not at each request
+            try:
+                self._content = self._read()
+            except CredentialsError as exc:
+                logger.error("the former content of %s stays in use: %s", self._file.name, exc)
+        return self._content
+
+
 class ApiKeys:
     """The keys and the owner's token of a credentials folder, read again when their files change.
 
@@ -154,70 +176,45 @@ class ApiKeys:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._folder = folder_of(directory)
-        self._keys_stamp, self._owner_stamp = self._stamp(KEYS_FILE), self._stamp(OWNER_FILE)
-        self._keys = self._read_keys()
-        self._owner_hash = self._read_owner()
+        folder = self._folder = folder_of(directory)
+        self._keys = _Followed(folder / KEYS_FILE, lambda: {key.id: key for key in read_keys(folder)})
+        self._owner = _Followed(folder / OWNER_FILE, lambda: read_secret(folder / OWNER_FILE))
 
     def __repr__(self) -> str:
-        return f"ApiKeys({str(self._folder)!r}, {len(self._keys)} keys)"
+        return f"ApiKeys({str(self._folder)!r}, {len(self._keys.content)} keys)"
 
     @property
     def agents(self) -> frozenset[str]:
         """Names of the agents that have a key."""
-        self._reload()
-        return frozenset(key.agent for key in self._keys.values())
+        return frozenset(key.agent for key in self._keys.content.values())
 
     def check(self, text: str) -> ApiKey | None:
         """Return the entry of this key; None: it is not valid.
 
         The duration of the check reveals nothing about the secret part.
         """
-        self._reload()
+        keys = self._keys.content
         if len(text) > _MAX_KEY_CHARACTERS:
             return None
-        key = self._keys.get(text.removeprefix(_PREFIX).partition(".")[0])
+        key = keys.get(text.removeprefix(_PREFIX).partition(".")[0])
         return key if _matches(text, _NO_HASH if key is None else key.sha256) else None
 
     def holds(self, name: str) -> bool:
         """Return True if a key with this id is valid."""
-        self._reload()
-        return name in self._keys
+        return name in self._keys.content
 
     def is_owner(self, token: str) -> bool:
         """Return True for the owner's token, compared in constant time."""
-        self._reload()
-        return len(token) <= _MAX_KEY_CHARACTERS and _matches(token, self._owner_hash)
+        wanted = self._owner.content
+        return len(token) <= _MAX_KEY_CHARACTERS and _matches(token, token_hash(wanted) if wanted else _NO_HASH)
 
-    def _reload(self) -> None:
-        stamp = self._stamp(KEYS_FILE)
-        if stamp != self._keys_stamp:
-            self._keys_stamp = stamp
-            try:
-                self._keys = self._read_keys()
-            except CredentialsError as exc:
-                logger.error("the former API keys stay in use: %s", exc)
-        stamp = self._stamp(OWNER_FILE)
-        if stamp != self._owner_stamp:
-            self._owner_stamp = stamp
-            try:
-                self._owner_hash = self._read_owner()
-            except CredentialsError as exc:
-                logger.error("the owner's former token stays in use: %s", exc)
 
-    def _stamp(self, name: str) -> Stamp:
-        try:
-            info = os.stat(self._folder / name)
-        except OSError:
-            return None
-        return info.st_ino, info.st_size, info.st_mtime_ns
-
-    def _read_keys(self) -> dict[str, ApiKey]:
-        return {key.id: key for key in read_keys(self._folder)}
-
-    def _read_owner(self) -> str:
-        token = read_secret(self._folder / OWNER_FILE)
-        return token_hash(token) if token else _NO_HASH
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        info = file.stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def _matches(text: str, digest: str) -> bool:

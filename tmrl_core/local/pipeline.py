@@ -1,11 +1,24 @@
-"""All roles on this machine: `--local`.
+"""All roles on this machine: `--local`."""
 
-By default, the roles are processes that communicate over TLS on loopback, exactly as they would between machines. Each
-child is spawned, never forked, and writes its messages to `<run>/logs/<role>.log`. The line `stop` on its standard
-input, or the end of that input, ends it in order, so that no child outlives this process. A worker or Server that
-crashes is started again a few times. With `--single-process` the roles are threads over the transport `local`, for
-debugging.
-"""
+# Theory of operation
+#
+# By default the roles are processes that communicate over TLS on loopback, exactly as they would between machines, so
+# that what works here works there. With `--single-process` they are threads over the transport `local`, for debugging.
+# This file decides what is started and what the user sees; `supervision.py` keeps it running.
+#
+# Order before the start. Everything that can be refused without a process is refused first: conflicting options,
+# devices, ratios that would starve both sides. The environment is then tried in a child while this process imports its
+# display, which takes about as long. Only then is the run's folder written to.
+#
+# Example of ratios: a trainer that makes at most half an update per environment step, and workers that take at most one
+# step per update, would wait for each other for ever; `check_without_environment` says so before anything runs.
+#
+# The configuration of one machine differs from that of several: addresses become loopback, and lockstep's first round
+# waits for all workers that are started here, so that its assignments do not depend on their order. These changes go to
+# the children as `--set` options (`there`), so their logs and the run's `config.yaml` show them.
+#
+# The display reads the run's `metrics.jsonl`, which the trainer writes; there is no other channel between the two, so
+# it shows what any other reader of the file would see.
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class MultiAgentCollector(Collector):
 
     def give_up_episode(self) -> None:
         """Leave the open episode, which is dropped. Called from within the hook of `train`."""
-        if self.recording:
+        if self.recorder.recording:
             raise _EpisodeLeft
 
     def evaluate(self, evaluation: Evaluation, index: int) -> bool:
@@ -301,7 +301,7 @@ class MultiAgentCollector(Collector):
                 epsilons=self.stage.manager.explorer.epsilons,
                 seed=episode.seed,
                 number=episode.number,
-                version=self.version,
+                version=self.recorder.version,
                 length=episode.steps,
             ),
             max_bytes=self._max_episode_bytes,

@@ -44,8 +44,9 @@ class Slot(NamedTuple):
     """Values that are written at once.
 
     Attributes:
-        observation, action, reward, terminated, truncated: of all lanes, [lanes, ...]; an action that is None: there
-            are resets only.
+        observation, action, reward: of all lanes, [lanes, ...]; an action that is None: there are resets only.
+        terminated, truncated: likewise.
+        ended: True: one of these flags is set.
         extras: likewise, by name.
         infos: those that are not empty, by lane.
         resets: [lanes] bool, the rows without an action, whose reward is 0; None: none.
@@ -57,6 +58,7 @@ class Slot(NamedTuple):
     reward: Array
     terminated: Array
     truncated: Array
+    ended: bool
     extras: Mapping[str, Array]
     infos: Mapping[int, dict[str, Any]]
     resets: Array | None = None
@@ -104,16 +106,19 @@ class BatchWriter:
             self._begin(slot)
         elif at == self._capacity or slot.extras.keys() != self._extras:
             return False
-        if not (
-            self._write("observation", slot.observation, at)
-            and (slot.action is None or self._write("action", slot.action, at))
-            and all(self._write(_EXTRA + name, value, at) for name, value in slot.extras.items())
-        ):
+        if not self._write("observation", slot.observation, at):
             return False
-        infos = {lane: owned for lane, info in slot.infos.items() if (owned := own_info(info, self._left_out))}
-        if infos:
-            self._infos.append((at, infos))
-        self._reward[at], self._terminated[at], self._truncated[at] = slot.reward, slot.terminated, slot.truncated
+        if slot.action is not None and not self._write("action", slot.action, at):
+            return False
+        for name, value in slot.extras.items():
+            if not self._write(_EXTRA + name, value, at):
+                return False
+        if slot.infos:
+            owned = {lane: own_info(info, self._left_out) for lane, info in slot.infos.items()}
+            self._infos.append((at, {lane: info for lane, info in owned.items() if info}))
+        self._reward[at] = slot.reward
+        if slot.ended:
+            self._terminated[at], self._truncated[at] = slot.terminated, slot.truncated
         steps = self._lanes
         if slot.resets is not None:
             self._present[at, slot.resets] = False

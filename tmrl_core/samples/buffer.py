@@ -1,5 +1,24 @@
 """The Buffer, which collects the environment loop's samples."""
 
+# Theory of operation
+#
+# The Buffer is the only place where samples wait inside a worker: finished chunks, then the rows of one writer. It is
+# used by one thread, and hands out views, so that nothing is copied between the environment and the encoder.
+#
+# A *run* is rows of one episode and one version; each becomes a segment. `_run_step` is the step of the writer's row
+# `_run_row`, so the step of the next row is known without a count in each step. A run begins with an episode, with a
+# new version, and with a new chunk; it does not begin where a chunk was taken, which only cuts it: the next chunk goes
+# on with the next step number.
+#
+# `writer` is set while the next row may be an ordinary one. The recorder then calls `append_plain` itself, which saves
+# a call in each step. Everything that changes the place of the next row sets it to None: an end, a version, a limit.
+#
+# Beyond `maxlen` the oldest rows go. They are skipped first (`_skipped`) and dropped with their whole chunk later,
+# because cutting a column costs a copy.
+#
+# `drop_unsent` goes backwards through the chunks until it finds a row of another episode; rows that were taken are gone
+# and stay. `extend` shares arrays with its caller, which must not change them.
+
 from __future__ import annotations
 
 import math

@@ -6,6 +6,24 @@ an array whose first axis is the row. If an array cannot hold the values exactly
 list with one value per row.
 """
 
+# Theory of operation
+#
+# A row of a chunk is (action, the observation after it, reward, flags, info), column by column. Row 0 of an episode is
+# its reset, without an action (`action_present` False, zeros in the column). Neighbouring rows of one episode make a
+# transition: (observation of row n, action of n + 1, reward of n + 1, observation of n + 1). Each observation is thus
+# stored and sent once, in place of twice.
+#
+# Everything is a view where it can be: `slice` of arrays, not of the chunk's infos and segments, of which only the part
+# is looked at. A thousand slices of a chunk with a thousand segments would otherwise look at a million
+# (`MANY_SEGMENTS`). `where` and `last_row` copy, so that few rows do not keep a large message in memory.
+#
+# `kinds` restore what an array forgets: rows of a float64 column may have been Python floats, NumPy scalars or arrays
+# without axes, and a reader gets back what was recorded.
+#
+# Lanes: a worker with several environments numbers its episodes so that their upper bits name the environment.
+# `by_lane` makes one chunk for each, with a stream of its own, so that everything that joins neighbouring rows
+# (transitions, n-step returns, sequences, stacks of frames, rounds) works as it does for a worker with one environment.
+
 from __future__ import annotations
 
 import copy

@@ -77,30 +77,11 @@ class ChunkWriter:
     """
 
     __slots__ = (
-        "_action",
-        "_action_column",
-        "_action_dtype",
-        "_action_shape",
-        "_extras",
-        "_flat",
-        "_info",
-        "_left_out",
-        "_missing",
-        "_observation",
-        "_observation_column",
-        "_observation_dtype",
-        "_observation_shape",
-        "_ragged",
-        "_reward",
-        "_reward_column",
-        "_reward_type",
-        "_runs",
-        "_terminated",
-        "_truncated",
-        "_until",
-        "capacity",
+        "_action", "_action_column", "_action_dtype", "_action_shape", "_extras", "_flat", "_info", "_left_out",
+        "_missing", "_observation", "_observation_column", "_observation_dtype", "_observation_shape", "_ragged",
+        "_reward", "_reward_column", "_reward_type", "_runs", "_terminated", "_truncated", "_until", "capacity",
         "rows",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -15,10 +15,9 @@ from tests.networking.simulation.network import Violation
 from tests.networking.simulation.scenario import Core, Scenario
 from tmrl_core.actor.rollout.starvation import StarvationWatch
 from tmrl_core.errors import StarvedError
-from tmrl_core.networking.protocol.delivery import CommittedOffset
 from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.networking.relay import RelaySettings
-from tmrl_core.networking.trainer import Member, TrainerConnection
+from tmrl_core.networking.trainer import Member, TrainerConnection, TrainerState
 from tmrl_core.networking.worker import WorkerConnection
 from tmrl_core.rate_limit import RateLimit
 from tmrl_core.training.remote.interface import RemoteInterface
@@ -48,41 +47,37 @@ class LinkView:
     """What `RemoteInterface` asks of a `TrainerLink`."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+        self._process = trainer
+
+    @property
+    def trainer(self) -> TrainerState:
+        """As `TrainerLink.trainer`."""
+        return self._process.state
 
     @property
     def waits(self) -> list[tuple[str, str]]:
         """As `TrainerLink.waits`."""
-        state = self.trainer.state
+        state = self.trainer
         return [(member.name, state.waits.get(stream, "")) for stream, member in state.members.items()]
 
     @property
     def members(self) -> list[Member]:
         """As `TrainerLink.members`."""
-        return list(self.trainer.state.members.values())
-
-    def take_member_changes(self) -> tuple[dict[bytes, Member], set[bytes]]:
-        """As `TrainerLink.take_member_changes`."""
-        return self.trainer.state.members.take_changes()
-
-    @property
-    def offsets(self) -> dict[bytes, CommittedOffset]:
-        """As `TrainerLink.offsets`."""
-        return self.trainer.state.offsets
+        return list(self.trainer.members.values())
 
     @property
     def settings(self) -> RelaySettings:
         """Of `TrainerLink.settings`, the life of a silent link."""
-        return self.trainer.network.settings
+        return self._process.network.settings
 
     @property
     def counts(self) -> _Counts:
         """As `TrainerLink.counts`."""
-        return _Counts(self.trainer.state.published)
+        return _Counts(self.trainer.published)
 
     def report(self, progress: Progress) -> None:
         """As `TrainerLink.report`."""
-        self.trainer.report(progress)
+        self._process.report(progress)
 
 
 class Pace:

@@ -20,7 +20,8 @@ Shape suffixes: B batch, N discrete actions, or the values of all choices.
 # against the mask; only maxima, expectations and exploration are limited.
 #
 # Acting where nothing is allowed is an error and no random action, because the promise that no forbidden action is
-# taken would break. The worker treats it as a failure of the environment, a service for clients as one of the client.
+# taken would break. The worker treats it as a failure of the environment, a role whose environments are clients as one
+# of the client.
 
 from __future__ import annotations
 

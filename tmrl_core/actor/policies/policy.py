@@ -13,7 +13,7 @@ Shape suffixes: B batch.
 # Theory of operation
 #
 # A backend computes outputs; sampling is NumPy's for both, with a generator that the caller gives. Backends therefore
-# explore alike, and client sessions that share a policy explore independently.
+# explore alike, and sessions that share a policy explore independently.
 #
 # The agent decides the exploration of workers with each version: DQN's epsilon, TD3's noise, and uniform actions until
 # the first update. A worker without a policy acts uniformly too, with torch as well as without. `test` never explores.

@@ -13,5 +13,5 @@
 #     Worker               all of them; `RolloutWorker` (roles/) derives from it and reads the configuration
 #
 # The recorder owns no loop and knows neither environment nor policy. A program that steps the environment by itself
-# calls `begin`, `step` and `end`, so rooms record with it too. One recorder records one episode
-# at a time; several share the ids of episodes, so that no two episodes of a stream have the same one.
+# calls `begin`, `step` and `end`, so rooms with environments of their own record with it too. One recorder records one
+# episode at a time; several share the ids of episodes, so that no two episodes of a stream have the same one.

@@ -4,6 +4,22 @@ It keeps the seed of the next episode, follows the trainer's evaluations, and co
 episodes of one agent; a room may play those of many.
 """
 
+# Theory of operation
+#
+# What a worker owes its trainer does not depend on the number of its agents: evaluations with the right policy, seeds
+# that no other worker has, and patience with a policy that fails. This class holds that, and knows no environment.
+#
+# Two workers of one label get one seed from `run.seed`, and would play the same episodes. The Server numbers them
+# (`place`), which is known only after joining, perhaps in the middle of an episode. So `follow_place` looks before each
+# episode, and not during an evaluation, whose seeds are the trainer's.
+#
+# An evaluation ends the open episode, since the trainer may wait for nothing else. If one of its episodes does not end
+# in order (the run ends, or an action is not finite), it is postponed as a whole: a mean over fewer episodes would look
+# like any other.
+#
+# `stop` sets a flag that every loop looks at after each step, and wakes waits. Nothing else is touched, so that a
+# signal handler may call it at any point.
+
 from __future__ import annotations
 
 import logging
@@ -14,7 +30,7 @@ from tmrl_core.actor.rollout.polling import FIRST_STEPS
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.errors import PolicyFailedError
-from tmrl_core.networking.protocol.messages import Evaluation, Version
+from tmrl_core.networking.protocol.messages import Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -69,16 +85,6 @@ class Collector(ABC):
     def name(self) -> str:
         """Return the worker's label."""
         return self.recorder.name
-
-    @property
-    def version(self) -> Version:
-        """Return the version of the acting policy."""
-        return self.recorder.version
-
-    @property
-    def recording(self) -> bool:
-        """True: an episode is open."""
-        return self.recorder.recording
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 

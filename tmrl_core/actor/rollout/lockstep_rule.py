@@ -1,9 +1,4 @@
-"""Lockstep collection: exactly the requested amount, with exactly the requested version of the policy.
-
-The request arrives as a `Collect` in the trainer's directive for this stream, and stays in force until another one
-arrives. Steps continue the open episode; whole episodes are sent completely. Evaluations run before the next
-assignment, never within one, so that a seeded worker depends only on its directives.
-"""
+"""Lockstep collection: exactly the requested amount, with exactly the requested version of the policy."""
 
 # Theory of operation
 #
@@ -71,7 +66,7 @@ class LockstepRule(Rule):
 
     def __init__(self, collector: Collector, verbose: bool = False) -> None:
         self._collector = collector
-        self._uplink = collector.uplink
+        self._recorder, self._uplink = collector.recorder, collector.uplink
         self._level = logging.INFO if verbose else logging.DEBUG
         self._body: bytes | None = None
         self._requested: Collect | None = None
@@ -92,19 +87,19 @@ class LockstepRule(Rule):
         """Collected part of the latest assignment: a number of steps or of episodes, as requested."""
         if self.whole:
             return self._episodes
-        return self._uplink.steps_sent + self._collector.recorder.unsent_steps - self._origin
+        return self._uplink.steps_sent + self._recorder.unsent_steps - self._origin
 
     def room(self) -> float:
         """Return the rest of the assignment; 0 too once it is cancelled, which ends an episode that was to be whole."""
         request, current = self._requested_now(), self._current
         if request is None or current is None or not _same(request, current):
-            if self.whole and self._collector.recording:
+            if self.whole and self._recorder.recording:
                 self._collector.give_up_episode()
             return 0
         self._current = request  # the same assignment, perhaps with a larger or smaller amount
         if not self.whole:
             return request.amount - self.collected
-        return math.inf if self._collector.recording or self._episodes < request.amount else 0
+        return math.inf if self._recorder.recording or self._episodes < request.amount else 0
 
     def _requested_now(self) -> Collect | None:
         link = self._uplink.link
@@ -127,14 +122,14 @@ class LockstepRule(Rule):
         collector, request, before, link = self._collector, self._requested, self._current, self._uplink.link
         if request is None or request == before or link is None or link.directive.pause:
             return False
-        if request.episodes is not None and collector.recorder.rows > 1:
+        if request.episodes is not None and self._recorder.rows > 1:
             raise ConfigError(
-                f"worker.envs: found {collector.recorder.rows}, and the trainer collects whole episodes: of several "
+                f"worker.envs: found {self._recorder.rows}, and the trainer collects whole episodes: of several "
                 "environments, the short episodes would end first. Set worker.envs: 1, or trainer.lockstep.steps"
             )
-        if collector.version != request.version:
+        if self._recorder.version != request.version:
             self._uplink.take_policy(verbose=False)
-            if collector.version != request.version:
+            if self._recorder.version != request.version:
                 return False
         self._current, self._episodes, self._origin = request, 0, self._uplink.steps_sent
         logger.log(self._level, "worker %s collects %s of round %d", collector.name, request.amount, request.round)
@@ -142,7 +137,7 @@ class LockstepRule(Rule):
             collector.seed_next_episode(request.seed)
         # A restarted trainer does not know the beginning of an open episode.
         restarted = before is None or before.version[0] != request.version[0]
-        if collector.recording and (restarted or request.seed is not None or self.whole):
+        if self._recorder.recording and (restarted or request.seed is not None or self.whole):
             collector.give_up_episode()
         return True
 
@@ -155,7 +150,7 @@ class LockstepRule(Rule):
 
     def reason(self) -> str:
         """Return the text for an assignment that is done, or the reason why none has begun."""
-        request, mine = self._requested, self._collector.version
+        request, mine = self._requested, self._recorder.version
         if request is not None and request == self._current:
             return request.done
         # The version of a round that ended without this worker does not arrive any more.

@@ -1,10 +1,6 @@
 """Environment loop: environment, policy and recorder, step by step and episode by episode.
 
 It runs episodes for training, tests and the trainer's evaluations, and follows the directives of its uplink.
-
-An exception of the environment, or caused by an invalid result of it, leads to a fresh reset; errors of the policy, of
-a compressor or of the codec propagate. An action that is not finite is never executed: the episode ends there, with its
-samples so far (`PolicyFailedError`).
 """
 
 # Theory of operation

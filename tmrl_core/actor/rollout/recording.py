@@ -9,6 +9,14 @@
 #
 # Hand-overs that wait for the thread become one record: with one step in each hand-over, that writes 4.7 times as many.
 # The ranges of actions are in the recording too, written before the samples that widen them.
+#
+# A recording must not disturb the run: the thread that collects only appends to a queue, under a short lock, and a
+# thread of its own writes. The queue is bounded in bytes, and one hand-over always fits, or a single large one would
+# never be recorded. Beyond that, samples are left out of the recording and counted; they are sent all the same.
+#
+# Up to 128 hand-overs of one layout become one record. What was written is removed from the queue only afterwards, so
+# that its bytes count until they are really gone. If a joined record fails, each hand-over is tried alone: one bad
+# value must not cost the other 127.
 
 from __future__ import annotations
 

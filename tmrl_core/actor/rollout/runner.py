@@ -67,6 +67,9 @@ Carried = tuple[State, tuple[int, ...], tuple[int, ...]]
 """Acting state of B rows, which changes by being replaced: the recurrent state (empty without recurrence), the number
 of actions of each row's episode, and the number of the weights that chose each row's latest action (0: it has none)."""
 
+FEW_OF_ROWS = 128
+"""Maximum number of values of all rows' actions for which Python's sum is faster than calls of NumPy."""
+
 Acted = tuple[Any, dict[str, Any], dict[str, Any]]
 """Action of a policy, its extras, and the recurrent state before the action by the names of its columns; or those of
 all rows."""
@@ -287,7 +290,11 @@ class PolicyRunner:
             self._note_failure(exc)
             raise
         self._has_acted = True
-        self.check(action_B)
+        if not self.always_finite and not (
+            # As in `EnvironmentLoop`: a sum of a few numbers is the fastest check.
+            type(action_B) is ndarray and action_B.size <= FEW_OF_ROWS and isfinite(sum(action_B.ravel().tolist()))
+        ):
+            self.check(action_B)
         return action_B, more_B
 
     def _note_failure(self, failure: Exception) -> None:

@@ -1,24 +1,31 @@
 """The schedule: collect episode after episode, and wait where a rule allows no further step.
 
-The modes of collection differ in their rules only: `asynchronous_rule.py`, `synchronous_rule.py`, `lockstep_rule.py`. A
-rule answers one question from what the link knows: how many steps may be taken now? The schedule asks between episodes,
-and before each slice of an episode if the rule holds there too. While the answer is 0, it sends all samples, follows
-the trainer's directives, tells the trainer why it waits, and asks again when something has arrived.
+The rules are `asynchronous_rule.py`, `synchronous_rule.py` and `lockstep_rule.py`.
 """
 
 # Theory of operation
 #
-# One schedule runs all modes of collection; a rule answers with *room*, the number of steps that may be taken now.
-# Asynchronous: unlimited, unless the trainer has more steps than its updates require. Synchronous: what the ratio of
-# steps to models allows, in the worker's turn. Lockstep: the rest of the assignment.
+# One schedule runs all modes of collection, since they differ in one question: how many steps may be made now? A rule
+# answers it from what the link knows, and changes nothing by it; so the schedule may ask as often as it likes.
 #
-# Example: synchronous, `max_env_steps_per_update` 2 and models after 50 updates each: one model gives room for 100
-# steps. An episode of 200 steps is collected in two slices. Without room, all samples are sent first, because the
-# trainer may wait for exactly these; then a due evaluation runs; then the rule takes what has arrived; then the trainer
-# learns the reason; and only then the schedule waits, for the next change of the link.
+#     run      between, wait, begin, train, ended, send; and again, until the run ends or the rule is done
+#     _wait    while there is no room: send all, run a due evaluation, let the rule take what has arrived, say why
+#     _allow   before each slice of an episode: the length of the slice, 0 to end the episode
 #
-# Rejected: a queue between loop and recorder (one more copy and thread per step); one class per mode derived from a
-# common worker (the earlier design); a context dict passed through the parts (untyped).
+# The order in `_wait` is what keeps two sides from waiting for each other for ever. Samples are sent *before* the wait:
+# the trainer may need just these. An evaluation runs before the rule takes a new policy, since it may be the one that
+# everybody waits for. The reason is told only once all samples are acknowledged (`queued` is 0): before that, the
+# trainer could believe in a starvation that the samples on their way will end.
+#
+# Starvation: the worker waits for models, the trainer for samples, and neither comes. The trainer decides, because it
+# knows all workers; a worker ends by itself only after a minute without any change (`StarvationWatch`). The error holds
+# the numbers of both sides, because one ratio alone is never wrong.
+#
+# Polling is by slices and not by steps: a look at the link at each step would cost more than recording the step.
+# `send_every` and the rule's room cut slices shorter, so both are exact.
+#
+# Rejected: one class for each mode derived from a common worker (three loops, which differed in their waits); a context
+# dict passed through the parts (untyped).
 
 from __future__ import annotations
 

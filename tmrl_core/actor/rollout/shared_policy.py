@@ -2,7 +2,7 @@
 
 # Theory of operation
 #
-# All client sessions of an agent share one actor. The sender thread loads new weights into a second
+# All sessions of an agent share one actor. The sender thread loads new weights into a second
 # actor; the event loop swaps the two, between two steps, so no step waits for a load and none acts with half a version.
 #
 # The policy is a `PolicyRunner`, whose random generator all sessions share. Each session keeps its part of the acting

@@ -4,6 +4,25 @@ Types, shapes and dtypes of observations must match the space, or are cast to it
 not checked: many environments exceed them, and nothing downstream breaks.
 """
 
+# Theory of operation
+#
+# A check runs in each step of each worker, so its ordinary case is one comparison: type, dtype, shape, and one number
+# that shows that all others are finite (a sum of few, a product with zeros of many). Only if that fails are `problem`
+# and `cast` asked, which find the words.
+#
+# `problem` says what is wrong; `cast` makes the space's form of a value if nothing changes beyond rounding: a list of
+# floats, float64 for float32, another order of keys. After the first cast, with one warning, every observation is cast
+# without another look for the problem. Where values would change (1e300 in float32, -1 in uint8), the problem stands.
+#
+# Bounds are not checked: many environments of Gymnasium exceed their own, by rounding or by design, and policies scale
+# or clip by themselves.
+#
+# The order of a Dict's keys is that of the first observation, not of the space. A learner's columns have one order, and
+# a space sorts its keys in some versions of Gymnasium.
+#
+# NaN and infinity are a `BadValue`, which may pass with the next reset. A wrong type or shape will not, so it is a
+# breach of contract until a first valid result has shown otherwise.
+
 from __future__ import annotations
 
 import logging

@@ -1,20 +1,33 @@
 """Synchronous collection: a maximum of environment steps for each received model.
 
-A worker with a seed takes turns with the trainer, so that runs are repeatable. It collects as much as the ratio allows
-with each version, reports that, and waits. The trainer trains on these samples until it publishes the next version, and
-then gives the turn back (`Progress.turn`). Without a seed both run concurrently.
+With a seed, worker and trainer take turns, so that runs are repeatable.
 """
 
 # Theory of operation
 #
-# With `run.seed` and `worker.max_steps_per_update`, worker and trainer alternate. The worker collects with version v
-# everything that its ratio allows, sends it, and reports this (its `Waits` names v). The trainer, which then has all
-# samples, trains up to its next publication, requests an evaluation that is due, publishes v + 1 and returns the turn.
-# No result then depends on arrival times or on the division of samples into messages.
+# The rule keeps (steps + 1) / (1 + models received) at or below `max_steps_per_update`. The ones make the first step
+# possible without a model. With a limit of 2: one step at first (2 / 1), then one model allows two more (4 / 2), and so
+# on.
 #
-# In all other modes, and with a peer that takes no turns because its machine has other settings, both sides run freely:
-# a worker with a policy and without a turn continues after 10 s, and a trainer after 60 s, for good. The trainer waits
-# only if it has a single worker: with several nothing is repeatable, and one of them could block the others.
+# `initial_steps` come first and must fit the ratio too: the worker collects them, then waits until enough models have
+# come, then counts its steps from 0, while models are counted from the beginning. So a trainer that starts late gives
+# no allowance for steps that were made long before.
+#
+# Turns make a run repeatable, if the worker has a seed. Free running, the number of samples in the memory at an update
+# depends on when messages arrive. With turns it does not:
+#
+#     worker   collects with v what the ratio allows, sends it, reports "turn v" (`turn_text`)
+#     trainer  has all samples now; trains up to its next publication, evaluates if it is due, publishes v + 1, and
+#              gives the turn back (`Progress.turn` = v + 1)
+#     worker   loads v + 1, sees that the turn is its own, collects
+#
+# A turn is compared with the latest version that has *arrived*, so that a policy that this worker refuses does not stop
+# the run. During the trainer's turn the report stays as it is (`report` returns None): a new one would look like
+# another turn.
+#
+# A trainer without a seed gives no turns. After 10 s with a policy and without a turn, the worker runs freely, with a
+# warning; the trainer does the same after 60 s. It waits only if it has a single worker: with several nothing is
+# repeatable, and one of them could block the others.
 #
 # Rejected: fixed points in the trainer's loop with a fixed number of samples (half a message would have to wait
 # uncommitted); acting with exactly the version that a step is due (workers store only the latest).

@@ -310,11 +310,6 @@ class Uplink:
 
     # --- policies in --------------------------------------------------------------------------------------------------
 
-    @property
-    def model_path(self) -> Path | None:
-        """File of the worker's copy of the policy; None: there is none."""
-        return self.files.path
-
     def update_policy(self, verbose: bool = True, blocking: bool = False) -> int:
         """Load the latest policy, as `Worker.update_actor_weights` documents."""
         link = self.link

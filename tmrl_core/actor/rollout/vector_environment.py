@@ -28,6 +28,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -122,13 +123,6 @@ def _has(infos: Mapping[str, Any], name: str, row: int) -> bool:
     return mask is None or bool(mask[row])
 
 
-class OneOf:
-    """The spaces of one row of a user's vector environment, where an environment is asked for its identity."""
-
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-
-
 class VectorEnvironment(CheckedEnvironment):
     """Make and check several environments, as `CheckedEnvironment` does with one; observations have a leading axis.
 
@@ -150,14 +144,19 @@ class VectorEnvironment(CheckedEnvironment):
     ) -> None:
         self.rows = rows
         self._limit = limit
+        self._one: Any = None
         self._restart: Restart | None = None
         super().__init__(make, strict_spaces=strict_spaces)
 
     def _made(self) -> Any:
         made = self._make()
         if isinstance(made, VectorEnv):
-            self.by_row, self._one = False, OneOf(made)
-            return self._users(made)
+            self.by_row = False
+            self._one = SimpleNamespace(
+                observation_space=made.single_observation_space, action_space=made.single_action_space
+            )
+            self._mode = self._users_mode(made)
+            return made
         first = as_environment(made, f"env_cls: {self._make!r:.100}")
         if isinstance(unwrapped(first), Timed):
             raise ConfigError(
@@ -165,7 +164,7 @@ class VectorEnvironment(CheckedEnvironment):
                 "(time_step_duration): one worker cannot keep the rate of several. Set worker.envs: 1, and start more "
                 "workers (--workers)"
             )
-        self.by_row, self._one = True, first
+        self.by_row, self._one, self._mode = True, first, AutoresetMode.NEXT_STEP
         makers = [lambda: _Row(first, self._limit), *[lambda: _Row(self._make(), self._limit)] * (self.rows - 1)]
         # Each observation is written into columns, or acted on, before the next step.
         return SyncVectorEnv(makers, copy=False)  # type: ignore[arg-type]  # it needs no more than a _Row has
@@ -175,11 +174,11 @@ class VectorEnvironment(CheckedEnvironment):
         """Return the first environment, or the spaces of a row of a user's vector environment."""
         return self._one
 
-    def _users(self, made: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
-        problem = None
+    def _users_mode(self, made: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+        mode, problem = made.metadata.get("autoreset_mode"), None
         if made.num_envs != self.rows:
             problem = f"it has {made.num_envs} environments, and worker.envs is {self.rows}: both must be equal"
-        elif not isinstance(made.metadata.get("autoreset_mode"), AutoresetMode):
+        elif not isinstance(mode, AutoresetMode):
             problem = (
                 "its metadata has no autoreset_mode, a gymnasium.vector.AutoresetMode: nobody can know whether an "
                 "observation is the last of an episode or the first of the next"
@@ -191,7 +190,8 @@ class VectorEnvironment(CheckedEnvironment):
             )
         if problem is not None:
             raise ConfigError(f"env_cls: {self._make!r:.100} made a {type(made).__name__}: {problem}")
-        return made
+        assert isinstance(mode, AutoresetMode)
+        return mode
 
     def reset_rows(self, seeds: Sequence[int | None] | int | None) -> tuple[Any, dict[str, Any]]:
         """Reset all rows; see `CheckedEnvironment.reset`.
@@ -214,7 +214,7 @@ class VectorEnvironment(CheckedEnvironment):
         """
         try:
             if keep:
-                action_B = map_leaves(np.copy, action_B)
+                action_B = action_B.copy() if type(action_B) is np.ndarray else map_leaves(np.copy, action_B)
             obs_B, reward_B, terminated_B, truncated_B, infos = self.env.step(action_B)
             if self._first_step:
                 self._first_step = False
@@ -234,11 +234,6 @@ class VectorEnvironment(CheckedEnvironment):
         except Exception as exc:
             self._judge(exc, self._has_stepped)
             raise
-
-    @property
-    def _mode(self) -> AutoresetMode:
-        mode: AutoresetMode = self.env.metadata["autoreset_mode"]
-        return mode
 
     def _end(self, ended: np.ndarray, obs_B: Any, infos: dict[str, Any]) -> Any:
         """Return observations with the last ones of rows that have ended, and keep their first ones for `restart`."""
@@ -268,7 +263,7 @@ class VectorEnvironment(CheckedEnvironment):
         return rewards
 
     def _flags(self, flags: Any) -> np.ndarray:
-        found: np.ndarray = np.asarray(flags)
+        found: np.ndarray = flags if type(flags) is np.ndarray else np.asarray(flags)
         if found.shape != (self.rows,) or found.dtype != np.bool_:
             raise failure(f"a flag is {found.dtype}{list(found.shape)}, {self.rows} environments want bool")
         return found

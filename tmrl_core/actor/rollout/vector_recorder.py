@@ -38,8 +38,12 @@ class VectorRecorder(StepRecorder):
         self._metric_keys = info_metrics
         self._metrics = self.new_metrics()
         self._open: list[Episode | None] = [None] * rows
-        # Of the open episodes. Sums of arrays, because these two change with each step of each row.
-        self._totals, self._steps = np.zeros(rows), np.zeros(rows, np.int64)
+        # Sums of an array, because they change with each step of each row.
+        self._totals = np.zeros(rows)
+        self._ticks = 0
+        """Number of steps of all rows."""
+        self._begun = [0] * rows
+        """That number at the reset of each row."""
         self._left_out: set[str] = set()
         self._writer = BatchWriter(rows, self._left_out)
 
@@ -83,6 +87,7 @@ class VectorRecorder(StepRecorder):
                 np.zeros(self.rows),
                 none,
                 none,
+                False,
                 extras_B,
                 self._infos(restart.infos, np.flatnonzero(rows).tolist()),
                 rows,
@@ -122,19 +127,16 @@ class VectorRecorder(StepRecorder):
                 for name, value_B in extras_B.items()
             }
         infos = self._infos(infos_B, range(self.rows)) if infos_B else {}
-        self._write(Slot(obs_B, action_B, reward_B, terminated_B, truncated_B, extras_B, infos, begun), ())
+        # Of few rows, lists are searched faster than arrays.
+        ended = (terminated_B | truncated_B).tolist()
+        rows = [row for row, over in enumerate(ended) if over] if True in ended else []
+        self._write(Slot(obs_B, action_B, reward_B, terminated_B, truncated_B, bool(rows), extras_B, infos, begun), ())
         self._totals += reward_B
-        self._steps += 1
-        if begun is not None:
-            self._steps[begun] = 0
+        self._ticks += 1
         if self._adds_steps:
             for row, metrics in enumerate(self._metrics):
                 if begun is None or not begun[row]:
                     metrics.add(infos.get(row, {}))
-        ended = terminated_B | truncated_B
-        if not ended.any():
-            return 0
-        rows = np.flatnonzero(ended).tolist()
         for row in rows:
             self._end_row(row, "terminated" if terminated_B[row] else "truncated", infos.get(row, {}))
         return len(rows)
@@ -149,8 +151,10 @@ class VectorRecorder(StepRecorder):
                 self._open[row] = self.episode = Episode(number, True, False, seeds[row] if seeds else None)
                 self._writer.begin_run(row, number, 0, self.version)
                 self._metrics[row].begin()
+                # A reset that comes with the other rows' next step counts as that step; others come after it.
+                self._begun[row] = self._ticks + (slot.only is None and slot.action is not None)
                 self.episodes += 1
-            self._totals[slot.resets] = self._steps[slot.resets] = 0
+            self._totals[slot.resets] = 0.0
         before = self._writer.rows
         if not self._writer.append(slot):
             self._flush(slot.resets)
@@ -167,7 +171,7 @@ class VectorRecorder(StepRecorder):
         self._writer = BatchWriter(self.rows, self._left_out)
         for row, episode in enumerate(self._open):
             if episode is not None:
-                step = 0 if begun is not None and begun[row] else int(self._steps[row]) + 1
+                step = 0 if begun is not None and begun[row] else self._step_of(row) + 1
                 self._writer.begin_run(row, episode.number, step, self.version)
 
     def set_version(self, version: Version) -> None:
@@ -176,14 +180,17 @@ class VectorRecorder(StepRecorder):
             self.version = version
             for row, episode in enumerate(self._open):
                 if episode is not None:
-                    self._writer.begin_run(row, episode.number, int(self._steps[row]) + 1, version)
+                    self._writer.begin_run(row, episode.number, self._step_of(row) + 1, version)
+
+    def _step_of(self, row: int) -> int:
+        return self._ticks - self._begun[row]
 
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _end_row(self, row: int, end: End, info: Mapping[str, Any]) -> None:
         episode, self._open[row] = self._open[row], None
         if episode is not None:
-            episode.total, episode.steps = float(self._totals[row]), int(self._steps[row])
+            episode.total, episode.steps = float(self._totals[row]), self._step_of(row)
             self.finish(episode, end, {} if end == "aborted" else self._metrics[row].take(info))
 
     def end(self, record: bool = True) -> None:

@@ -148,7 +148,7 @@ class Worker:
     @property
     def model_path(self) -> Path | None:
         """File of the worker's copy of the policy; None: there is none."""
-        return self.uplink.model_path
+        return self.uplink.files.path
 
     @property
     def policy_version(self) -> Version:

@@ -131,6 +131,7 @@ class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @decodable
+@decodable
 class ServerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Status of the Server.
 
