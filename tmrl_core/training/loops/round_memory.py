@@ -14,7 +14,7 @@ from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.contracts import Refusals, TrainingMemory
 from tmrl_core.training.loops.lockstep_round import LastRows, Round, RoundSegment
 from tmrl_core.training.memories.key_order import KeyOrders
-from tmrl_core.training.memories.layout import Array, TreeSpec, stored_dtype, tree_spec
+from tmrl_core.training.memories.layout import FLAG_DTYPE, Array, TreeSpec, stored_dtype, tree_spec
 from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.memories.trees import leaves_of, rebuild
 from tmrl_core.training.value_types import Batch, State, Tree
@@ -141,10 +141,10 @@ class RoundMemory(TrainingMemory):
         return (
             self._arranged("observation", previous, rows),
             self._tree("action", [chunk.action for chunk in chunks], rows),
-            self._numbers([chunk.reward for chunk in chunks], rows),
+            self._joined([chunk.reward for chunk in chunks], rows, FLAG_DTYPE),
             self._arranged("observation", observations, rows),
-            self._numbers([chunk.terminated for chunk in chunks], rows),
-            self._numbers([chunk.truncated for chunk in chunks], rows),
+            self._joined([chunk.terminated for chunk in chunks], rows, FLAG_DTYPE),
+            self._joined([chunk.truncated for chunk in chunks], rows, FLAG_DTYPE),
             extras,
         )
 
@@ -159,15 +159,11 @@ class RoundMemory(TrainingMemory):
 
     def _arranged(self, name: str, columns: Sequence[Sequence[Array]], rows: Sequence[Array]) -> Tree:
         """Return a tree of tensors: the wanted rows of all segments' columns."""
-        tensors = []
-        for parts in zip(*columns, strict=True):
-            joined = np.concatenate([part[at] for part, at in zip(parts, rows, strict=True)])
-            tensors.append(torch.from_numpy(joined.astype(stored_dtype(joined.dtype, True))).to(self.device or "cpu"))
-        return rebuild(self._specs[name].shape, tensors)
+        return rebuild(self._specs[name].shape, [self._joined(parts, rows) for parts in zip(*columns, strict=True)])
 
-    def _numbers(self, columns: Sequence[Array], rows: Sequence[Array]) -> torch.Tensor:
-        joined = np.concatenate([np.asarray(column)[at] for column, at in zip(columns, rows, strict=True)])
-        return torch.from_numpy(joined.astype(np.float32)).to(self.device or "cpu")
+    def _joined(self, parts: Sequence[Array], rows: Sequence[Array], dtype: np.dtype | None = None) -> torch.Tensor:
+        joined = np.concatenate([np.asarray(part)[at] for part, at in zip(parts, rows, strict=True)])
+        return torch.from_numpy(joined.astype(dtype or stored_dtype(joined.dtype, True))).to(self.device or "cpu")
 
 
 def _trees(chunk: Chunk) -> State:
