@@ -54,10 +54,6 @@ AGENTS: dict[str, Callable[[], Any]] = {
     "sac, plain descent": lambda: training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", optimizer_actor="sgd", **SMALL),
     "redq": lambda: training.REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", q_updates_per_policy_update=3, n=4, **SMALL),
     "tqc": lambda: training.TQCAgent(OBSERVATIONS, ACTIONS, "cpu", quantiles=5, **SMALL),
-    # The bias of a unit that is always on has no gradient but that of rounding, of which Adam makes a whole step.
-    "crossq": lambda: training.CrossQAgent(
-        OBSERVATIONS, ACTIONS, "cpu", critic_sizes=(16,), optimizer_actor="sgd", optimizer_critic="sgd", **SMALL
-    ),
     "td3": lambda: training.TD3Agent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "ddpg": lambda: training.DDPGAgent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "dqn": lambda: training.DQNAgent(OBSERVATIONS, CHOICES, "cpu", target_interval=3, **DEEP),
