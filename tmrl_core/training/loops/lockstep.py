@@ -46,7 +46,7 @@ from tmrl_core.training.loops.round_memory import RoundMemory
 from tmrl_core.training.loops.round_statistics import RoundStatistics
 from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.memories.memory import MAX_STREAMS
-from tmrl_core.training.value_types import Device, Policy, State
+from tmrl_core.training.value_types import Device, Maker, Policy, State
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class TrainingLockstep(TrainingOffline):
     def __init__(
         self,
         env_cls: Any,
-        memory_cls: Callable[..., Any] | None = None,
-        training_agent_cls: Callable[..., Any] | None = None,
+        memory_cls: Maker | None = None,
+        training_agent_cls: Maker | None = None,
         epochs: int = 10,
         rounds: int = 50,
         steps: int = 1,
