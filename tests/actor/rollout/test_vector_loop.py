@@ -13,6 +13,7 @@ from tests.actor.rollout.composing import compose
 from tmrl_core.actor import ActorModule, BatchActor, NumpyGaussianMLPActor
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.uplink import Uplink
+from tmrl_core.actor.rollout.vector_environment import VectorEnvironment, info_of
 from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
 from tmrl_core.actor.rollout.worker import Worker, make_loop
 from tmrl_core.errors import ConfigError, EnvironmentFailedError, PolicyFailedError
@@ -366,6 +367,41 @@ def test_values_that_no_columns_can_hold_are_refused() -> None:
 
     with pytest.raises(Exception, match=r"worker\.envs: 1"):
         compose(lambda: Text(0), Echo, rows=2).run(nb_episodes=1)
+
+
+class Dial(gymnasium.Env[Any, Any]):
+    """Has keys in another order than its space, and an int in the info of a reset where steps have floats."""
+
+    observation_space = spaces.Dict({"a": spaces.Box(0, 9, (1,)), "b": spaces.Box(0, 9, (1,))})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, length: int) -> None:
+        self.length, self.steps = length, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.steps = 0
+        return self.seen(), {"distance": 0}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.seen(), 0.0, self.steps == self.length, False, {"distance": 0.25 * self.steps, "done": True}
+
+    def seen(self) -> dict[str, Any]:
+        return {"b": np.full(1, self.steps, np.float32), "a": np.zeros(1, np.float32)}
+
+
+def test_infos_and_the_order_of_keys_are_those_of_each_environment() -> None:
+    lengths = iter([2, 4])
+    environment = VectorEnvironment(lambda: Dial(next(lengths)), 2)
+    obs_B, _ = environment.reset_rows(None)
+    assert list(obs_B) == ["b", "a"]
+    seen = []
+    for _ in range(3):
+        obs_B, _, _, _, infos = environment.step(np.zeros(2, np.int64))
+        assert list(obs_B) == ["b", "a"]
+        seen.append([info_of(infos, row).get("distance") for row in range(2)])
+    assert seen == [[0.25, 0.25], [0.5, 0.5], [0, 0.75]], "the first one is reset in the third step"
+    environment.close()
 
 
 def test_one_environment_keeps_its_loop_and_recorder() -> None:

@@ -84,6 +84,38 @@ class _Row:
         return obs, reward, terminated, truncated or (self._steps >= self._limit and not terminated), info
 
 
+class _Stepper(SyncVectorEnv):
+    """Gymnasium's loop over environments, with the infos and the order of keys that each environment returns.
+
+    Gymnasium's arrays of infos take their type from the first environment that has a key: 0.75 beside an int becomes 0,
+    as happens with an environment that has just been reset beside one that is stepped (gymnasium 1.4). Its Dicts have
+    the order of keys of the space, where samples have that of the environment.
+    """
+
+    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
+        vector_infos.setdefault(_BY_ROW, [{}] * self.num_envs)[env_num] = env_info
+        return vector_infos
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        obs_B, infos = super().reset(seed=seed, options=options)
+        return _in_order(obs_B, self._env_obs[0]), infos
+
+    def step(self, actions: Any) -> Any:
+        obs_B, *others = super().step(actions)
+        return _in_order(obs_B, self._env_obs[0]), *others
+
+
+def _in_order(tree_B: Any, like: Any) -> Any:
+    """Return a batch with the order of keys of one observation."""
+    if isinstance(tree_B, dict):
+        return {key: _in_order(tree_B[key], entry) for key, entry in like.items()}
+    if isinstance(tree_B, tuple) and isinstance(like, tuple):  # Gymnasium makes tuples of texts too
+        return tuple(_in_order(entry_B, entry) for entry_B, entry in zip(tree_B, like, strict=True))
+    return tree_B
+
+
+_BY_ROW = "by row"
+"""Key of infos under which a `_Stepper` has a list of the rows' own."""
 _FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
 """Keys of infos that are about the last step of an episode, where the others are about the reset after it."""
 
@@ -107,6 +139,9 @@ def put_row(tree_B: Any, row: int, value: Any) -> None:
 
 def info_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     """Return the info of one row, of its last step if its episode has ended."""
+    if _BY_ROW in infos:
+        own: dict[str, Any] = infos[_BY_ROW][row]
+        return own
     if "final_info" in infos and _has(infos, "final_info", row):
         infos = infos["final_info"]
     found: dict[str, Any] = {}
@@ -167,7 +202,7 @@ class VectorEnvironment(CheckedEnvironment):
         self.by_row, self._one, self._mode = True, first, AutoresetMode.NEXT_STEP
         makers = [lambda: _Row(first, self._limit), *[lambda: _Row(self._make(), self._limit)] * (self.rows - 1)]
         # Each observation is written into columns, or acted on, before the next step.
-        return SyncVectorEnv(makers, copy=False)  # type: ignore[arg-type]  # it needs no more than a _Row has
+        return _Stepper(makers, copy=False)  # type: ignore[arg-type]  # it needs no more than a _Row has
 
     @property
     def one(self) -> Any:
