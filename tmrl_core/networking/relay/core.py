@@ -417,11 +417,11 @@ class Relay:
 
     def _accept_hello(self, connection: RelayConnection, hello: Hello) -> None:
         """Answer a `Hello`: admit the peer, or refuse it with the reason."""
+        if len(hello.peer) != 16:
+            raise RemoteProtocolError("a peer's id has 16 bytes")
         # Before anything of the message is used, and before its id could tell who else is linked.
         if not self.admits(connection, hello):
             return
-        if len(hello.peer) != 16:
-            raise RemoteProtocolError("a peer's id has 16 bytes")
         if hello.incarnation >= MAX_NUMBER:
             raise RemoteProtocolError(f"no trainer has had the incarnation {hello.incarnation}")
         connection.anew = hello.role != "observer" and hello.incarnation > max(self.incarnation, _BELIEVED[hello.role])

@@ -212,7 +212,8 @@ class TlsTransport(Transport):
         """
         loop = asyncio.get_running_loop()
         for sock in _bound(host, port):
-            yield await loop.create_server(protocol, sock=sock, backlog=256), sock.getsockname()[1]
+            found: int = sock.getsockname()[1]  # before the socket is the loop's
+            yield await loop.create_server(protocol, sock=sock, backlog=256), found
 
     async def connect(self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> None:
         """Connect to the first address of `host` that answers, looked up in a thread of Python (see `_bound`).
