@@ -107,12 +107,6 @@ def test_an_update_with_nan_leaves_the_moments_as_they_are() -> None:
     assert all(torch.equal(a, norm.mean) for a, norm in zip(before, norms(learner.model), strict=True))
 
 
-def test_updates_are_not_compiled() -> None:
-    assert not agent(compile="auto")._compiles
-    with pytest.raises(ConfigError, match=r"agent\.kwargs\.compile: found True, allowed for CrossQAgent: auto, false"):
-        agent(compile=True)
-
-
 def test_there_is_no_setting_of_target_networks() -> None:
     with pytest.raises(TypeError, match="polyak"):
         agent(polyak=0.9)

@@ -170,8 +170,7 @@ def test_the_other_kind_of_action_space_is_refused(cls: Any, space: Any, setting
 
 def test_each_algorithm_with_a_replay_memory_compiles_its_updates_if_asked() -> None:
     # A class whose base declares kinds of updates is not compiled unless it declares its own.
-    # CrossQ refuses to be compiled.
-    rows = [row for row in algorithms().values() if "ReplayMemory" in row.memories and row.name != "CrossQAgent"]
+    rows = [row for row in algorithms().values() if "ReplayMemory" in row.memories]
     assert len(rows) > 6
     for row in rows:
         agent = resolve(row.cls)(

@@ -33,6 +33,7 @@ CHOICES = gym.spaces.Discrete(4, start=1)
 MASKED = gym.spaces.Dict({"x": OBSERVATIONS, "action_mask": gym.spaces.MultiBinary(4)})
 SMALL: dict[str, Any] = {"hidden_sizes": (8,)}
 DEEP: dict[str, Any] = {"hidden_sizes": (8, 8)}
+WIDE: dict[str, Any] = {"hidden_sizes": (16, 16)}
 
 
 class NoisyDQN(DQNAgent):
@@ -52,8 +53,19 @@ AGENTS: dict[str, Callable[[], Any]] = {
         OBSERVATIONS, ACTIONS, "cpu", learn_entropy_coef=False, optimizer_actor="adamw", l2_critic=0.01, **SMALL
     ),
     "sac, plain descent": lambda: training.SacAgent(OBSERVATIONS, ACTIONS, "cpu", optimizer_actor="sgd", **SMALL),
+    # Wide enough for gradients that are matrix products. Smaller products are written out (decompositions.py).
+    "sac, wide, plain descent": lambda: training.SacAgent(
+        OBSERVATIONS, ACTIONS, "cpu", optimizer_actor="sgd", optimizer_critic="sgd", lr_actor=1e-3, **WIDE
+    ),
+    "sac, wide, decay": lambda: training.SacAgent(
+        OBSERVATIONS, ACTIONS, "cpu", l2_actor=0.01, l2_critic=0.01, lr_actor=1e-3, **WIDE
+    ),
     "redq": lambda: training.REDQSACAgent(OBSERVATIONS, ACTIONS, "cpu", q_updates_per_policy_update=3, n=4, **SMALL),
     "tqc": lambda: training.TQCAgent(OBSERVATIONS, ACTIONS, "cpu", quantiles=5, **SMALL),
+    # The bias of a unit that is always on has no gradient but that of rounding, of which Adam makes a whole step.
+    "crossq": lambda: training.CrossQAgent(
+        OBSERVATIONS, ACTIONS, "cpu", critic_sizes=(16,), optimizer_actor="sgd", optimizer_critic="sgd", **WIDE
+    ),
     "td3": lambda: training.TD3Agent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "ddpg": lambda: training.DDPGAgent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "dqn": lambda: training.DQNAgent(OBSERVATIONS, CHOICES, "cpu", target_interval=3, **DEEP),
@@ -244,6 +256,18 @@ def test_a_small_product_is_written_out() -> None:
             torch.testing.assert_close(product(a, b), torch.bmm(a, b))
 
 
+@pytest.mark.parametrize("name", ["sac, wide, plain descent", "sac, wide, decay"])
+def test_no_sum_with_a_factor_is_left_to_the_compiler(name: str) -> None:
+    # Inductor forgets the factor if a term is a matrix product.
+    given = Given()
+    agent = make(name, True, given)
+    train(agent, False, 2)
+    nodes = [node for graph, _ in given.graphs for node in graph.graph.nodes]
+    assert any(node.target is torch.ops.aten.mm.default for node in nodes)
+    sums = torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor
+    assert not [node for node in nodes if node.target in sums and "alpha" in node.kwargs]
+
+
 def test_a_constantly_changing_rate_is_used_and_ends_compilation(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +356,7 @@ def test_bfloat16_applies_to_products_but_not_to_stored_values() -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["sac", "redq"])
+@pytest.mark.parametrize("name", ["sac", "sac, wide, plain descent", "sac, wide, decay", "redq", "crossq"])
 def test_really_compiled_updates_are_equal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     plain, fast = make(name, False), make(name, True, compiled.inductor)

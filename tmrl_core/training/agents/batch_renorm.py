@@ -17,8 +17,8 @@
 # in training as in acting, one odd batch cannot turn the critics over, and gradients still flow through the batch's
 # moments.
 #
-# The bounds depend on a counter that is a tensor, so no graph of an update depends on it. With the bounds 1 and 0 the
-# correction is exactly none.
+# The bounds depend on a counter that is a tensor, so a compiled update crosses the warm-up without another graph, which
+# would cost a minute. With the bounds 1 and 0 the correction is exactly none.
 #
 # Workers get linear layers. In evaluation mode, x -> (x - mean) * gain + bias before a linear layer is one linear
 # layer. `folded` multiplies in float64, because gain reaches 30 for a feature that hardly varies, and float32 would

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,8 @@ if TYPE_CHECKING:
 #
 # An update with NaN is rolled back with the moments, which are buffers of the model.
 #
-# Updates are not compiled: of one that moves the policy by plain descent, inductor (torch 2.13, CPU) gave a wrong first
-# layer of the policy, although the traced graph is right. With Adam a small trial agreed, which is too little to rely
-# on. There is no `update_kind`, and the settings refuse `compile: true`.
-#
-# Published is another module, with linear layers only (see `batch_renorm.py`), made anew from the trained one at each
-# publication. Rejected: a policy with normalizations on workers, since the NumPy backend would compute six more
+# Published is another module, with linear layers only (see `batch_renorm.py`), made anew from the trained one
+# at each publication. Rejected: a policy with normalizations on workers, since the NumPy backend would compute six more
 # operations for each action, and checks of shapes would accept weights whose moments are older than their layers.
 
 
@@ -184,6 +180,10 @@ class CrossQAgent(SacAgent):
         """Return the policy with its normalizations folded into its layers."""
         self.model.actor.publish(self._acting)
         return self._acting
+
+    def update_kind(self) -> Hashable:
+        """Tell whether the next update moves the policy and the temperature too."""
+        return (self.updates + 1) % self.settings.policy_delay == 0
 
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """Update the critics; every `policy_delay` updates, also the policy and the temperature."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, ClassVar
 
-from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.sac_settings import SacSettings
 from tmrl_core.training.agents.settings import AT_LEAST_0, AT_LEAST_1, SIZES, Arguments, Betas
 
@@ -26,11 +25,6 @@ class CrossqSettings(
     _: KW_ONLY
     policy_delay: Annotated[int, AT_LEAST_1, "critic updates per update of the policy and the temperature"] = 3
     critic_sizes: Annotated[Sequence[int], SIZES, "width of each hidden layer of the critics"] = (1024, 1024)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compile is True:
-            raise ConfigError("agent.kwargs.compile: found True, allowed for CrossQAgent: auto, false")
 
     def model_arguments(self) -> Arguments:
         """Return those of soft actor-critic with the critics' widths."""

@@ -9,6 +9,10 @@
 # sums: libraries are slow at them, and a sum is fused with its neighbours. Other products stay with the library that
 # torch chose. On AMD processors without AVX-512 (Zen 3), MKL reaches 88 to 92 GFLOP/s per core, the limit of the
 # processor, and oneDNN 73 to 83, so nothing is replaced.
+#
+# A sum with a factor, p + alpha g, becomes a product and a sum. Inductor (torch 2.13.0) makes `addmm` of a sum and a
+# matrix product and forgets alpha (findings/torch_compile_forgets_alpha.sh). SGD would add the whole gradient to a
+# layer's weight instead of subtracting lr times the gradient, and the l2 of Adam would be 1.
 
 from __future__ import annotations
 
@@ -87,6 +91,16 @@ def _product_and_bias(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[
     return add
 
 
+def _sum(a: Tensor, b: Tensor | float, *, alpha: float = 1) -> Any:
+    """Return a + alpha b; NotImplemented, which keeps the operation, if there is no factor."""
+    return NotImplemented if alpha == 1 else a + b * alpha
+
+
+def _sum_in_place(a: Tensor, b: Tensor | float, *, alpha: float = 1) -> Any:
+    """Add alpha b to a; NotImplemented as in `_sum`."""
+    return NotImplemented if alpha == 1 else a.add_(b * alpha)
+
+
 def _add_each(tensors: list[Tensor], value: float) -> None:
     for tensor in tensors:
         tensor.add_(value)
@@ -102,6 +116,8 @@ DECOMPOSITIONS: dict[torch._ops.OpOverload[..., object], Callable[..., object]] 
     torch.ops.aten._fused_adamw_.default: _adam(decoupled=True),
     torch.ops.aten._foreach_add_.Scalar: _add_each,
     torch.ops.aten._foreach_lerp_.Scalar: _lerp_each,
+    torch.ops.aten.add.Tensor: _sum,
+    torch.ops.aten.add_.Tensor: _sum_in_place,
     torch.ops.aten.mm.default: product,
     torch.ops.aten.bmm.default: product,
     torch.ops.aten.addmm.default: _product_and_bias(torch.mm),
