@@ -96,8 +96,9 @@ for name, row in algorithms().items():
         "trainer": {"loop": "tmrl_core.training:TrainingLockstep"} if "lockstep" in row.collection else {},
     }
     from_values(values)
+    sizes = {"hidden_sizes": [0]} if "hidden_sizes" in row.keywords else {"width": 0}
     refused({**values, "agent": {**values["agent"], "kwargs": {"nope": 1}}}, f"agent.kwargs.nope: {name} takes no such")
-    refused({**values, "agent": {**values["agent"], "kwargs": {"hidden_sizes": [0]}}}, "widths of at least 1")
+    refused({**values, "agent": {**values["agent"], "kwargs": sizes}}, "at least 1")
     together = {
         "PPOAgent": ({"lr_final": 0.1}, "lr_rounds: found None"),
         "REDQSACAgent": ({"m": 5, "n": 4}, "m=5 and n=4"),

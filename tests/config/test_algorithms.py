@@ -228,7 +228,15 @@ def test_a_trainer_refuses_a_frame_stack_memory_without_stacks() -> None:
         make()
 
 
-READY = ["cartpole_dqn", "cartpole_discrete_sac", "pendulum_redq", "pendulum_td3", "pendulum_tqc", "pendulum_crossq"]
+READY = [
+    "cartpole_dqn",
+    "cartpole_discrete_sac",
+    "pendulum_redq",
+    "pendulum_td3",
+    "pendulum_tqc",
+    "pendulum_crossq",
+    "pendulum_flashsac",
+]
 
 
 @pytest.mark.parametrize("name", READY)

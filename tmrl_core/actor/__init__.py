@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tmrl_core.actor.policies.numpy.lookup import numpy_backend_of as numpy_backend_of
     from tmrl_core.actor.policies.numpy.q_value import NumpyQValueMLPActor as NumpyQValueMLPActor
     from tmrl_core.actor.policies.numpy.q_value import NumpyQValueRNNActor as NumpyQValueRNNActor
+    from tmrl_core.actor.policies.numpy.residual import (
+        NumpySquashedGaussianResidualActor as NumpySquashedGaussianResidualActor,
+    )
     from tmrl_core.actor.policies.numpy.squashed_gaussian import (
         NumpyNormalizedSquashedGaussianMLPActor as NumpyNormalizedSquashedGaussianMLPActor,
     )
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from tmrl_core.actor.policies.torch.module import TorchActorModule as TorchActorModule
     from tmrl_core.actor.policies.torch.q_value import QValueMLPActor as QValueMLPActor
     from tmrl_core.actor.policies.torch.q_value import QValueRNNActor as QValueRNNActor
+    from tmrl_core.actor.policies.torch.residual import SquashedGaussianResidualActor as SquashedGaussianResidualActor
     from tmrl_core.actor.policies.torch.squashed_gaussian import (
         NormalizedSquashedGaussianMLPActor as NormalizedSquashedGaussianMLPActor,
     )

@@ -168,6 +168,7 @@ POLICIES = (
     Policy("QValueMLPActor", DISCRETE, "q_value"),
     Policy("SquashedGaussianMLPActor", BOX, "squashed_gaussian"),
     Policy("NormalizedSquashedGaussianMLPActor", BOX, "squashed_gaussian"),
+    Policy("SquashedGaussianResidualActor", BOX, "residual"),
     Policy("CategoricalRNNActor", CHOICES, "categorical"),
     Policy("GaussianRNNActor", BOX, "gaussian"),
     Policy("QValueRNNActor", DISCRETE, "q_value"),
@@ -196,7 +197,9 @@ def actor_of(reference: str) -> str | None:
     return None if name is None else name.removeprefix("Numpy")
 
 
-SHAPE_KWARGS = ("hidden_sizes", "activation", "convolutions", "cell", "cell_size", "state_interval")
+SHAPE_KWARGS = (
+    "hidden_sizes", "activation", "convolutions", "cell", "cell_size", "state_interval", "width", "blocks"
+)  # fmt: skip
 """Keyword arguments that shape both built-in agents and their policies."""
 
 

@@ -35,6 +35,11 @@ class TrainingAgent(StateOwner, ABC):
     td_error_B: Any = None
     """TD errors [B] of the last update, for a memory with prioritized sampling; None: not computed."""
 
+    @property
+    def return_scale(self) -> tuple[float, float] | None:
+        """Discount and greatest discounted return to which a memory scales rewards; None (default): as they are."""
+        return None
+
     def __init__(self, observation_space: Space, action_space: Space, device: Device) -> None:
         self.observation_space = observation_space
         self.action_space = action_space

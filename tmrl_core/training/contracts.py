@@ -161,8 +161,20 @@ class TrainingMemory(ABC):
         """Keep the declaration of environment and policy in `declared`. A memory may refuse samples that differ."""
         self.declared = schema
 
-    def expect_agent(self, agent: AgentLike) -> None:  # noqa: B027  # not abstract: a memory may serve any agent
-        """Refuse an agent whose policy does not fit this memory, with ConfigError. Default: accept all."""
+    def expect_agent(self, agent: AgentLike) -> None:
+        """Refuse an agent whose policy does not fit this memory, with ConfigError. Default: accept all.
+
+        A memory that scales rewards (`TrainingAgent.return_scale`) begins to here. The default one says that it does
+        not.
+        """
+        if isinstance(agent, TrainingAgent) and agent.return_scale is not None:
+            logger.warning(
+                "%s expects scaled rewards, and %s does not scale them: discounted returns beyond %g count as that. "
+                "Take memory.cls: tmrl_core.training:ReplayMemory, or scale rewards in the environment",
+                type(agent).__name__,
+                type(self.own).__name__,
+                agent.return_scale[1],
+            )
 
     def update_priorities(self, indices: Indices, td_errors: Indices) -> None:  # noqa: B027  # not abstract: few sample by them
         """Set priorities of transitions of a batch: its extra `indices`, and TD errors [n]. Default: there are none."""

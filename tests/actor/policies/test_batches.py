@@ -54,14 +54,15 @@ each_backend = pytest.mark.parametrize("backend", ["Numpy", ""], ids=["numpy", "
 def made(name: str, backend: str, observation_space: Any, action_space: Any) -> Any:
     """A policy with weights that let observations decide."""
     torch.manual_seed(1)
-    with_torch = getattr(actors, name)(observation_space, action_space, hidden_sizes=(16, 8))
+    sizes: dict[str, Any] = {"width": 8} if "Residual" in name else {"hidden_sizes": (16, 8)}
+    with_torch = getattr(actors, name)(observation_space, action_space, **sizes)
     with torch.no_grad():
         for parameter in with_torch.parameters():
             if parameter.ndim <= 2:  # large features of images would lose digits
                 parameter.add_(0.1 * torch.randn(parameter.shape))
     if not backend:
         return with_torch
-    policy = getattr(actors, backend + name)(observation_space, action_space, hidden_sizes=(16, 8), seed=0)
+    policy = getattr(actors, backend + name)(observation_space, action_space, **sizes, seed=0)
     return policy.from_bytes(with_torch.to_bytes())
 
 

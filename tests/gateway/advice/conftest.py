@@ -19,6 +19,7 @@ ALGORITHMS = {
     "DiscreteSacAgent": ("CategoricalMLPActor", 2),
     "SacAgent": ("SquashedGaussianMLPActor", [2, -1, 3]),
     "REDQSACAgent": ("SquashedGaussianMLPActor", [2, -1, 3]),
+    "FlashSACAgent": ("SquashedGaussianResidualActor", [2, -1, 3]),
     "TD3Agent": ("DeterministicMLPActor", [2, -1, 3]),
     "DDPGAgent": ("DeterministicMLPActor", [2, -1, 3]),
 }
@@ -36,12 +37,13 @@ def _one_thread() -> Iterator[None]:
 
 def advice_config(folder: Path, algorithm: str = "DQNAgent", seed: int | None = 0, **settings: Any) -> Config:
     actor, action_space = ALGORITHMS[algorithm]
+    sizes = {"width": 8, "critic_width": 8} if algorithm == "FlashSACAgent" else {"hidden_sizes": [16]}
     values = {
         "mode": "advice",
         "observation_space": [2, -1, 1],
         "action_space": action_space,
         "actor": {"cls": f"tmrl_core.actor:{actor}"},
-        "agent": {"cls": f"tmrl_core.training:{algorithm}", "kwargs": {"hidden_sizes": [16]}},
+        "agent": {"cls": f"tmrl_core.training:{algorithm}", "kwargs": sizes},
         "start_training": 20,
         "batch_size": 16,
         **settings,

@@ -186,6 +186,8 @@ def test_a_newcomer_learns_from_the_saved_transitions_at_once(make_agent: MakeAg
     before, newcomer = learners
     assert newcomer.updates == before.updates + EPISODE
     assert len(newcomer._memory) == 11 * EPISODE
+    if before._memory.returns is not None:
+        assert (before._memory.returns.count, newcomer._memory.returns.count) == (10 * EPISODE, 11 * EPISODE)
     assert equal(rows(newcomer, 0, 10 * EPISODE), rows(before, 0, 10 * EPISODE))
 
 

@@ -10,7 +10,16 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from tmrl_core.training import CrossQAgent, DDPGAgent, PPOAgent, REDQSACAgent, SacAgent, TD3Agent, TQCAgent
+from tmrl_core.training import (
+    CrossQAgent,
+    DDPGAgent,
+    FlashSACAgent,
+    PPOAgent,
+    REDQSACAgent,
+    SacAgent,
+    TD3Agent,
+    TQCAgent,
+)
 from tmrl_core.training.agents.networks import ActionCritic
 
 OBS = spaces.Box(-1, 1, (3,), np.float32)
@@ -22,11 +31,12 @@ def batch(action: np.ndarray) -> Any:
     return obs, torch.as_tensor(action), torch.ones(rows), obs, torch.zeros(rows), torch.zeros(rows)
 
 
-@pytest.mark.parametrize("agent", [SacAgent, REDQSACAgent, TQCAgent, CrossQAgent, TD3Agent, DDPGAgent])
+@pytest.mark.parametrize("agent", [SacAgent, REDQSACAgent, TQCAgent, CrossQAgent, FlashSACAgent, TD3Agent, DDPGAgent])
 @pytest.mark.parametrize("bound", [1.0, 1e30, 4e37])
 def test_accepted_bounds_give_finite_updates(agent: Callable[..., Any], bound: float) -> None:
     space = spaces.Box(-bound, bound, (2,), np.float32)
-    made = agent(observation_space=OBS, action_space=space, device="cpu", hidden_sizes=(8,))
+    sizes: dict[str, Any] = {"width": 8} if agent is FlashSACAgent else {"hidden_sizes": (8,)}
+    made = agent(observation_space=OBS, action_space=space, device="cpu", **sizes)
     low_and_high = np.stack([space.low, space.high, np.zeros(2, np.float32)])
     for _ in range(3):
         metrics = made.train(batch(low_and_high))

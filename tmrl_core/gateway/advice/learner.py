@@ -205,9 +205,11 @@ class OwnLearner(Learner):
 
     def _make_memory(self) -> ReplayMemory:
         settings = self.context.settings
-        return ReplayMemory(
+        memory = ReplayMemory(
             "cpu", memory_size=settings.capacity, batch_size=settings.batch_size, seed=self.context.seed
         )
+        memory.expect_agent(self.agent)
+        return memory
 
     @property
     def updates(self) -> int:
@@ -298,7 +300,9 @@ class OwnLearner(Learner):
         row_bytes = sum(ring[0].nbytes for ring in memory.row_arrays)
         count = min(len(memory), SAVED_MEMORY_BYTES // row_bytes)
         places = np.arange(memory.written - count, memory.written) % memory.memory_size
-        return {"layout": memory.layout.describe(), "rows": [ring[places] for ring in memory.row_arrays]}
+        saved = {"layout": memory.layout.describe(), "rows": [ring[places] for ring in memory.row_arrays]}
+        # An agent with values between fixed bounds would otherwise see rewards of another size.
+        return saved if memory.returns is None else {**saved, "returns": memory.returns.state()}
 
     def _restore(self, tree: Any, arrays: dict[str, np.ndarray]) -> None:
         state = tree["learner"]
@@ -308,5 +312,7 @@ class OwnLearner(Learner):
             memory = self._memory
             rows = [values[-memory.memory_size :] for values in saved["rows"]]
             state = {**memory.state_dict(), "layout": saved["layout"], "written": len(rows[0])}
+            if "returns" in saved:
+                state["returns"] = saved["returns"]
             memory.load_state_dict(state, rows)
             self._memory_is_restored = True

@@ -15,7 +15,6 @@ import torch
 
 from tmrl_core.actor import ActorModule
 from tmrl_core.actor.policies.masks import allowed_indices
-from tmrl_core.actor.policies.numpy.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN
 from tmrl_core.actor.policies.spaces import action_bounds, discrete_actions
 from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.deterministic import DeterministicMLPActor
@@ -166,8 +165,8 @@ def _probabilities(actor: CategoricalMLPActor, obs: Any) -> Choice:
 
 def _moments(actor: SquashedGaussianMLPActor, obs: Any) -> Gaussian:
     with torch.no_grad():
-        features_BH = actor.encode(flatten_batch(actor.layout, collate_one(obs, "cpu")))
-        mean_A, log_std_A = actor.mu(features_BH)[0], actor.log_std(features_BH)[0].clamp(LOG_STD_MIN, LOG_STD_MAX)
+        outputs_B = actor.outputs_at(flatten_batch(actor.layout, collate_one(obs, "cpu")))
+        mean_A, log_std_A = outputs_B["mu"][0], outputs_B["log_std"][0]
     return Gaussian(mean_A.numpy().astype(np.float64), np.exp(log_std_A.numpy().astype(np.float64)))
 
 

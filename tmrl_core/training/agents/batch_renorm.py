@@ -30,9 +30,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from tmrl_core.actor.policies.torch.mlp import TorchPolicy
+from tmrl_core.errors import WeightsError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Shape suffixes: K critics, B batch, F features, O outputs.
 
@@ -95,6 +102,22 @@ class BatchRenorm(nn.Module):
         gain = self.scale * torch.rsqrt(variance / ratio.square() + EPS)
         # The mean to subtract is mean - shift deviation / ratio; what was subtracted too much returns with the bias.
         return torch.addcmul(self.bias + gain * (shift * deviation / ratio), centred_BF, gain)
+
+
+class PublishedOnly(TorchPolicy):
+    """A policy as it acts, made of a trained one with normalizations at each publication."""
+
+    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
+        """Refuse weights, which would last until the next publication and train nothing.
+
+        Raises:
+            WeightsError: always.
+        """
+        raise WeightsError(
+            "an agent with batch normalization cannot take over a policy: what is published does not hold the "
+            "normalizations that it trains. Resume it from a checkpoint, or act with a policy of the class "
+            f"{self.owner}"
+        )
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,7 @@ from tmrl_core.actor.policies.torch.squashed_gaussian import (
     NormalizedSquashedGaussianMLPActor,
     SquashedGaussianMLPActor,
 )
-from tmrl_core.errors import WeightsError
-from tmrl_core.training.agents.batch_renorm import BatchRenorm, batch_statistics, deviation, folded
+from tmrl_core.training.agents.batch_renorm import BatchRenorm, PublishedOnly, batch_statistics, deviation, folded
 from tmrl_core.training.agents.crossq_settings import CrossqSettings
 from tmrl_core.training.agents.declared import takes
 from tmrl_core.training.agents.losses import critic_target
@@ -25,9 +23,6 @@ from tmrl_core.training.agents.networks import EnsembleCritic
 from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.value_types import Policy, Space
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # Theory of operation
 #
@@ -53,25 +48,10 @@ if TYPE_CHECKING:
 # operations for each action, and checks of shapes would accept weights whose moments are older than their layers.
 
 
-class PublishedPolicy(NormalizedSquashedGaussianMLPActor):
-    """The policy as it acts, made of the trained one at each publication. It takes no weights from elsewhere.
-
-    The arguments are those of `SquashedGaussianMLPActor`.
-    """
+class PublishedPolicy(PublishedOnly, NormalizedSquashedGaussianMLPActor):
+    """The policy as it acts. The arguments are those of `SquashedGaussianMLPActor`."""
 
     owner = "NormalizedSquashedGaussianMLPActor"
-
-    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
-        """Refuse weights, which would last until the next publication and train nothing.
-
-        Raises:
-            WeightsError: always.
-        """
-        raise WeightsError(
-            "an agent with batch normalization cannot take over a policy: what is published does not hold the "
-            "normalizations that it trains. Resume it from a checkpoint, or act with a policy of the class "
-            f"{self.owner}"
-        )
 
 
 class BatchNormActor(SquashedGaussianMLPActor):

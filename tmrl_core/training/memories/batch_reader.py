@@ -43,6 +43,7 @@ from tmrl_core.training.memories.layout import Array, Column, RowLayout, index_b
 from tmrl_core.training.memories.memory import collate_to_torch
 from tmrl_core.training.memories.prefetch import Prefetch
 from tmrl_core.training.memories.prioritized import INDICES, WEIGHTS
+from tmrl_core.training.memories.return_scale import ReturnScale
 from tmrl_core.training.memories.rows import Rows
 from tmrl_core.training.memories.sampler import Sampler
 from tmrl_core.training.memories.staleness import SampledLag
@@ -95,6 +96,7 @@ class BatchReader:
 
     Attributes:
         lag: ages of the sampled transitions.
+        returns: scale of the rewards of batches; None: they stay as they are.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class BatchReader:
         self.rows = rows
         self.sampler = sampler
         self.lag = SampledLag()
+        self.returns: ReturnScale | None = None
         self._expanded = expanded
         self._device = device or "cpu"
         self._batch_size = batch_size
@@ -156,6 +159,10 @@ class BatchReader:
             batches = block.batches
             while block.position < len(batches) and remaining > 0:
                 batch = batches[block.position]
+                if self.returns is not None:
+                    # Here, and not with the block, which may be made long before and again after a resume.
+                    scaled = batch[2] / self.returns.scale
+                    batch = batches[block.position] = (*batch[:2], scaled, *batch[3:])
                 block.position += 1
                 remaining -= 1
                 yield batch

@@ -94,6 +94,7 @@ class MixedMemory(TrainingMemory):
         """
         self.live.expect_agent(agent)
         self.recorded_sessions.expect_agent(agent)
+        self.recorded_sessions.share_returns(self.live)
 
     def append(self, buffer: Buffer) -> Refusals:
         """Append live samples; return the refused chunks with the reasons."""

@@ -62,12 +62,14 @@ from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import MemorySection
 from tmrl_core.errors import ConfigError, SampleRefusedError, StorageError
 from tmrl_core.samples import Buffer, Chunk
-from tmrl_core.training.contracts import Refusals, TrainingMemory
+from tmrl_core.training.agent import TrainingAgent
+from tmrl_core.training.contracts import AgentLike, Refusals, TrainingMemory
 from tmrl_core.training.memories.batch_reader import BatchReader
 from tmrl_core.training.memories.disk_rows import DiskRows
 from tmrl_core.training.memories.layout import Array, RowLayout
 from tmrl_core.training.memories.memory import compare_with_original, whole_number
 from tmrl_core.training.memories.prioritized import Prioritization, PrioritizedSampler
+from tmrl_core.training.memories.return_scale import ReturnScale
 from tmrl_core.training.memories.rows import RamRows, RowLease, Rows
 from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.memories.sampler import Sampler, UniformSampler
@@ -78,7 +80,7 @@ from tmrl_core.training.value_types import Batch, State, Tree
 
 logger = logging.getLogger(__name__)
 
-_OWN_VALUES = {"statistics", "steps"}
+_OWN_VALUES = {"statistics", "steps", "returns"}
 
 
 @described_by(MemorySection)
@@ -119,6 +121,7 @@ class ReplayMemory(TrainingMemory):
     Attributes:
         deferred: True: on disk, appended samples are written with the next `commit`, in one record with the offsets of
             their streams; until then they are neither sampled nor counted. False: each append is written immediately.
+        returns: scale of the rewards of batches; None: the agent takes rewards as they are.
     """
 
     type_id = "replay"
@@ -165,6 +168,8 @@ class ReplayMemory(TrainingMemory):
         self.sample_preprocessor = sample_preprocessor
         self.dataset_path = dataset_path
         self.deferred = False
+        self.returns: ReturnScale | None = None
+        self._owns_returns = True
         self.sampler = _sampler_of(self.memory_size, priority, max_drawn_lag, sampler)
         self._disk: DiskRows | None = None
         self._ram: RamRows | None = None
@@ -197,6 +202,29 @@ class ReplayMemory(TrainingMemory):
     def _make_builder(self, rows: Rows) -> TransitionBuilder:
         """Make the part that turns samples into rows."""
         return TransitionBuilder(rows, self.n_step, self.gamma, self.downcast_float64, self.keep_extras)
+
+    def expect_agent(self, agent: AgentLike) -> None:
+        """Scale the rewards of batches from now on, if the agent asks for that.
+
+        Raises:
+            StorageError: the folder on disk holds an invalid scale.
+        """
+        wanted = agent.return_scale if isinstance(agent, TrainingAgent) else None
+        if wanted is None:
+            return
+        returns = ReturnScale(*wanted)
+        found = None if self._disk is None else self._disk.states.values.get("returns")
+        if found is not None:
+            try:
+                returns.load(found)
+            except (ValueError, TypeError) as exc:
+                raise StorageError(f"the replay memory on disk holds an invalid scale of rewards: {exc}") from exc
+        self.returns = self._reader.returns = returns
+
+    def share_returns(self, other: ReplayMemory) -> None:
+        """Scale the rewards as another memory does, which keeps the statistics of both."""
+        self.returns = self._reader.returns = other.returns
+        self._owns_returns = False
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
@@ -235,6 +263,7 @@ class ReplayMemory(TrainingMemory):
         # A prefetching thread would read rows while they are overwritten.
         self._reader.stop()
         tail = self._builder.tails.get(chunk.stream)
+        counted = None if self.returns is None or self._disk is None else self.returns.state()
         try:
             count = self._insert(chunk)
             if self._disk is not None and not self.deferred:
@@ -243,6 +272,8 @@ class ReplayMemory(TrainingMemory):
             assert self._disk is not None
             self._disk.discard()
             self._builder.restore_tail(chunk.stream, tail)
+            if self.returns is not None:
+                self.returns.load(counted)
             raise
         return count
 
@@ -256,6 +287,9 @@ class ReplayMemory(TrainingMemory):
             if self.crc_debug and self.n_step == 1:
                 self._compare(chunk, transitions)
             count += transitions.count
+        # Last: a chunk that is refused has no transitions.
+        if self.returns is not None:
+            self.returns.add(chunk)
         if not rows.durable:
             self._remove_incomplete()
         return count
@@ -304,6 +338,10 @@ class ReplayMemory(TrainingMemory):
         statistics = self.statistics_state()
         if statistics != self._disk.states.values.get("statistics"):  # lists compare the same NaN object as equal
             values["statistics"] = statistics
+        if self._owned_returns is not None and (returns := self._owned_returns.state()) != self._disk.states.values.get(
+            "returns"
+        ):
+            values["returns"] = returns
         if "steps" not in self._disk.states.values:
             values["steps"] = [self.n_step, self.gamma]
         self._disk.commit({"marks": dict(offsets or {}), "tails": tails, "values": values})
@@ -487,7 +525,12 @@ class ReplayMemory(TrainingMemory):
             **self._builder.state_dict(),
             "steps": [self.n_step, self.gamma],
             "priorities": self.sampler.state_dict(),
+            **({} if self._owned_returns is None else {"returns": self._owned_returns.state()}),
         }
+
+    @property
+    def _owned_returns(self) -> ReturnScale | None:
+        return self.returns if self._owns_returns else None
 
     def load_state_dict(self, state: State, rows: Sequence[Array] = ()) -> None:
         """Load `state_dict()` and its rows.
@@ -526,8 +569,14 @@ class ReplayMemory(TrainingMemory):
         self._ram.readable = written
         self._ram.oldest = int(state["oldest"]) if same else written - len(rows[0])
         self._builder.load_state_dict(state)
-        self.restore_statistics(state["statistics"])
+        self._restore_statistics(state)
         return same
+
+    def _restore_statistics(self, state: State) -> None:
+        self.restore_statistics(state["statistics"])
+        # A checkpoint of a run with another agent has none.
+        if self._owned_returns is not None and "returns" in state:
+            self._owned_returns.load(state["returns"])
 
     def _load_disk(self, state: State, rows: Sequence[Array]) -> bool:
         """Load a state. Return True if the rows are the same as when it was saved. Rows on the disk take precedence."""
@@ -552,7 +601,7 @@ class ReplayMemory(TrainingMemory):
             return False
         disk.adopt(layout, written, rows)
         self._builder.load_state_dict(state)
-        self.restore_statistics(state["statistics"])
+        self._restore_statistics(state)
         self._builder.changed |= self._builder.tails.keys()
         self.commit()
         return True

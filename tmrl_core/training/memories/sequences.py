@@ -196,6 +196,7 @@ class SequenceMemory(ReplayMemory):
         Raises:
             ConfigError: the stride is not a multiple of its `state_interval`.
         """
+        super().expect_agent(agent)
         actor = agent.get_actor()
         if not isinstance(actor, RecurrentActor):
             return

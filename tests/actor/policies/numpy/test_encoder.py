@@ -60,7 +60,8 @@ def test_both_backends_see_the_same(policy: Any) -> None:
 def check_both_see_the_same(policy: Any, space: str, observations: spaces.Space[Any], convolutions: Any) -> None:
     torch.manual_seed(3)
     observations.seed(1)
-    kwargs: dict[str, Any] = {"hidden_sizes": (16,), "convolutions": convolutions}
+    sizes: dict[str, Any] = {"width": 16} if "Residual" in policy.name else {"hidden_sizes": (16,)}
+    kwargs: dict[str, Any] = {**sizes, "convolutions": convolutions}
     arguments = observations, ACTIONS["box" if "box" in policy.action_spaces else "discrete"]
     trained = getattr(tmrl_core.actor, policy.name)(*arguments, **kwargs)
     with torch.no_grad():

@@ -152,7 +152,8 @@ from tmrl_core.config.algorithms import ACTORS
 for name, kind in ACTORS.items():
     policy = getattr(tmrl_core.actor, name)
     action_space = spaces.Discrete(2) if "discrete" in kind else spaces.Box(-1, 1, (1,), np.float32)
-    for given in (policy, partial(policy, hidden_sizes=(8,))):
+    sizes = {"width": 8} if "Residual" in name else {"hidden_sizes": (8,)}
+    for given in (policy, partial(policy, **sizes)):
         for backend in ("auto", "numpy"):
             choose_actor(given, backend=backend)(observation_space=obs, action_space=action_space).act(obs.sample())
         try:
@@ -213,8 +214,9 @@ def test_policies_act_in_the_dtype_of_their_space(name: str, backend: str) -> No
 @pytest.mark.parametrize("name", sorted(ACTORS))
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_values_of_another_type_are_refused_with_torch_and_without(name: str, backend: str) -> None:
-    with pytest.raises(ConfigError, match=r"^actor\.kwargs\.hidden_sizes: found 64, allowed: Sequence\[int\]"):
-        choose_actor(f"tmrl_core.actor:{name}", {"hidden_sizes": 64}, backend=backend)
+    key, value, kind = ("width", "64", "int") if "Residual" in name else ("hidden_sizes", 64, r"Sequence\[int\]")
+    with pytest.raises(ConfigError, match=rf"^actor\.kwargs\.{key}: found '?64'?, allowed: {kind}"):
+        choose_actor(f"tmrl_core.actor:{name}", {key: value}, backend=backend)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -70,12 +70,19 @@ class SquashedGaussian(Policy):
         self, outputs_B: Mapping[str, np.ndarray], rng: np.random.Generator, deterministic: bool
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Return actions without extras."""
+        noise_BA = None if deterministic else rng.standard_normal(outputs_B["mu"].shape)
+        return self.action_with(outputs_B, noise_BA, rng), {}
+
+    def action_with(
+        self, outputs_B: Mapping[str, np.ndarray], noise_BA: np.ndarray | None, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Return actions with this noise, or uniform ones; None: the most likely actions."""
         bounds = self._bounds
         u_BA = outputs_B["mu"].astype(np.float64)
-        if not deterministic:
-            u_BA += np.exp(outputs_B["log_std"]) * rng.standard_normal(u_BA.shape)
+        if noise_BA is not None:
+            u_BA += np.exp(outputs_B["log_std"]) * noise_BA
         action_BA = bounds.scaled(np.tanh(u_BA))
-        return bounds.clipped(action_BA if deterministic else bounds.mixed(action_BA, self.random, rng)), {}
+        return bounds.clipped(action_BA if noise_BA is None else bounds.mixed(action_BA, self.random, rng))
 
 
 class NumpySquashedGaussianMLPActor(SquashedGaussian, NumpyMLPPolicy):
