@@ -43,7 +43,7 @@ class VectorRecorder(StepRecorder):
         self._ticks = 0
         """Number of steps of all rows."""
         self._begun = [0] * rows
-        """That number at the reset of each row."""
+        """Value of `_ticks` at the reset of each row."""
         self._left_out: set[str] = set()
         self._writer = BatchWriter(rows, self._left_out)
 
