@@ -958,9 +958,9 @@ MUTATIONS = (
     Mutation(
         "spread-of-advice-without-its-limit",
         LEARNING,
-        "tmrl_core/gateway/advice/policies.py",
-        "actor.log_std(features_BH)[0].clamp(LOG_STD_MIN, LOG_STD_MAX)",
-        "actor.log_std(features_BH)[0].clamp(LOG_STD_MIN)",
+        "tmrl_core/actor/policies/torch/squashed_gaussian.py",
+        "torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN, LOG_STD_MAX)",
+        "torch.clamp(self.log_std(features_BH).float(), LOG_STD_MIN)",
         ("tests/gateway/advice/test_policies.py::test_the_spread_of_advice_has_the_bounds_of_the_policy",),
     ),
     Mutation(
