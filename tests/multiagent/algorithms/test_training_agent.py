@@ -102,7 +102,8 @@ def test_each_built_in_agent_acts(algorithm: Any) -> None:
     for kind in sorted(algorithm.action_spaces):
         actions = CHOICES if kind == "discrete" else STATES
         arguments = f"tmrl_core.training:{algorithm.name}", STATES, actions
-        made = TrainingAgentAlgorithm(*arguments, hidden_sizes=[8])
+        small: dict[str, Any] = {"width": 8} if algorithm.name == "FlashSACAgent" else {"hidden_sizes": [8]}
+        made = TrainingAgentAlgorithm(*arguments, **small)
         assert actions.contains(made.choose_action(np.zeros(2, np.float32), 0.5))
 
 
