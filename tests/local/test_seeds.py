@@ -41,7 +41,16 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
         assert f"seed {seed}: status 2" in done.stderr
 
 
-@pytest.mark.parametrize("option", [("--seed", "1"), ("--new",), ("--quickstart",), ("--single-process",)])
+def test_a_number_of_runs_without_seeds_is_refused(tmp_path: Path) -> None:
+    with in_this_process(tmp_path) as run:
+        done = run("--local", "--at-once", "2")
+    assert done.returncode == 2
+    assert "add --seeds" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "option", [("--seed", "1"), ("--new",), ("--quickstart",), ("--single-process",), ("--gateway",)]
+)
 def test_options_of_one_run_are_refused(option: tuple[str, ...], tmp_path: Path) -> None:
     with in_this_process(tmp_path) as run:
         done = run("--local", "--seeds", "0-1", *option)

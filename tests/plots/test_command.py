@@ -8,6 +8,7 @@ from matplotlib.image import imread
 
 from tests.plots.made_runs import make_run
 from tmrl_core.cli.main import parser
+from tmrl_core.errors import ConfigError
 from tmrl_core.plots.command import run_plot, table
 from tmrl_core.plots.runs import groups_of, read_run, run_folders
 from tmrl_core.plots.statistics import summary
@@ -50,3 +51,16 @@ def test_one_run_alone_gets_its_learning_curve(tmp_path: Path) -> None:
 
 def test_the_command_is_in_the_help() -> None:
     assert "--plot RUN" in parser().format_help()
+
+
+def test_a_run_that_has_only_begun_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "runs" / "done")
+    make_run(tmp_path / "runs" / "begun", evaluations=0)
+    monkeypatch.chdir(tmp_path)
+    assert run_plot(["--plot", "runs"]) == 0
+    assert "left out, without two points of any returns" in capsys.readouterr().out
+    for returns in ([], ["--returns", "test"]):
+        with pytest.raises(ConfigError, match=r"no source of returns in common|no run has two points of test"):
+            run_plot(["--plot", "runs/begun", "--out", "x", *returns])

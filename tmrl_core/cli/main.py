@@ -652,6 +652,8 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
 
     if options.seeds is not None:
         return with_seeds(config, options, shutdown)
+    if options.at_once is not None:
+        raise ConfigError("--at-once is the number of runs of --seeds at a time; add --seeds, such as --seeds 0-4")
     beside = {name: options.added[name] for name in roles_beside(options)}
     return run_local(
         config,
@@ -674,7 +676,7 @@ def with_seeds(config: Config, options: argparse.Namespace, shutdown: ShutdownSi
     """
     from tmrl_core.local.seeds import run_seeds, seeds_of
 
-    for name in ("seed", "new", "quickstart", "single_process"):
+    for name in ("seed", "new", "quickstart", "single_process", *roles_beside(options)):
         if vars(options)[name] not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} does not go with --seeds, which starts a --local of its own")
     passed = [*passed_on(options), *(["--small"] if options.small else [])]
@@ -682,7 +684,8 @@ def with_seeds(config: Config, options: argparse.Namespace, shutdown: ShutdownSi
         passed += ["--workers", str(options.workers)]
     status, folders = run_seeds(config, passed, shutdown, seeds_of(options.seeds), options.at_once or 1)
     plot = of_rooms("commands").get("plot")
-    if folders and plot is not None:
+    # Runs that were stopped are not compared; the same command goes on with them.
+    if folders and plot is not None and not shutdown.requested:
         out = config.run_folder.parent / config.run.name
         plot.run(["--plot", *map(str, folders), "--out", str(out), "--stats"])
     return status

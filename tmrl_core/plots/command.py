@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tmrl_core.cli.main import set_up_logging, shown
+from tmrl_core.errors import ConfigError
 from tmrl_core.metrics.text import return_text
 from tmrl_core.plots.comparison import compare
 from tmrl_core.plots.runs import SOURCES, Group, Source, common_source, groups_of, read_run, run_folders
@@ -63,11 +64,16 @@ def run_plot(arguments: Sequence[str]) -> int:
         print(shown(str(draw(folders[0]))))
         return 0
     runs = [read_run(folder) for folder in folders]
+    # One run that has only begun, or was stopped early, must not keep the others from being drawn.
+    drawable = [run for run in runs if options.returns in run.curves or (options.returns is None and run.curves)]
+    if drawable and len(drawable) < len(runs):
+        wanted = options.returns or "any returns"
+        missing = ", ".join(str(run.folder) for run in runs if run not in drawable)
+        print(shown(f"left out, without two points of {wanted}: {missing}"))
+    runs = drawable or runs
     source: Source = options.returns or common_source(runs)
-    missing = [str(run.folder) for run in runs if source not in run.curves]
-    if missing:
-        print(shown(f"left out, without two points of {source}: {', '.join(missing)}"))
-        runs = [run for run in runs if source in run.curves]
+    if not drawable:
+        raise ConfigError(f"no run has two points of {source}; allowed for --returns: {', '.join(SOURCES)}")
     groups = groups_of(runs)
     for path in compare(groups, source, Path(options.out or "runs")):
         print(shown(str(path)))
