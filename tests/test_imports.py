@@ -68,7 +68,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("testing",),
     ("roles",),
     ("local", "doctor", "gateway", "multiagent"),
-    ("cli", "compat", "plots"),
+    ("cli", "compat", "onnx_export", "plots"),
     ("__main__",),
 ]
 PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))

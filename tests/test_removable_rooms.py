@@ -61,6 +61,7 @@ ROOMS = {
         "network: {transport: tlspyo}",
         "network.transport: found the text 'tlspyo', allowed: local, tls, or",
     ),
+    "onnx_export": Room(("onnx_export",), r"tmrl_core.onnx_export|\bonnx_export/"),
     "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
     "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
 }
