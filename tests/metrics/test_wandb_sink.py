@@ -184,7 +184,8 @@ class TestWandbSink(SinkSuite):
         """Return what `wandb sync` would send."""
         wandb.teardown()  # its own process may still write
         found = []
-        for path in runs(folder):
+        # By the times of their ends: names have whole seconds.
+        for path in sorted(runs(folder), key=lambda path: path.stat().st_mtime_ns):
             for point in history_in(path):
                 values = {name: float(NUMBERS.get(value, value)) for name, value in point.items()}
                 steps = int(values.pop(names.SAMPLES_RECEIVED))
