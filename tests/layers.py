@@ -108,7 +108,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/compat/test_trainer_interface.py",
         "tests/doctor/test_doctor.py",
         "tests/gateway/test_app.py",
-        "tests/gateway/test_connections.py",
+        "tests/web/test_connections.py",
         "tests/gateway/test_proxy.py",
         "tests/gateway/test_websocket.py",
         "tests/multiagent/test_remote.py",

@@ -67,7 +67,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("training.remote",),
     ("testing",),
     ("roles",),
-    ("local", "doctor", "gateway", "multiagent"),
+    ("web",),
+    ("local", "doctor", "gateway", "dashboard", "multiagent"),
     ("cli", "compat", "plots"),
     ("__main__",),
 ]

@@ -21,10 +21,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -37,12 +35,12 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tmrl_core.config.sections import is_loopback
 from tmrl_core.gateway import openapi
 from tmrl_core.gateway.client_sessions import Sessions
 from tmrl_core.gateway.messages import RequestError, answer_to, fields_from_json
 from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.gateway.websocket import WebSocketEndpoint, address_of
+from tmrl_core.web.origins import HostNames
 
 logger = logging.getLogger(__name__)
 
@@ -189,10 +187,9 @@ class _Entrance:
 
     def __init__(self, app: ASGIApp, names: frozenset[str], steps: ASGIApp, socket: ASGIApp) -> None:
         self._app = app
-        self._names = names
         self._steps = steps
         self._socket = socket
-        self._allowed = lru_cache(1024)(self._check)
+        self._allowed = HostNames(names).allows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         origin = False
@@ -214,13 +211,6 @@ class _Entrance:
                 pass
         else:
             await self._app(scope, receive, send)
-
-    def _check(self, host: bytes) -> bool:
-        try:
-            name = urlsplit("//" + host.decode("ascii")).hostname or ""
-        except ValueError:
-            return False
-        return name in self._names or is_loopback(name)
 
 
 class _Origins(CORSMiddleware):

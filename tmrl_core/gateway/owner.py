@@ -10,10 +10,8 @@ same site, so a request that changes something also needs the gateway's own orig
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
-import secrets
 import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,13 +30,12 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.gateway.api_keys import OWNER_FILE
 from tmrl_core.gateway.contracts import GatewayAgent, SessionInfo
 from tmrl_core.gateway.episodes import EpisodeFiles, learning_curve
-from tmrl_core.token_bucket import TokenBucket
+from tmrl_core.web.logins import Logins
+from tmrl_core.web.origins import check_origin
 
 logger = logging.getLogger(__name__)
 
 _COOKIE = "tmrl_owner"
-_LOGIN_S = 12 * 3600.0
-_MOST_LOGINS = 20
 _MOST_FORM_BYTES = 10_000
 _CURVE_S = 10.0
 _HEADERS = {
@@ -69,13 +66,18 @@ class OwnerPages:
         episodes: EpisodeFiles,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._is_owner = is_owner
+        self._logins = Logins(
+            _COOKIE,
+            "/owner/",
+            is_owner,
+            pages="the owner's pages",
+            source=f"{OWNER_FILE} in the credentials folder of the gateway has it",
+            clock=clock,
+        )
         self._agents = agents
         self._sessions = sessions
         self._episodes = episodes
         self._clock = clock
-        self._logins: dict[bytes, float] = {}
-        self._wrong = TokenBucket(rate_per_s=0.2, burst=10)
         self._curves: dict[str, tuple[float, bytes]] = {}
         self._drawing = asyncio.Lock()
 
@@ -112,35 +114,20 @@ class OwnerPages:
         return guarded
 
     def _check(self, request: Request) -> None:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            self._check_token(token.strip())
-        elif not self._logged_in(request):
+        if self._logins.bearer(request):
+            return
+        if not self._logins.holds(request):
             raise HTTPException(
                 401,
                 "the owner's pages need the owner's token: `Authorization: Bearer TOKEN`, or the login at /owner/",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        elif request.method != "GET":
+        if request.method != "GET":
             self._check_origin(request)
-
-    def _check_token(self, token: str) -> None:
-        """Accept the right token immediately, however many wrong ones were tried."""
-        if self._is_owner(token):
-            return
-        if not self._wrong.take(self._clock()):
-            raise HTTPException(429, "too many wrong tokens; try again in a few seconds", headers={"Retry-After": "5"})
-        logger.warning("a wrong token was sent to the owner's pages")
-        raise HTTPException(401, f"wrong token; {OWNER_FILE} in the credentials folder of the gateway has it")
 
     @staticmethod
     def _check_origin(request: Request) -> None:
-        if request.headers.get("origin", "").partition("://")[2] != request.headers.get("host"):
-            raise HTTPException(403, "this request must come from the owner's pages of this gateway")
-
-    def _logged_in(self, request: Request) -> bool:
-        cookie = request.cookies.get(_COOKIE)
-        return cookie is not None and self._logins.get(_digest(cookie), 0.0) > self._clock()
+        check_origin(request, "the owner's pages of this gateway")
 
     async def _login(self, request: Request) -> Response:
         self._check_origin(request)
@@ -150,37 +137,23 @@ class OwnerPages:
             if len(body) > _MOST_FORM_BYTES:
                 raise HTTPException(413, f"the login form is larger than {_MOST_FORM_BYTES} bytes")
         try:
-            self._check_token(parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip())
+            self._logins.check_token(parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip())
         except HTTPException as error:
             return HTMLResponse(_login_page("./", error.detail), error.status_code, headers=_HEADERS)
-        cookie = secrets.token_urlsafe(32)
-        now = self._clock()
-        alive = [item for item in self._logins.items() if item[1] > now]
-        self._logins = dict(alive[-(_MOST_LOGINS - 1) :])
-        self._logins[_digest(cookie)] = now + _LOGIN_S
         response = RedirectResponse("../", 303, headers=_HEADERS)
-        response.set_cookie(
-            _COOKIE,
-            cookie,
-            max_age=int(_LOGIN_S),
-            path="/owner/",
-            secure=request.url.scheme == "https",
-            httponly=True,
-            samesite="strict",
-        )
+        self._logins.open(request, response)
         return response
 
     async def _logout(self, request: Request) -> Response:
         self._check_origin(request)
-        self._logins.pop(_digest(request.cookies.get(_COOKIE, "")), None)
         response = RedirectResponse("../", 303, headers=_HEADERS)
-        response.delete_cookie(_COOKIE, path="/owner/")
+        self._logins.close(request, response)
         return response
 
     # --- pages ---
 
     async def _page(self, request: Request) -> Response:
-        if not self._logged_in(request):
+        if not self._logins.holds(request):
             return HTMLResponse(_login_page("login/"), headers=_HEADERS)
         agents = [
             (agent, self._episodes.path(agent.name).exists(), await asyncio.to_thread(_saves, agent))
@@ -244,11 +217,6 @@ class OwnerPages:
         if name not in self._agents:
             raise HTTPException(404, f"there is no agent {name!r}, only {', '.join(self._agents)}")
         return self._agents[name]
-
-
-def _digest(cookie: str) -> bytes:
-    """Return the key of a login: looking a digest up tells nothing of the cookies that are valid."""
-    return hashlib.sha256(cookie.encode()).digest()
 
 
 def _saves(agent: GatewayAgent) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ from tmrl_core.config.sections import (
     Section,
     Text,
     doc,
-    is_loopback,
 )
 
 
@@ -144,14 +143,3 @@ class GatewaySection(RoomSection, frozen=True, kw_only=True):
 def gateway_section(config: Config) -> GatewaySection:
     """Return the section `gateway` of a configuration, or its defaults."""
     return GatewaySection.of(config) or GatewaySection()
-
-
-def gateway_url(section: GatewaySection, port: int) -> str:
-    """Return the address of a gateway that listens on this port, for display."""
-    if is_loopback(section.host):
-        return f"http://localhost:{port}/"
-    import socket  # takes 2 ms, which a role that only checks this section does not need
-
-    anywhere = section.host in ("0.0.0.0", "::")
-    host = socket.gethostname() if anywhere else f"[{section.host}]" if ":" in section.host else section.host
-    return f"https://{host}:{port}/"
