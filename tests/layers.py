@@ -107,6 +107,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/cli/test_status.py",
         "tests/compat/test_trainer_interface.py",
         "tests/doctor/test_doctor.py",
+        "tests/dashboard/test_serve.py",
         "tests/gateway/test_app.py",
         "tests/web/test_connections.py",
         "tests/gateway/test_proxy.py",
