@@ -105,7 +105,7 @@ def test_many_workers_with_one_fault_are_one_entry() -> None:
 
 
 def test_workers_are_not_silent_while_training_is_paused() -> None:
-    told = scene(state="paused", waits="anna")
+    told = scene(state="paused", waits="paused by anna")
     told = msgspec.structs.replace(told, workers=(worker(0, last_sample_s=100.0),))
     assert only(seen(told)) == "note: Training is paused by anna."
 

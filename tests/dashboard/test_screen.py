@@ -88,7 +88,7 @@ def test_buttons_need_an_operator_and_a_trainer_that_obeys() -> None:
 
 def test_a_recorded_run_has_no_processes() -> None:
     found = shown(Seen(scene=scene(0), recorded=True))
-    assert (found.parts, found.workers, found.recorded) == ([], [], True)
+    assert ([part.name for part in found.parts], found.workers, found.recorded) == (["Records"], [], True)
 
 
 def test_curves_are_columns_of_short_numbers() -> None:

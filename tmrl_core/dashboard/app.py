@@ -107,7 +107,7 @@ def make_app(
 
 def text_of(name: str) -> bytes:
     """Return a file of the page."""
-    return files("tmrl_core.dashboard").joinpath("page", name).read_bytes()
+    return files("tmrl_core.dashboard").joinpath("page").joinpath(name).read_bytes()
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:

@@ -163,7 +163,7 @@ def _of_trainer(seen: Seen) -> Iterator[Fault]:
             "Add workers, or lower trainer.max_training_steps_per_env_step if it should not wait.",
         )
     if scene is not None and scene.state == "paused":
-        yield Fault("note", f"Training is paused{f' by {scene.waits}' if scene.waits else ''}.", "Resume it below.")
+        yield Fault("note", f"Training is {scene.waits or 'paused'}.", "Resume it below.")
 
 
 def _of_workers(scene: Scene, seen: Seen) -> Iterator[Fault]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
@@ -73,7 +74,7 @@ def screen(seen: Seen, history: History | None, *, may_order: bool) -> Screen:
         recorded=seen.recorded,
         scene_age_s=round(seen.scene_age_s, 1),
         verdict=verdict(scene, history),
-        parts=[] if seen.recorded else _parts(seen),
+        parts=[_records(seen)] if seen.recorded else _parts(seen),
         workers=_rows(seen),
         faults=faults(seen),
         may_order=may_order and scene is not None and scene.takes_orders,
@@ -128,6 +129,18 @@ def _parts(seen: Seen) -> list[Part]:
         else f"{well} of {len(rows)} in order" + (f", {total - len(rows)} more not shown" if total > len(rows) else "")
     )
     return [*parts, Part("Workers", level, text)]
+
+
+def _records(seen: Seen) -> Part:
+    if seen.scene is None:
+        return Part("Records", "note", "none yet")
+    level: Level = "note" if seen.scene.state == "ended" else "good"
+    return Part("Records", level, f"{seen.scene.state}, the latest from {date_text(seen.scene.time_s)}")
+
+
+def date_text(time_s: float) -> str:
+    """Return a time in seconds since 1970 as local date and time."""
+    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _server_text(status: ServerStatus) -> str:
