@@ -21,7 +21,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -58,7 +58,7 @@ Point: TypeAlias = tuple[int, float, float]
 """Point of a curve: environment steps, seconds since the run began, and the value."""
 
 
-class WorkerScene(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerScene(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One linked worker, as the trainer sees it.
 
     Args:
@@ -136,7 +136,7 @@ class OrderOutcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 @decodable
-class Scene(msgspec.Struct, frozen=True, kw_only=True):
+class Scene(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Latest values of a run.
 
     Args:
@@ -208,5 +208,45 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: OrderKind
-    worker: str = ""
+    worker: Annotated[str, msgspec.Meta(max_length=300)] = ""
     value: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The order in words."""
+        match self.kind:
+            case "pause":
+                return "pause training"
+            case "resume":
+                return "resume training"
+            case "pause_worker":
+                return f"pause worker {self.worker}"
+            case "resume_worker":
+                return f"resume worker {self.worker}"
+            case "checkpoint":
+                return "write a checkpoint"
+            case "ratio":
+                return f"at most {self.value:g} updates for each environment step" if self.value else "change the ratio"
+
+
+@decodable
+class OrderEnvelope(msgspec.Struct, frozen=True, array_like=True):
+    """An order on its way, with the proof of its origin; see `end_to_end/orders.py`.
+
+    Args:
+        run: name of the run.
+        id: chosen by the viewer, different for each order.
+        scene_s: `Scene.time_s` of the scene that the operator was looking at.
+        order: the encoded `Order`.
+        by: label of the operator, where nothing proves another name.
+        certificate: the operator's, DER; empty: the order is not signed.
+        proof: signature by the certificate's key.
+    """
+
+    run: Annotated[str, msgspec.Meta(max_length=200)]
+    id: Annotated[str, msgspec.Meta(max_length=64)]
+    scene_s: float
+    order: Annotated[bytes, msgspec.Meta(max_length=2_048)]
+    by: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    certificate: Annotated[bytes, msgspec.Meta(max_length=8_192)] = b""
+    proof: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
