@@ -84,8 +84,8 @@ class Page:
     def until(self, expression: str, limit_s: float = _WAIT_S) -> float:
         """Wait until an expression is true; return the seconds."""
         began = time.monotonic()
-        while not self.value(f"Boolean({expression})"):
-            assert time.monotonic() - began < limit_s, f"{expression} did not become true; {self.faults}"
+        while not self.value(f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"):
+            assert time.monotonic() - began < limit_s, f"{expression} did not become true; {str(self.faults)[:1000]}"
             time.sleep(0.01)
         return time.monotonic() - began
 

@@ -21,7 +21,7 @@ NOISE = [10.0 * math.sin(7.0 * i) for i in range(100)]
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([1.0] * 9, "early"),
+        ([1.0] * 19, "early"),
         ([1.0] * 50, "steady"),
         (NOISE, "steady"),
         ([i + one for i, one in enumerate(NOISE)], "rising"),

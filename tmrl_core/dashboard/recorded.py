@@ -13,6 +13,7 @@ from tmrl_core.metrics import names
 from tmrl_core.metrics.latest import LatestSink
 from tmrl_core.metrics.reading import RecordReader
 from tmrl_core.metrics.records import MetricRecord
+from tmrl_core.networking.protocol.status import ServerStatus
 from tmrl_core.networking.protocol.telemetry import (
     History,
     Order,
@@ -62,7 +63,7 @@ class RecordedRun:
         self.changed = 0
         self.scene: Scene | None = None
         self.history: History | None = None
-        self.status = None
+        self.status: ServerStatus | None = None
         self.may_order = False
         self.state = CONNECTED
         self._look()

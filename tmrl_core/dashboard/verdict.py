@@ -13,8 +13,10 @@ from tmrl_core.metrics.text import return_text
 from tmrl_core.networking.protocol.telemetry import History, Point, Scene
 
 Trend = Literal["rising", "steady", "falling", "early"]
-_LEAST_POINTS = 10
+_LEAST_POINTS = 20
 """Points of a curve below which a trend would be noise."""
+_RECENT = 10
+"""Episodes in the mean that is shown if the run tells none."""
 _PART = 5
 """The latest fifth of the curve is compared with the fifth before it."""
 _NOISE = 2.0
@@ -47,7 +49,7 @@ def verdict(scene: Scene | None, history: History | None) -> Verdict:
     evaluation = scene.values.get(names.RETURN_EVALUATION)
     mean = scene.values.get(names.RETURN_MEAN)
     if mean is None and curve:
-        mean = statistics.fmean(value for _, _, value in curve[-_LEAST_POINTS:])
+        mean = statistics.fmean(value for _, _, value in curve[-_RECENT:])
     latest = evaluation if mean is None else mean
     if latest is None:
         return Verdict("early", None, "Too early to say", "no episode has ended yet")

@@ -13,9 +13,13 @@ const TITLES = {
   "train/actor_loss": "Loss of the policy", "train/critic_loss": "Loss of the critics", "train/ent_coef": "Entropy coefficient",
   "worker/policy_lag_mean": "Policy lag, in versions", "wire/queue_bytes": "Bytes that wait for training",
 };
+// Of a scene, which leaves out what has its default.
+const EMPTY = {version: [0, 0], elapsed_s: 0, state: "collecting", waits: "", env_steps: 0, updates: 0, target_return: null,
+  values: {}, events: [], checkpoints: [], policies: [], settings: {}, orders: []};
 const LONGEST_SILENCE_S = 5; // of the server of this page, which sends each second
 
 let screen = null, curves = {}, axis = "steps", heardAt = 0, lost = "", sent = new Map();
+const known = new Map(); // latest values of which curves have a point already
 const shown = new Map(); // what a table shows, so that it is made again only if it changes
 
 const returns = new Chart($("return-chart"), {label: "Return of training episodes", smooth: true, curve: new Curve()});
@@ -57,9 +61,11 @@ function rows(id, lines, numbers = []) {
 
 // Year, month, day: read alike everywhere.
 const date = seconds => new Date(seconds * 1000).toLocaleString("sv-SE");
+const short = value => value === null || value === undefined ? "–" : numberText(Number(value.toPrecision(3)));
 const ago = seconds => seconds === null || seconds === undefined ? "never" : seconds < 90 ? `${Math.round(seconds)} s` : timeText(seconds);
 
 function showScreen(next) {
+  if (next.scene) next.scene = {...EMPTY, ...next.scene};
   screen = next;
   const scene = screen.scene;
   document.title = `${worst() === "bad" ? "✕ " : worst() === "warn" ? "! " : ""}${scene?.run ?? $("run").textContent}`;
@@ -132,8 +138,8 @@ function showAlive() {
     }
     row.dataset.name = worker.name;
     row.dataset.paused = worker.paused;
-    const texts = [worker.name, `${MARK[worker.level]} ${worker.state}`, worker.level === "off" ? "–" : ago(worker.last_sample_s), numberText(worker.steps_per_s),
-      numberText(worker.lateness_ms), numberText(worker.version_lag), numberText(worker.rtt_ms), numberText(worker.drops), ago(worker.since_s)];
+    const texts = [worker.name, `${MARK[worker.level]} ${worker.state}`, worker.level === "off" ? "–" : ago(worker.last_sample_s), short(worker.steps_per_s),
+      short(worker.lateness_ms), short(worker.version_lag), short(worker.rtt_ms), numberText(worker.drops), ago(worker.since_s)];
     texts.forEach((text, i) => { if (row.cells[i].textContent !== text) row.cells[i].textContent = text; });
     row.cells[1].className = worker.level;
     const button = row.cells[9].firstChild, word = worker.paused ? "Resume" : "Pause";
@@ -148,24 +154,22 @@ function showAlive() {
 // --- curves ---
 
 function takeCurves({series}) {
+  known.clear();
   curves = Object.fromEntries(Object.entries(series).map(([name, columns]) => [name, new Curve(columns)]));
   drawCurves();
 }
 
-// Curves come each half minute; in between the values of each screen are their last points.
+// Curves come each half minute; in between the values of each screen are their last points. Returns and evaluations have
+// one point an episode or evaluation and not one a second, so a value that has not changed is no new point.
 function grow(scene) {
   let changed = false;
   for (const name in curves) {
-    if (name === RETURN || name.startsWith("eval/")) continue; // one point an episode or evaluation, not a second
-    const curve = curves[name], value = scene.values[name];
-    if (Number.isFinite(value) && scene.env_steps > (curve.steps[curve.length - 1] ?? -1)) {
-      curve.add(scene.env_steps, scene.elapsed_s, value);
-      changed = true;
-    }
-  }
-  const latest = scene.values[RETURN], curve = curves[RETURN];
-  if (curve && Number.isFinite(latest) && latest !== curve.values[curve.length - 1] && scene.env_steps > (curve.steps[curve.length - 1] ?? -1)) {
-    curve.add(scene.env_steps, scene.elapsed_s, latest);
+    const curve = curves[name], value = scene.values[name], last = curve.length - 1;
+    if (!Number.isFinite(value) || scene.env_steps <= (curve.steps[last] ?? -1)) continue;
+    const isNews = name === RETURN || name.startsWith("eval/");
+    if (isNews && Math.abs(value - (known.get(name) ?? curve.values[last])) <= 1e-4 * Math.abs(value)) continue;
+    known.set(name, value);
+    curve.add(scene.env_steps, scene.elapsed_s, value);
     changed = true;
   }
   if (changed || returns.options.target !== scene.target_return) drawCurves();
