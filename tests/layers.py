@@ -111,6 +111,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/dashboard/test_serve.py",
         "tests/gateway/test_app.py",
         "tests/web/test_connections.py",
+        "tests/web/test_pages.py",
         "tests/gateway/test_proxy.py",
         "tests/gateway/test_websocket.py",
         "tests/multiagent/test_remote.py",

@@ -80,9 +80,9 @@ def test_pages_follow_the_run_until_the_end(tmp_path: Path) -> None:
         assert page.link == page.url == f"http://localhost:{page.port}/"
         assert b"Is it learning?" in get(page.port, "/")[1]
         streams = [Stream(page.port) for _ in range(3)]
-        for steps, stream in enumerate(streams):
+        for steps, stream in enumerate(streams, 1):
             source.show(scene=scene(env_steps=steps, time_s=steps))
-            assert next(one for one in stream.screens() if one["scene"]["env_steps"] == steps)
+            assert next(one for one in stream.screens() if one["scene"].get("env_steps") == steps)
         ending = threading.Thread(target=page.close)
         ending.start()
         for stream in streams:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -31,16 +31,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request, cookie_parser
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tmrl_core.gateway import openapi
 from tmrl_core.gateway.client_sessions import Sessions
 from tmrl_core.gateway.messages import RequestError, answer_to, fields_from_json
+from tmrl_core.gateway.owner import no_links
 from tmrl_core.gateway.settings import GatewaySection
+from tmrl_core.gateway.start_page import start_page
 from tmrl_core.gateway.websocket import WebSocketEndpoint, address_of
 from tmrl_core.web.origins import HostNames
+from tmrl_core.web.pages import Link
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +60,11 @@ Clock = Callable[[], float]
 
 
 def make_app(
-    sessions: Sessions, settings: GatewaySection, routes: Sequence[BaseRoute] = (), clock: Clock = time.monotonic
+    sessions: Sessions,
+    settings: GatewaySection,
+    routes: Sequence[BaseRoute] = (),
+    clock: Clock = time.monotonic,
+    links: Callable[[], Awaitable[Sequence[Link]]] = no_links,
 ) -> Starlette:
     """Return the application.
 
@@ -66,7 +73,12 @@ def make_app(
         settings: limits, names and origins.
         routes: of other parts.
         clock: seconds; the time of requests.
+        links: returns links to pages of other parts.
     """
+
+    async def start(request: Request) -> Response:
+        return HTMLResponse(start_page(await links()))
+
     bodies = _Bodies(sessions.max_body_bytes)
     steps = _Steps(sessions, bodies, clock)
     document = openapi.document()
@@ -76,7 +88,7 @@ def make_app(
             Route(_STEPS, steps, methods=["POST"]),
             Route("/shepherd/login_user/", _Logins(sessions, bodies, clock), methods=["POST"]),
             Route("/shepherd/openapi.json", lambda request: JSONResponse(document)),
-            Route("/", lambda request: RedirectResponse("/shepherd/")),
+            Route("/", start),
             Route("/shepherd/", lambda request: HTMLResponse(page)),
             *routes,
         ],

@@ -30,8 +30,10 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.gateway.api_keys import OWNER_FILE
 from tmrl_core.gateway.contracts import GatewayAgent, SessionInfo
 from tmrl_core.gateway.episodes import EpisodeFiles, learning_curve
+from tmrl_core.gateway.start_page import document, navigation
 from tmrl_core.web.logins import Logins
 from tmrl_core.web.origins import check_origin
+from tmrl_core.web.pages import Link
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,11 @@ _HEADERS = {
 }
 
 
+async def no_links() -> Sequence[Link]:
+    """Return no links to other pages."""
+    return ()
+
+
 class OwnerPages:
     """Routes below `/owner/`.
 
@@ -55,6 +62,7 @@ class OwnerPages:
         sessions: returns the open sessions.
         episodes: the agents' finished episodes.
         clock: seconds, monotonic.
+        links: returns links to pages of other parts.
     """
 
     def __init__(
@@ -65,7 +73,9 @@ class OwnerPages:
         sessions: Callable[[], Sequence[SessionInfo]],
         episodes: EpisodeFiles,
         clock: Callable[[], float] = time.monotonic,
+        links: Callable[[], Awaitable[Sequence[Link]]] = no_links,
     ) -> None:
+        self._links = links
         self._logins = Logins(
             _COOKIE,
             "/owner/",
@@ -159,7 +169,7 @@ class OwnerPages:
             (agent, self._episodes.path(agent.name).exists(), await asyncio.to_thread(_saves, agent))
             for agent in self._agents.values()
         ]
-        return HTMLResponse(_overview(agents, self._sessions()), headers=_HEADERS)
+        return HTMLResponse(_overview(agents, self._sessions(), await self._links()), headers=_HEADERS)
 
     async def _list_sessions(self, request: Request) -> Response:
         return JSONResponse({"sessions": [asdict(session) for session in self._sessions()]})
@@ -232,25 +242,8 @@ def _saves(agent: GatewayAgent) -> list[dict[str, Any]]:
     return sorted(found, key=lambda save: float(save["saved_at"]), reverse=True)
 
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1f2933 }
-h1 { font-size: 1.4rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .25rem .6rem .25rem 0 }
-th { color: #7b8794; font-weight: normal } td { border-top: 1px solid #e4e7eb }
-img { max-width: 100% } form { display: inline } .error { color: #b0305c }
-input, button { font: inherit; padding: .2rem .6rem }
-"""
-
-
-def _document(body: str) -> str:
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Gateway</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>{body}</body></html>'
-    )
-
-
 def _login_page(action: str, error: str = "") -> str:
-    return _document(
+    return document(
         f'<h1>Gateway</h1><form method="post" action="{action}"><label>Owner\'s token '
         '<input type="password" name="token" autocomplete="off" autofocus required></label> <button>Log in</button>'
         f'</form><p class="error">{escape(error)}</p>'
@@ -258,10 +251,13 @@ def _login_page(action: str, error: str = "") -> str:
 
 
 def _overview(
-    agents: Sequence[tuple[GatewayAgent, bool, list[dict[str, Any]]]], sessions: Sequence[SessionInfo]
+    agents: Sequence[tuple[GatewayAgent, bool, list[dict[str, Any]]]],
+    sessions: Sequence[SessionInfo],
+    links: Sequence[Link],
 ) -> str:
     """Return the page of agents (each with whether it has finished episodes, and with its saves) and sessions."""
-    parts = ['<h1>Gateway</h1><form method="post" action="logout/"><button>Log out</button></form>']
+    parts = [navigation([Link("Gateway", "../"), *links])]
+    parts += ['<h1>Gateway: owner</h1><form method="post" action="logout/"><button>Log out</button></form>']
     rows = [
         [
             escape(one.session_id),
@@ -296,7 +292,7 @@ def _overview(
                 ]
             )
         parts.append(_table(["save", "size", "saved", ""], rows))
-    return _document("".join(parts))
+    return document("".join(parts))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

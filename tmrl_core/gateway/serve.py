@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 
 from tmrl_core.config import Config, find_credentials_folder
@@ -41,6 +42,7 @@ try:
     from tmrl_core.gateway.client_sessions import Sessions
     from tmrl_core.gateway.episodes import EpisodeFiles
     from tmrl_core.gateway.owner import OwnerPages
+    from tmrl_core.web.pages import running_pages
     from tmrl_core.web.server import WebServer
 except ModuleNotFoundError as exc:
     if exc.name is None or exc.name.startswith("tmrl_core"):
@@ -86,14 +88,16 @@ class Gateway:
             self._episodes = EpisodeFiles(config.run_folder / "gateway")
             self.agents = make_agents(config)
             self.sessions = Sessions(self.agents, self._keys, section, self._episodes.add)
+            links = partial(running_pages, config, "gateway")
             owner = OwnerPages(
                 is_owner=self._keys.is_owner,
                 agents={agent.name: agent for agent in self.agents},
                 sessions=lambda: self.sessions.infos(time.monotonic()),
                 episodes=self._episodes,
+                links=links,
             )
             self._web.load(
-                make_app(self.sessions, section, [*owner.routes(), *routes]),
+                make_app(self.sessions, section, [*owner.routes(), *routes], links=links),
                 max_connections=section.max_sessions + SPARE_CONNECTIONS,
                 ws_max_bytes=self.sessions.max_body_bytes,
             )

@@ -21,6 +21,7 @@ from tmrl_core.config.sections import (
     Text,
     doc,
 )
+from tmrl_core.web.pages import Page
 
 
 class StableBaselinesSection(Section, frozen=True, kw_only=True):
@@ -143,3 +144,9 @@ class GatewaySection(RoomSection, frozen=True, kw_only=True):
 def gateway_section(config: Config) -> GatewaySection:
     """Return the section `gateway` of a configuration, or its defaults."""
     return GatewaySection.of(config) or GatewaySection()
+
+
+def page(config: Config) -> Page:
+    """Return the entry of the gateway in the lists of other pages."""
+    section = gateway_section(config)
+    return Page("Gateway", section.host, section.port)

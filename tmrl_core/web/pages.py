@@ -1,16 +1,16 @@
-"""Pages of other parts that run on this machine now, as links."""
+"""Pages of other parts that run on this machine now, as links.
+
+Sections of rooms import this module, and `--help` imports those: what takes long is imported where it is used.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import socket
 from typing import NamedTuple
 
 from tmrl_core import rooms
 from tmrl_core.config.sections import Config, is_loopback
 from tmrl_core.errors import TmrlError
-from tmrl_core.web.listening import url_of
 
 _LOOK_S = 0.5
 """Longest look at one port. A loopback address answers or refuses at once."""
@@ -44,6 +44,10 @@ async def running_pages(config: Config, besides: str) -> list[Link]:
         config: of the run.
         besides: name of the entry to leave out.
     """
+    import asyncio
+
+    from tmrl_core.web.listening import url_of
+
     found = []
     for name, entry in rooms.entries("pages").items():
         if name == besides:
@@ -56,6 +60,8 @@ async def running_pages(config: Config, besides: str) -> list[Link]:
 
 
 def _answers(page: Page) -> bool:
+    import socket
+
     anywhere = page.host in ("0.0.0.0", "::") or is_loopback(page.host)
     try:
         socket.create_connection(("127.0.0.1" if anywhere else page.host, page.port), _LOOK_S).close()
