@@ -116,6 +116,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/gateway/test_websocket.py",
         "tests/multiagent/test_remote.py",
         "tests/networking/links/test_links.py",
+        "tests/networking/links/test_viewer_link.py",
         "tests/networking/security/test_authentication.py",
         "tests/networking/test_bad_networks.py",
         "tests/hostile",

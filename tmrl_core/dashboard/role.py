@@ -42,7 +42,7 @@ def source_of(config: Config, folder: Path | None) -> Source:
     from tmrl_core.roles import from_config as roles
 
     roles.ensure_credentials(config)
-    link = ViewerLink(link_settings(config), config.run.name)
+    link = ViewerLink(link_settings(config), config.run.name, name="the live page")
     link.start()
     return link
 

@@ -702,7 +702,7 @@ class Trainer:
 
 
 class _Controls:
-    """What operators' orders can change in a Trainer; see `training.remote.operations`."""
+    """Parts of a Trainer that orders of operators can change; see `training.remote.operations`."""
 
     def __init__(self, config: Config, training: TrainingLoop, checkpoints: RunCheckpoints) -> None:
         self._config = config

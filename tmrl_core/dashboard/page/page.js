@@ -9,6 +9,8 @@ const $ = id => document.getElementById(id);
 const MARK = {good: "✓", note: "•", warn: "!", bad: "✕", off: "–"};
 const RETURN = "rollout/ep_rew", EVALUATION = "eval/mean_reward", LOWEST = "eval/min_reward", HIGHEST = "eval/max_reward";
 const TITLES = {
+  "rollout/ep_rew_mean": "Mean return", "rollout/ep_len_mean": "Steps of an episode", "rollout/success_rate": "Success rate",
+  "train/ent_coef_loss": "Loss of the entropy coefficient", "train/value_loss": "Loss of the values",
   "train/memory_len": "Samples in the memory", "time/fps": "Environment steps per second", "time/updates_per_s": "Updates per second",
   "train/actor_loss": "Loss of the policy", "train/critic_loss": "Loss of the critics", "train/ent_coef": "Entropy coefficient",
   "worker/policy_lag_mean": "Policy lag, in versions", "wire/queue_bytes": "Bytes that wait for training",
@@ -159,15 +161,14 @@ function takeCurves({series}) {
   drawCurves();
 }
 
-// Curves come each half minute; in between the values of each screen are their last points. Returns and evaluations have
-// one point an episode or evaluation and not one a second, so a value that has not changed is no new point.
+// Curves come each half minute; in between the values of each screen are their last points. Values are measured once an
+// episode, a round or an evaluation and not once a second, so one that has not changed is no new point.
 function grow(scene) {
   let changed = false;
   for (const name in curves) {
     const curve = curves[name], value = scene.values[name], last = curve.length - 1;
     if (!Number.isFinite(value) || scene.env_steps <= (curve.steps[last] ?? -1)) continue;
-    const isNews = name === RETURN || name.startsWith("eval/");
-    if (isNews && Math.abs(value - (known.get(name) ?? curve.values[last])) <= 1e-4 * Math.abs(value)) continue;
+    if (Math.abs(value - (known.get(name) ?? curve.values[last])) <= 1e-4 * Math.abs(value)) continue;
     known.set(name, value);
     curve.add(scene.env_steps, scene.elapsed_s, value);
     changed = true;
@@ -180,6 +181,7 @@ function drawCurves() {
     curve: curves[RETURN] ?? new Curve(), axis, target: screen?.scene?.target_return ?? null,
     spread: curves[EVALUATION] ? {mean: curves[EVALUATION], low: curves[LOWEST], high: curves[HIGHEST]} : null,
   });
+  legend.lastChild.hidden = returns.options.target === null;
   for (const name in curves) {
     if (name === RETURN || name.startsWith("eval/")) continue;
     if (!charts.has(name)) {

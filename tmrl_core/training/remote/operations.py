@@ -31,7 +31,7 @@ _NAMED = 5
 
 
 class Controls(Protocol):
-    """What orders can change in a Trainer."""
+    """Parts of a Trainer that orders can change."""
 
     def checkpoint_now(self) -> str:
         """Request a checkpoint. Return the reason against it; empty: it is written at the next occasion."""
