@@ -33,7 +33,12 @@ from tmrl_core.sessions.formats import session_formats
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "docs" / "recipes.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "credentials" / "README.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "tmrl_core").rglob("*.md")),
+    ROOT / "credentials" / "README.md",
+]
 FILES = {"json", "jsonl", "key", "pem", "py", "token", "yaml"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -115,7 +120,7 @@ def test_the_policy_acts_in_another_loop(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_the_scenario_of_many_agents_is_learned() -> None:
-    shown = blocks(ROOT / "docs" / "multiagent.md", "python")[0]
+    shown = blocks(ROOT / "tmrl_core" / "multiagent" / "tutorial.md", "python")[0]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(shown, {"__name__": "harbour"})
