@@ -69,7 +69,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("roles",),
     ("web",),
     ("local", "doctor", "gateway", "dashboard", "multiagent"),
-    ("cli", "compat", "plots"),
+    ("cli", "compat", "onnx_export", "plots"),
     ("__main__",),
 ]
 PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))

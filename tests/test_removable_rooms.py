@@ -67,6 +67,7 @@ ROOMS = {
         "dashboard: {port: 0}",
         "dashboard: unknown section. No package tmrl_core.dashboard is here",
     ),
+    "onnx_export": Room(("onnx_export",), r"tmrl_core.onnx_export|\bonnx_export/"),
     "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
     "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
 }
