@@ -34,7 +34,7 @@ Sans-I/O, and blind to what a policy is: bytes go in, the same bytes come out.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -42,18 +42,7 @@ import zstandard
 
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import RemoteProtocolError
-from tmrl_core.networking.protocol.framing import Frame
-from tmrl_core.networking.protocol.messages import (
-    MAX_NUMBER,
-    POLICY_DELTA,
-    POLICY_DELTA_HEAD,
-    POLICY_HEAD,
-    Number,
-    Version,
-    decode_body,
-    encode_body,
-    policy_head,
-)
+from tmrl_core.networking.protocol.messages import Number, Version, decode_body, encode_body
 
 MOST_DELTAS = 64
 """Maximum number of deltas to one base."""
@@ -83,32 +72,6 @@ class PackedPolicy(msgspec.Struct, frozen=True):
     size: Number
     digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     data: bytes
-
-
-class PolicyHead(NamedTuple):
-    """Head of a WEIGHTS message: version, bytes of its content, base (None: it is complete), and its own bytes."""
-
-    version: Version
-    length: int
-    base: Version | None
-    size: int
-
-
-def read_head(frame: Frame, max_bytes: int) -> PolicyHead:
-    """Return the head of the WEIGHTS message that a frame begins.
-
-    Raises:
-        RemoteProtocolError: the payload is too short, a number is out of range, or the policy is too large.
-    """
-    version, length = policy_head(frame.payload, max_bytes)
-    if not frame.flags & POLICY_DELTA:
-        return PolicyHead(version, length, None, POLICY_HEAD.size)
-    if len(frame.payload) < POLICY_DELTA_HEAD.size:
-        raise RemoteProtocolError("the first frame of a policy's delta is too short for its header")
-    _, _, _, *base = POLICY_DELTA_HEAD.unpack_from(frame.payload)
-    if max(base) >= MAX_NUMBER or not NO_VERSION < (base[0], base[1]) < version:
-        raise RemoteProtocolError(f"policy {version[0]}.{version[1]} cannot be a delta to {base[0]}.{base[1]}")
-    return PolicyHead(version, length, (base[0], base[1]), POLICY_DELTA_HEAD.size)
 
 
 def pack(body: bytes, base: tuple[Version, bytes] | None = None) -> bytes:

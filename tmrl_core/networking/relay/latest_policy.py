@@ -38,7 +38,7 @@ from dataclasses import dataclass, field
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import FIRST, LAST, MAX_FRAME_BYTES, Frame, message_bytes
 from tmrl_core.networking.protocol.messages import POLICY_DELTA_HEAD, POLICY_HEAD, Version
-from tmrl_core.networking.protocol.packed_policy import read_head
+from tmrl_core.networking.protocol.policy_heads import read_head
 
 
 @dataclass(slots=True, eq=False, repr=False)

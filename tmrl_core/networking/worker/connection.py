@@ -83,7 +83,7 @@ from tmrl_core.networking.protocol.messages import (
     decode_body,
     plain,
 )
-from tmrl_core.networking.protocol.packed_policy import read_head
+from tmrl_core.networking.protocol.policy_heads import read_head
 from tmrl_core.networking.worker.kept_policies import KeptPolicies
 
 if TYPE_CHECKING:  # loaded only where authentication is on
