@@ -81,9 +81,10 @@ def checked(body: bytes, base: tuple[tuple[int, int], bytes] | None) -> tuple[in
 
 def action_changes(weights: bytes, observations: np.ndarray) -> tuple[float, float]:
     """Mean and maximum change of the deterministic action by rounding, in shares of the action's range."""
-    exact, rounded = (NumpySquashedGaussianMLPActor(OBSERVATIONS, ACTIONS) for _ in range(2))
-    exact = exact.from_blob("safetensors", weights, "cpu")
-    rounded = rounded.from_blob("safetensors", with_bfloat16_matrices(weights), "cpu")
+    exact, rounded = (
+        NumpySquashedGaussianMLPActor(OBSERVATIONS, ACTIONS).from_blob("safetensors", data, "cpu")
+        for data in (weights, with_bfloat16_matrices(weights))
+    )
     changes = [np.abs(exact.act(one, test=True) - rounded.act(one, test=True)) / 2 for one in observations]
     return float(np.mean(changes)), float(np.max(changes))
 
@@ -135,7 +136,10 @@ def main() -> int:
         worst = max(size for size, _, _ in rows["from each policy to the next"]) / whole
         reached &= worst <= REACH[mode]
         print(f"| {mode} | the largest of those | {worst:.3f} (to reach: {REACH[mode]}) | | |")
-    changes = [action_changes(weights, chunk.observation[:: ROWS // 200]) for weights in policies[:: len(policies) - 1]]
+    changes = [
+        action_changes(weights, np.asarray(chunk.observation)[:: ROWS // 200])
+        for weights in policies[:: len(policies) - 1]
+    ]
     text = "; ".join(f"{mean:.1e} (at most {most:.1e})" for mean, most in changes)
     print(
         f"\nMean change of the deterministic action by bfloat16, first and last policy, in shares of its range: {text}."

@@ -141,7 +141,7 @@ def test_matrices_are_rounded_to_the_nearest_bfloat16_and_vectors_stay() -> None
     bits = matrix.view(np.uint32)
     bits[1, :4] = (0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001)  # ties, to even, and their neighbours
     vector = generator.standard_normal(33).astype(np.float32)
-    arrays = {
+    arrays: dict[str, Any] = {
         "norm.mean": vector,
         "net.0.weight": matrix,
         "half": vector.reshape(11, 3).astype(np.float16),
