@@ -298,7 +298,8 @@ class VectorEnvironment(CheckedEnvironment):
             if self._first_step:
                 self._first_step = False
                 take_back()
-            terminated_B, truncated_B = self._flags(terminated_B), self._flags(truncated_B)
+            if not self.by_row:  # the flags of a user's vector environment may be anything
+                terminated_B, truncated_B = self._flags(terminated_B), self._flags(truncated_B)
             if self._mode is not AutoresetMode.NEXT_STEP:
                 ended = terminated_B | truncated_B
                 if ended.any():
