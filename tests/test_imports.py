@@ -67,7 +67,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("training.remote",),
     ("testing",),
     ("roles",),
-    ("local", "doctor", "gateway", "multiagent"),
+    ("local", "doctor", "gateway", "multiagent", "ranks"),
     ("cli", "compat", "plots"),
     ("__main__",),
 ]
@@ -80,6 +80,8 @@ TORCH_PACKAGES = (  # loaded where they are needed
     "actor.policies.torch",
     "compat.custom",
     "gateway.advice",
+    "ranks.process_group",
+    "ranks.trainer",
     *(f"multiagent.algorithms.{name}" for name in ("a2c", "torch_algorithm", "batches", "dqn", "training_agent")),
 )
 

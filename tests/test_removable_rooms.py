@@ -61,6 +61,7 @@ ROOMS = {
         "network: {transport: tlspyo}",
         "network.transport: found the text 'tlspyo', allowed: local, tls, or",
     ),
+    "ranks": Room(("ranks",), r"tmrl_core.ranks|\branks/"),
     "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
     "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
 }

@@ -51,6 +51,7 @@ Kind = Literal[
     "sections",
     "session_formats",
     "sinks",
+    "trainers",
     "transports",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -557,7 +557,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     made, collect = roles.worker_of_run(config, expert=options.role == "expert", in_use=told)
     try:
         shutdown.calls(made.stop)
-        where = f"{config.server.host} port {config.server.tcp_port}"
+        settings = made.uplink.link.settings if made.uplink.link is not None else config.server
+        where = f"{settings.host} port {settings.port}"
         with Screen(WorkerDisplay(made, where, config.run.name)):
             collect()
     finally:
@@ -612,11 +613,13 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
     try:
         shutdown.calls(made.stop)
         shutdown.calls_for_checkpoint(made.checkpoint)
-        with Screen(TrainerDisplay(config, lambda: made.interface.link.connected if made.interface else None)):
+        display = TrainerDisplay(config, lambda: made.interface.link.connected if made.interface else None)
+        with Screen(display) if made.leads else contextlib.nullcontext():
             roles.run_trainer(made, config)
     finally:
         made.close()
-        draw_curve(config)
+        if made.leads:
+            draw_curve(config)
     return 0
 
 

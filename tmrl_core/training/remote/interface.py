@@ -419,9 +419,8 @@ class RemoteInterface(TrainingInterface):
     def _check_starvation(self) -> None:
         now = self._clock()
         self._note_members()
-        away = self._is_worker_missing(now)
-        waits = [] if away or not self.progress.lack else self.link.waits
-        if not (waits and all(starves(text) for _, text in waits)):
+        waits = self._starving_workers()
+        if not waits:
             self._starved_since = None
             return
         # A policy in transit may still release a worker, so the state must last for some time.
@@ -438,6 +437,13 @@ class RemoteInterface(TrainingInterface):
             "Raise trainer.max_training_steps_per_env_step, or worker.max_steps_per_update (in asynchronous collection "
             "worker.max_env_steps_per_update), or lower trainer.update_model_interval or trainer.start_training."
         )
+
+    def _starving_workers(self) -> list[tuple[str, str]]:
+        """Return the workers and what they wait for, if the trainer and all of them wait for each other."""
+        if self._is_worker_missing(self._clock()) or not self.progress.lack:
+            return []
+        waits = self.link.waits
+        return waits if all(starves(text) for _, text in waits) else []
 
     # --- policies and directives --------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class LinkedTraining:
 
     Attributes:
         interface: the training object's interface to the Server; None before the first link. It remains after `close`.
+        make_interface: makes it, with the arguments of `RemoteInterface`; None: that class.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class LinkedTraining:
         self._on_publish = on_publish
         self._link: TrainerLink | None = None
         self._stopping = False
+        self.make_interface: Callable[..., RemoteInterface] | None = None
 
     def open(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
         """Connect to the Server and resume at the training object's offsets. Return without waiting for the link."""
@@ -68,7 +70,7 @@ class LinkedTraining:
         settings = config.trainer.evaluation
         wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None
         identity = training.environment_identity
-        interface = RemoteInterface(
+        interface = (self.make_interface or RemoteInterface)(
             link,
             recorder=recorder,
             target_return=settings.target_return,
