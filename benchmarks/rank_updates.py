@@ -101,11 +101,11 @@ def in_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Let networks compute in float64, where the code says float32; nothing changes for float32."""
     single, to_single = torch.float32, Tensor.float
     if dtype == torch.float64:
-        torch.float32, Tensor.float = torch.float64, Tensor.double  # type: ignore[misc, assignment, method-assign]
+        torch.float32, Tensor.float = torch.float64, Tensor.double  # type: ignore[misc, method-assign]
     try:
         yield
     finally:
-        torch.float32, Tensor.float = single, to_single  # type: ignore[misc, method-assign]
+        torch.float32, Tensor.float = single, to_single  # type: ignore[method-assign]
 
 
 def agent_of(kind: str, batch: int, dtype: torch.dtype) -> TrainingAgent:

@@ -43,7 +43,7 @@ def test_one_process_has_no_place(variables: dict[str, str]) -> None:
     ],
 )
 def test_what_is_missing_or_wrong_is_named(changes: dict[str, str | None], message: str) -> None:
-    variables = {name: value for name, value in (OF_TORCHRUN | changes).items() if value is not None}  # type: ignore[operator]
+    variables = {name: value for name, value in (OF_TORCHRUN | changes).items() if value is not None}
     with pytest.raises(ConfigError) as found:
         place_of(variables)
     assert message in str(found.value)

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ BOX, CHOICE = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)
     ("agent_cls", "actions"),
     [(TD3Agent, BOX), (DDPGAgent, BOX), (TQCAgent, BOX), (DQNAgent, CHOICE), (DiscreteSacAgent, CHOICE)],
 )
-def test_weights_stay_equal_with_different_batches(agent_cls: type[SacAgent], actions: spaces.Space) -> None:
+def test_weights_stay_equal_with_different_batches(agent_cls: type[SacAgent], actions: spaces.Space[Any]) -> None:
     lock = threading.Lock()
 
     def train(group: ThreadGroup) -> bytes:

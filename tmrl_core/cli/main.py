@@ -545,6 +545,7 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     if options.role == "expert" and options.episodes is not None:
         return record_expert(config, options.episodes, shutdown)
     from tmrl_core.cli.screens import Screen, WorkerDisplay
+    from tmrl_core.roles.rollout_worker import RolloutWorker
 
     roles.ensure_credentials(config)
 
@@ -557,8 +558,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     made, collect = roles.worker_of_run(config, expert=options.role == "expert", in_use=told)
     try:
         shutdown.calls(made.stop)
-        settings = made.uplink.link.settings if made.uplink.link is not None else config.server
-        where = f"{settings.host} port {settings.port}"
+        server = made.server if isinstance(made, RolloutWorker) else config.server
+        where = f"{server.host} port {server.tcp_port}"
         with Screen(WorkerDisplay(made, where, config.run.name)):
             collect()
     finally:

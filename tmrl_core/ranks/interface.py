@@ -9,7 +9,8 @@
 # decides changes.
 #
 # - Samples: the sum. Ratios, the start of training and the workers' waiting follow it.
-# - Lack: training waits while one rank has no batch. The reason names that rank; it is shown and sent to all workers.
+# - Lack: training waits while one rank has no batch. The reason names that rank and is shown. Workers of other ranks
+#   are not told: they would conclude that they and the trainer wait for each other.
 # - Stop, time limit: one rank is enough.
 # - Checkpoint: one rank is enough, if each has samples. It is written at the next `rest`, which every rank reaches
 #   before its next update, so that all write the state of the same update.
@@ -31,6 +32,7 @@ import msgspec
 from tmrl_core.decodable import decodable
 from tmrl_core.metrics import names
 from tmrl_core.metrics.records import Value
+from tmrl_core.networking.protocol.messages import Progress
 from tmrl_core.samples import EpisodeRecord
 from tmrl_core.training.interface import Standing
 from tmrl_core.training.rank_group import RankGroup
@@ -141,9 +143,17 @@ class RankInterface(RemoteInterface):
         return self._agreed() if self._met else own
 
     def _agreed(self) -> Standing:
-        lacks = [f"rank {rank}: {one.lack}" for rank, one in enumerate(self._all) if one.lack]
+        alone = ", and no worker is linked to its Server"
+        lacks = [
+            f"rank {rank}: {one.lack}{'' if one.workers else alone}" for rank, one in enumerate(self._all) if one.lack
+        ]
         more = f"; and {len(lacks) - NAMED} more ranks" if len(lacks) > NAMED else ""
         return Standing(sum(one.samples for one in self._all), "; ".join(lacks[:NAMED]) + more)
+
+    def _told(self, progress: Progress) -> Progress:
+        # Workers end when they and the trainer wait for each other; these wait for another rank's workers.
+        of_others = any(one.lack for rank, one in enumerate(self._all) if rank != self._ranks.rank)
+        return msgspec.structs.replace(progress, lack="") if of_others and not progress.gave_up else progress
 
     @property
     def stopping(self) -> bool:
@@ -158,7 +168,7 @@ class RankInterface(RemoteInterface):
         return any(one.over for one in self._all)
 
     @property
-    def reached_target(self) -> bool:  # type: ignore[override]
+    def reached_target(self) -> bool:
         """True: the ranks have agreed that the target is reached."""
         return self._own_reached if self._confirming else any(one.reached for one in self._all)
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tmrl_core.config import Config
 from tmrl_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tmrl_core.roles.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -66,17 +60,3 @@ def _number(variables: Mapping[str, str], name: str, default: str | None = None)
             "WORLD_SIZE"
         )
     return int(text)
-
-
-def make_trainer(config: Config) -> Trainer | None:
-    """Return the Trainer of this rank; None: one process trains alone.
-
-    Raises:
-        ConfigError: a variable is missing, or the configuration cannot be shared among so many ranks.
-    """
-    place = place_of(os.environ)
-    if place is None:
-        return None
-    from tmrl_core.ranks.trainer import RankTrainer
-
-    return RankTrainer(config, place)

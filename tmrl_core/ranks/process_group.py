@@ -36,6 +36,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import TCPStore
 
 from tmrl_core.errors import RankLostError
 from tmrl_core.ranks.place import Place
@@ -78,7 +80,7 @@ class ProcessGroup(RankGroup):
             store = self._store(place, form_s, serves=place.serves)
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore("group", store),
+                store=PrefixStore("group", store),
                 rank=place.rank,
                 world_size=place.size,
                 # Longer than any wait for a busy rank: `_wait` is the limit.
@@ -94,12 +96,10 @@ class ProcessGroup(RankGroup):
         self.exchange(b"")
 
     @staticmethod
-    def _store(place: Place, form_s: float, *, serves: bool = False) -> dist.Store:
+    def _store(place: Place, form_s: float, *, serves: bool = False) -> Store:
         timeout = datetime.timedelta(seconds=form_s)
-        store = dist.TCPStore(
-            place.host, place.port, place.size, is_master=serves, timeout=timeout, wait_for_workers=False
-        )
-        return dist.PrefixStore(f"tmrl_core/{place.attempt}", store)
+        store = TCPStore(place.host, place.port, place.size, is_master=serves, timeout=timeout, wait_for_workers=False)
+        return PrefixStore(f"tmrl_core/{place.attempt}", store)
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their mean over the ranks."""
@@ -200,7 +200,7 @@ class Heartbeats:
         calls: returns the number of collective calls that this rank has begun.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, calls: Callable[[], int]) -> None:
+    def __init__(self, store: Store, rank: int, size: int, calls: Callable[[], int]) -> None:
         self._store, self._rank, self._size, self._calls = store, rank, size, calls
         self._lock = threading.Lock()
         # `_lock` guards the table of the others: their latest beat, their calls, and when that beat was first seen.

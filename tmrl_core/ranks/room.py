@@ -1,3 +1,3 @@
 """Declaration of this room, see `tmrl_core.rooms`."""
 
-TRAINERS = {"ranks": "tmrl_core.ranks.place:make_trainer"}
+TRAINERS = {"ranks": "tmrl_core.ranks.launch:make_trainer"}

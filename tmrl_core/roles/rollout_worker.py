@@ -74,6 +74,7 @@ class RolloutWorker(Worker):
 
     Attributes:
         env, actor, buffer, model_path: parts of the worker.
+        server: section `server` of the configuration, with several Servers at the worker's own.
     """
 
     buffer_cls: ClassVar[type[Buffer]] = Buffer
@@ -134,6 +135,7 @@ class RolloutWorker(Worker):
         )
         if isinstance(server_ip, Cfg):
             config = at_own_server(config, label.text)
+        self.server = config.server
         # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
         of_name = partial(mixed_seed, config.run.seed, label.seeding)

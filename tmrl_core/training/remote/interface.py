@@ -503,13 +503,17 @@ class RemoteInterface(TrainingInterface):
     def report(self, progress: Progress) -> None:
         """Send the trainer's progress to the workers."""
         progress = self.progress = msgspec.structs.replace(progress, turn=self._turn)
-        self.link.report(progress)
+        self.link.report(self._told(progress))
         if self.ending:
             return
         if progress.updates and not progress.lack:
             self._enter("learning")
         elif progress.samples and not progress.updates:
             self._enter("collecting")
+
+    def _told(self, progress: Progress) -> Progress:
+        """Return the progress that the workers are told."""
+        return progress
 
     def ask(self, evaluation: Evaluation, stream: bytes) -> None:
         """Send a worker the request for an evaluation."""
