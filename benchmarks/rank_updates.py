@@ -101,7 +101,7 @@ def in_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Let networks compute in float64, where the code says float32; nothing changes for float32."""
     single, to_single = torch.float32, Tensor.float
     if dtype == torch.float64:
-        torch.float32, Tensor.float = torch.float64, Tensor.double  # type: ignore[misc, method-assign]
+        torch.float32, Tensor.float = torch.float64, Tensor.double  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -23,8 +23,9 @@ from tmrl_core.errors import RankLostError
 from tmrl_core.ranks.interface import reduced
 from tmrl_core.ranks.thread_group import ThreadGroup, thread_groups
 from tmrl_core.ranks.trainer import digest_of
-from tmrl_core.training import DDPGAgent, DiscreteSacAgent, DQNAgent, PPOAgent, SacAgent, TD3Agent, TQCAgent
+from tmrl_core.training import DDPGAgent, DiscreteSacAgent, DQNAgent, PPOAgent, TD3Agent, TQCAgent
 from tmrl_core.training.agents.running_moments import RunningMoments
+from tmrl_core.training.agents.sac import SacAgent
 from tmrl_core.training.batches import Transitions
 from tmrl_core.training.rank_group import RANK_GROUP
 from tmrl_core.training.updates.rollback import agent_tensors

@@ -7,7 +7,7 @@
 #
 # A store of one's own for each attempt. torchrun (2.13) gives the ranks of a restart the same store as those before,
 # without a prefix, so that a new rank finds the address of a dead one and fails with "connectFullMesh ... refused", or
-# waits for ever (findings/torchrun_restart.sh). Here each restart has its own prefix.
+# waits for ever (findings/torchrun_restart_old_addresses.sh). Here each restart has its own prefix.
 #
 # Heartbeats. A collective call waits for ever for a rank that stands still, and gloo's own limit of 30 minutes names
 # nobody. Each rank has a thread that writes "alive, n calls made" to the store every `BEAT_S`. A rank that has waited
@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import TCPStore
+from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
 
 from tmrl_core.errors import RankLostError
 from tmrl_core.ranks.place import Place
