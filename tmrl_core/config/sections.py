@@ -329,6 +329,15 @@ class ServerSection(Section, frozen=True, kw_only=True):
             "find in the run's folder. 0: a free port. A number that is taken is refused."
         ),
     ] = None
+    endpoints: Annotated[
+        tuple[Text, ...],
+        doc(
+            "Addresses of several Servers of one run, each as `host:port`, instead of `host` and `port`; see "
+            "docs/scaling.md. A worker belongs to one of them, by its name, for its whole life. The trainer has one "
+            "rank for each, in this order. A Server does not read it: each is started with its own `port`. Empty: one "
+            "Server."
+        ),
+    ] = ()
     max_workers: Annotated[
         Positive | None, doc("Maximum number of workers. Further workers are refused until one leaves. null: no limit.")
     ] = None
@@ -391,7 +400,16 @@ class ServerSection(Section, frozen=True, kw_only=True):
         """Return `bind`, or the default address for null."""
         if self.bind is not None:
             return self.bind
-        return self.host if is_loopback(self.host) else "0.0.0.0"
+        if not self.is_local:
+            return "0.0.0.0"
+        return self.host if is_loopback(self.host) else "127.0.0.1"
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if the Server, or each of several, is on this machine."""
+        # The host of an endpoint that has another form is refused elsewhere.
+        hosts = [text.rpartition(":")[0].strip("[]") for text in self.endpoints] or [self.host]
+        return all(map(is_loopback, hosts))
 
 
 class NetworkSection(Section, frozen=True, kw_only=True):

@@ -442,12 +442,8 @@ class RemoteInterface(TrainingInterface):
     def _check_starvation(self) -> None:
         now = self._clock()
         self._note_members()
-        if self.operations.pauses:  # who waits for an operator does not starve
-            self._starved_since = None
-            return
-        away = self._is_worker_missing(now)
-        waits = [] if away or not self.progress.lack else self.link.waits
-        if not (waits and all(starves(text) for _, text in waits)):
+        waits = self._starving_workers()
+        if not waits:
             self._starved_since = None
             return
         # A policy in transit may still release a worker, so the state must last for some time.
@@ -464,6 +460,14 @@ class RemoteInterface(TrainingInterface):
             "Raise trainer.max_training_steps_per_env_step, or worker.max_steps_per_update (in asynchronous collection "
             "worker.max_env_steps_per_update), or lower trainer.update_model_interval or trainer.start_training."
         )
+
+    def _starving_workers(self) -> list[tuple[str, str]]:
+        """Return the workers and what they wait for, if the trainer and all of them wait for each other."""
+        # Who waits for an operator does not starve.
+        if self.operations.pauses or self._is_worker_missing(self._clock()) or not self.progress.lack:
+            return []
+        waits = self.link.waits
+        return waits if all(starves(text) for _, text in waits) else []
 
     # --- policies and directives --------------------------------------------------------------------------------------
 
@@ -527,14 +531,17 @@ class RemoteInterface(TrainingInterface):
     def report(self, progress: Progress) -> None:
         """Send the trainer's progress to the workers."""
         progress = self.progress = msgspec.structs.replace(progress, turn=self._turn)
-        # Workers would otherwise count what they wait for meanwhile as starvation.
-        self.link.report(msgspec.structs.replace(progress, lack="") if self.operations.pauses else progress)
+        self.link.report(self._told(progress))
         if self.ending:
             return
         if progress.updates and not progress.lack:
             self._enter("learning")
         elif progress.samples and not progress.updates:
             self._enter("collecting")
+
+    def _told(self, progress: Progress) -> Progress:
+        """Return the progress that the workers are told."""
+        return progress
 
     def ask(self, evaluation: Evaluation, stream: bytes) -> None:
         """Send a worker the request for an evaluation."""
