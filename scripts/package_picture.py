@@ -22,7 +22,7 @@ DIVIDED = ("actor", "networking", "training")
 TOP = "errors, ..."
 ROOMS = (
     *("compat", "envs/replay", "gateway", "multiagent", "networking/transports/tlspyo"),
-    *("plots", "sessions/lerobot", "sessions/minari", "testing"),
+    *("plots", "sessions/lerobot", "sessions/minari", "teleop", "testing"),
 )
 # Lazy exports only: nothing is imported when the package is.
 EMPTY = {"networking"}

@@ -65,7 +65,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("training.loops",),
     ("training.checkpoints",),
     ("training.remote",),
-    ("testing",),
+    ("testing", "teleop"),
     ("roles",),
     ("local", "doctor", "gateway", "multiagent"),
     ("cli", "compat", "plots"),

@@ -62,6 +62,7 @@ ROOMS = {
         "network.transport: found the text 'tlspyo', allowed: local, tls, or",
     ),
     "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
+    "teleop": Room(("teleop",), r"tmrl_core.teleop|\bteleop/"),
     "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
 }
 

@@ -3,26 +3,20 @@
 # Theory of operation
 #
 # A source is asked once before each step, in the thread that steps: `poll(obs)` returns the person's action, or None
-# while the policy acts, and `events()` what the person said since the last step. Devices have threads of their own and
-# keep the latest value, so that neither call waits: a control loop of 50 Hz has 20 ms.
+# while the policy acts, and `events()` what the person said since the last step. Devices keep the latest value, so that
+# neither call waits: a control loop of 50 Hz has 20 ms.
 #
-# What a user names in `worker.interventions.cls` need not derive from a class of this package. `as_source` accepts, in
-# this order:
+# What a user names in `worker.interventions.cls` need not derive from a class of this package: an object with `poll`
+# takes over and says nothing else (`as_source`).
 #
-#     InterventionSource                       as it is
-#     get_action, get_teleop_events            a Teleoperator of lerobot that reports events (`TeleoperatorSource`)
-#     poll                                     an object of one method: it takes over and says nothing else
-#
-# Events have lerobot's names, so that buttons, infos of environments and teleoperators say the same word for the same
-# thing. One of them means two things there. A teleoperator of lerobot reports `terminate_episode` alone where the
-# person gives up (its gamepad's and keyboard's "failure"), and its environments then end the episode as terminated: the
-# adapter therefore reports `failure`. Here, `terminate_episode` is an end without a judgement, a truncation.
+# Events have the names that robot libraries gave them, so that buttons, infos of environments and teleoperators say the
+# same word for the same thing. `terminate_episode` is an end without a judgement, a truncation.
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Collection
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +35,7 @@ SUCCESS, FAILURE = "success", "failure"
 RERECORD, TERMINATE = "rerecord_episode", "terminate_episode"
 """Events: the episode is discarded and begins anew; it ends as truncated."""
 EVENTS = (SUCCESS, FAILURE, RERECORD, TERMINATE)
-"""All events, by lerobot's names."""
+"""All events."""
 
 KEY = "worker.interventions"
 
@@ -71,6 +65,14 @@ class InterventionSource(ABC):
         """Release the device. Default: do nothing."""
 
 
+@runtime_checkable
+class Polled(Protocol):
+    """An object that takes over and says nothing else."""
+
+    def poll(self, obs: Any) -> Any:
+        """Return an action, or None."""
+
+
 class PolledSource(InterventionSource):
     """An object that has no other method than `poll`.
 
@@ -84,64 +86,6 @@ class PolledSource(InterventionSource):
     def poll(self, obs: Any) -> Any:
         """See `InterventionSource`."""
         return self._poll(obs)
-
-
-class Teleoperator(Protocol):
-    """Part of lerobot's `Teleoperator` that a takeover needs."""
-
-    def connect(self) -> object:
-        """Connect the device."""
-
-    def disconnect(self) -> object:
-        """Disconnect it."""
-
-    def get_action(self) -> Any:
-        """Return the person's action: an array, or a flat dict of numbers by name."""
-
-    def get_teleop_events(self) -> Mapping[Any, bool]:
-        """Return the flags `is_intervention`, `success`, `rerecord_episode` and `terminate_episode`."""
-
-
-class TeleoperatorSource(InterventionSource):
-    """A Teleoperator of lerobot, such as a gamepad, a keyboard or a leader arm. It is connected here.
-
-    The numbers of an action that is a dict become an array in the dict's order, which is that of lerobot's
-    `action_features`.
-
-    Args:
-        teleoperator: an object with `get_action` and `get_teleop_events`.
-    """
-
-    def __init__(self, teleoperator: Teleoperator) -> None:
-        self._teleoperator = teleoperator
-        self._events: Collection[str] = ()
-        teleoperator.connect()
-
-    def poll(self, obs: Any) -> Any:
-        """See `InterventionSource`."""
-        # The keys are members of an enumeration there, whose values are the names.
-        found = {
-            str(getattr(name, "value", name)): flag for name, flag in self._teleoperator.get_teleop_events().items()
-        }
-        flags = {name for name, flag in found.items() if flag}
-        if flags & {RERECORD}:
-            self._events = (RERECORD,)
-        elif flags & {SUCCESS}:
-            self._events = (SUCCESS,)
-        else:
-            self._events = (FAILURE,) if flags & {FAILURE, TERMINATE} else ()
-        if IS_INTERVENTION not in flags:
-            return None
-        action = self._teleoperator.get_action()
-        return np.array([*action.values()]) if isinstance(action, Mapping) else action
-
-    def events(self) -> Collection[str]:
-        """Return the events that the latest poll has found."""
-        return self._events
-
-    def close(self) -> None:
-        """Disconnect the teleoperator."""
-        self._teleoperator.disconnect()
 
 
 class EnvironmentTakesOver(InterventionSource):
@@ -163,16 +107,10 @@ def as_source(made: object, reference: str) -> InterventionSource:
     """
     if isinstance(made, InterventionSource):
         return made
-    if all(
-        callable(getattr(made, name, None)) for name in ("get_action", "get_teleop_events", "connect", "disconnect")
-    ):
-        return TeleoperatorSource(cast(Teleoperator, made))
-    poll = getattr(made, "poll", None)
-    if callable(poll):
-        return PolledSource(poll)
+    if isinstance(made, Polled):
+        return PolledSource(made.poll)
     raise ConfigError(
-        f"{KEY}.cls: {reference} made a {type(made).__name__}, which has neither `poll(obs)` nor lerobot's `connect`, "
-        "`disconnect`, `get_action` and `get_teleop_events`. Derive it from "
+        f"{KEY}.cls: {reference} made a {type(made).__name__}, which has no `poll(obs)`. Derive it from "
         "tmrl_core.actor.interventions:InterventionSource"
     )
 

@@ -137,8 +137,8 @@ class InterventionsSection(Section, frozen=True, kw_only=True):
         Reference,
         doc(
             "Callable that creates the source of interventions: an object with `poll(obs)`, which returns an action or "
-            "None, such as a class derived from `tmrl_core.actor.interventions:InterventionSource`, or a Teleoperator "
-            "of lerobot with events. It gets `action_space` if it has a parameter of this name. "
+            "None, such as a class derived from `tmrl_core.actor.interventions:InterventionSource`. It gets "
+            "`action_space` if it has a parameter of this name. docs/interventions.md lists the devices. "
             "`tmrl_core.actor.interventions:EnvironmentTakesOver` is for environments in which the person acts by "
             "itself, and whose `info` says so (`is_intervention`, `rerecord_episode`)."
         ),
@@ -148,7 +148,7 @@ class InterventionsSection(Section, frozen=True, kw_only=True):
         Text,
         doc(
             "Key of the environment's `info` with the action that was really executed, which is recorded in place of "
-            "the requested one: `teleop_action` in gym-hil; put the result of lerobot's `send_action` there."
+            "the requested one, where a driver clips it or the person acts inside the environment."
         ),
     ] = "teleop_action"
     success_reward: Annotated[float, doc("Reward of the step that the person marks as a success.")] = 1.0

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from enum import Enum
 from typing import Any
 
 import gymnasium
@@ -147,7 +146,8 @@ def test_a_discarded_episode_leaves_nothing_and_another_one_follows(
 
 def test_an_environment_may_ask_to_discard_its_episode(counting_env: Any, constant_actor: Any) -> None:
     env = counting_env(length=2)
-    step, said = env.step, []
+    step = env.step
+    said: list[bool] = []
 
     def saying(action: Any) -> Any:
         *result, info = step(action)
@@ -274,54 +274,6 @@ def test_the_policys_state_and_noise_go_on_while_a_person_acts(kind: Any) -> Non
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
-class Event(Enum):
-    SUCCESS = "success"
-    RERECORD_EPISODE = "rerecord_episode"
-    IS_INTERVENTION = "is_intervention"
-    TERMINATE_EPISODE = "terminate_episode"
-
-
-class Teleoperator:
-    """What lerobot's teleoperators have."""
-
-    def __init__(self) -> None:
-        self.connected = False
-        self.flags: dict[Event, bool] = dict.fromkeys(Event, False)
-
-    def connect(self) -> None:
-        self.connected = True
-
-    def disconnect(self) -> None:
-        self.connected = False
-
-    def get_action(self) -> dict[str, float]:
-        return {"delta_x": 0.5, "gripper": 2}
-
-    def get_teleop_events(self) -> dict[Event, bool]:
-        return self.flags
-
-
-@pytest.mark.parametrize(
-    ("flags", "event"),
-    [
-        ([], []),
-        (["SUCCESS", "TERMINATE_EPISODE"], ["success"]),
-        (["TERMINATE_EPISODE"], ["failure"]),
-        (["TERMINATE_EPISODE", "RERECORD_EPISODE"], ["rerecord_episode"]),
-    ],
-)
-def test_a_teleoperator_of_lerobot_is_a_source(flags: list[str], event: list[str]) -> None:
-    teleoperator = Teleoperator()
-    source = as_source(teleoperator, "x:Y")
-    assert teleoperator.connected
-    assert source.poll(None) is None
-    teleoperator.flags.update(dict.fromkeys([Event[name] for name in ["IS_INTERVENTION", *flags]], True))
-    assert source.poll(None).tolist() == [0.5, 2]
-    assert list(source.events()) == event
-    source.close()
-    assert not teleoperator.connected
-
-
 def test_an_object_that_cannot_take_over_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"worker\.interventions\.cls: a:B made a object, which has neither `poll"):
+    with pytest.raises(ConfigError, match=r"worker\.interventions\.cls: a:B made a object, which has no `poll"):
         as_source(object(), "a:B")

@@ -346,7 +346,10 @@ def test_the_rows_of_an_open_episode_are_dropped_with_its_part(make_rows: Rows) 
 
 
 def test_workers_with_and_without_a_person_fill_one_round(memory: RoundMemory, make_rows: Rows) -> None:
-    flags = {"is_intervention": np.array([False, True, False]), "policy_action": np.zeros((3, 1), np.float32)}
+    flags: dict[str, Any] = {
+        "is_intervention": np.array([False, True, False]),
+        "policy_action": np.zeros((3, 1), np.float32),
+    }
     beside = dataclasses.replace(new(make_rows, 1, 0, 0, 3), extras=flags)
     memory.append(buffer(beside, new(make_rows, 2, 0, 0, 3)))
     extras = memory.batch()[6]

@@ -24,7 +24,7 @@ def marked(chunk: Chunk, taken: Sequence[int]) -> Chunk:
 def steps_of(memory: ReplayMemory) -> list[tuple[int, int]]:
     """The steps before and after the action of each transition."""
     rows = [memory.get_transition(item) for item in range(len(memory))]
-    return [(int(row[0][2]), int(row[3][2])) for row in rows]  # type: ignore[index,call-overload]
+    return [(int(row[0][2]), int(row[3][2])) for row in rows]
 
 
 @pytest.mark.parametrize("cut", [12, 4, 5, 1])

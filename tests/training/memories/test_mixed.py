@@ -61,7 +61,7 @@ def test_live_samples_replace_no_recorded_ones(make_rows: Any, make_buffer: Any)
     memory = filled(make_rows, make_buffer)
     for episode in range(1, 30):
         memory.append(make_buffer([make_rows(LIVE, episode, 0, 11)]))
-    assert (len(memory.live), len(memory.for_sessions), len(memory)) == (50, 10, 60)  # type: ignore[arg-type]
+    assert (len(memory.live), len(memory.for_sessions), len(memory)) == (50, 10, 60)
     assert memory.memory_size == 100
 
 

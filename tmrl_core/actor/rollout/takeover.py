@@ -9,7 +9,7 @@
 #     record    the row: the executed action, with the extras `is_intervention` and `policy_action`
 #
 # What was *executed* is what a learner must see. The action that left this file is not always it: a robot's driver
-# clips (lerobot's `send_action` returns what it sent), and some environments let the person act inside (gym-hil). So
+# clips, and some environments let the person act inside (gym-hil). So
 # the environment has the last word: `info[executed]`, `teleop_action` by default, replaces the recorded action, and
 # `info["is_intervention"]` sets the flag, `info["rerecord_episode"]` discards. Recorded infos leave these keys out. An
 # info's `success` is not taken for the person's: many environments report it at each step, beside an end of their own.
