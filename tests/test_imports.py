@@ -65,7 +65,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("training.loops",),
     ("training.checkpoints",),
     ("training.remote",),
-    ("testing",),
+    ("testing", "teleop"),
     ("roles",),
     ("web",),
     ("local", "doctor", "gateway", "dashboard", "multiagent", "ranks"),

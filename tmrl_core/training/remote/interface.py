@@ -58,6 +58,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from tmrl_core.actor.interventions import IS_INTERVENTION, taken_over
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT, difference, with_bfloat16_matrices
@@ -93,6 +94,7 @@ from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
 from tmrl_core.samples.columns import by_lane
+from tmrl_core.samples.segments import INTERVENTION_RATE
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
@@ -291,6 +293,8 @@ class RemoteInterface(TrainingInterface):
         self._charted_names = BoundedTexts(MAX_CHARTED_NAMES, MAX_CHARTED_NAMES_EACH)
         self._collected: dict[bytes, int] = {}
         """Number of steps received from each stream since the latest record of the network."""
+        self._taken_over: dict[bytes, int] = {}
+        """Of these, the number that a person acted, of streams with a person."""
         self._collected_since = self._started
 
     # --- samples ------------------------------------------------------------------------------------------------------
@@ -348,6 +352,9 @@ class RemoteInterface(TrainingInterface):
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
                 if one.stream in self._members:  # a stream that has left is not removed again
                     self._counters[one.stream] = chunk.segments[-1].counter
+                if IS_INTERVENTION in chunk.extras:
+                    acted = int(taken_over(chunk).sum())
+                    self._taken_over[one.stream] = self._taken_over.get(one.stream, 0) + acted
             delivery.expert = message.signature == EXPERT
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
@@ -945,14 +952,22 @@ class RemoteInterface(TrainingInterface):
         return charted
 
     def _worker_rates(self) -> dict[str, float]:
-        """Return the steps per second of each worker since the last record, for as many as a chart can show."""
+        """Return the steps per second of each worker since the last record, for as many as a chart can show.
+
+        Of workers with a person, also the share of these steps that the person acted.
+        """
         now = self._clock()
         span_s = max(now - self._collected_since, 1e-9)
         rates = {
             f"{_group(name)}/steps_per_s": self._collected.get(stream, 0) / span_s
             for stream, name in self._charted().items()
         }
-        self._collected, self._collected_since = {}, now
+        rates |= {
+            f"{_group(name)}/{INTERVENTION_RATE}": self._taken_over[stream] / self._collected[stream]
+            for stream, name in self._charted().items()
+            if stream in self._taken_over
+        }
+        self._collected, self._taken_over, self._collected_since = {}, {}, now
         return rates
 
 
