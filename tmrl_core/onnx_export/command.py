@@ -13,7 +13,7 @@ from tmrl_core.onnx_export.sources import configuration_of, exported, weights_of
 
 EPILOG = """\
 The file takes observations as the environment returns them, in batches, and gives actions of the action space;
-docs/export.md names its inputs and outputs, and runs it from Python and JavaScript.
+README.md beside this file names its inputs and outputs, and runs it from Python and JavaScript.
 examples:
   python -m tmrl_core --export runs/ant policy.onnx                       the run's latest saved policy
   python -m tmrl_core --export runs/ant policy.onnx --checkpoint best     of the best evaluation

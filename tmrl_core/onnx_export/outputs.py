@@ -4,7 +4,7 @@
 #
 # A program that only acts takes `action`: it is within the bounds, with the shape and the dtype of the action space.
 # One that explores samples by itself from the other outputs, because a random number in the graph would be neither
-# repeatable nor the same in two runtimes. docs/export.md has the lines.
+# repeatable nor the same in two runtimes. README.md beside this file has the lines.
 #
 # Networks compute in float32. Scaling to the bounds is in float64 for a space of float64 alone: a bound such as 0.1 is
 # another number in float32, and an action may not leave its bounds by a bit.
