@@ -119,6 +119,7 @@ def test_all_names_extras_that_exist() -> None:
             "realtime",
             "teleop",
             "trackio",
+            "onnx",
         }
         | FOR_DEVELOPMENT
     )

@@ -151,6 +151,10 @@ class WrongModeError(TmrlError):
     """A manager of agents was asked for what only its other mode does (`inference` or `training`)."""
 
 
+class RankLostError(TmrlError):
+    """Another rank of this learner has ended or does not answer, so that no rank can train on."""
+
+
 class StarvedError(TmrlError):
     """The ratios of workers and trainer make both wait for each other forever."""
 

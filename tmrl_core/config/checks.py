@@ -17,6 +17,7 @@ from tmrl_core.config.algorithms import (
     shared_kwargs,
     unknown_keywords,
 )
+from tmrl_core.config.endpoints import endpoint_problems
 from tmrl_core.config.error_messages import near
 from tmrl_core.config.room_sections import kind_of_run, room_sections
 from tmrl_core.config.sections import Config, is_loopback
@@ -123,7 +124,8 @@ def contradictions(config: Config) -> Iterator[str]:
             f"network.max_message_bytes = {network.max_message_bytes}; raise the first or lower the second"
         )
     if network.security is None and not network.allow_insecure_remote:
-        for key, host in (("bind", config.server.bind), ("host", config.server.host)):
+        hosts = [("endpoints", text.rpartition(":")[0]) for text in config.server.endpoints]
+        for key, host in (("bind", config.server.bind), *(hosts or [("host", config.server.host)])):
             if host is not None and not is_loopback(host):
                 yield (
                     f"server.{key}: {host!r} is not this machine, and network.security is null; use TLS, or set "
@@ -148,6 +150,7 @@ def contradictions(config: Config) -> Iterator[str]:
         )
     if worker.when_full == "drop_oldest" and worker.collection == "lockstep":
         yield "worker.when_full: drop_oldest would drop requested samples in lockstep; use block or auto"
+    yield from endpoint_problems(config)
     yield from limiter_problems(config)
     yield from lockstep_problems(config)
     for section in room_sections(config):

@@ -363,6 +363,15 @@ class ServerSection(Section, frozen=True, kw_only=True):
             "find in the run's folder. 0: a free port. A number that is taken is refused."
         ),
     ] = None
+    endpoints: Annotated[
+        tuple[Text, ...],
+        doc(
+            "Addresses of several Servers of one run, each as `host:port`, instead of `host` and `port`; see "
+            "docs/scaling.md. A worker belongs to one of them, by its name, for its whole life. The trainer has one "
+            "rank for each, in this order. A Server does not read it: each is started with its own `port`. Empty: one "
+            "Server."
+        ),
+    ] = ()
     max_workers: Annotated[
         Positive | None, doc("Maximum number of workers. Further workers are refused until one leaves. null: no limit.")
     ] = None
@@ -425,7 +434,16 @@ class ServerSection(Section, frozen=True, kw_only=True):
         """Return `bind`, or the default address for null."""
         if self.bind is not None:
             return self.bind
-        return self.host if is_loopback(self.host) else "0.0.0.0"
+        if not self.is_local:
+            return "0.0.0.0"
+        return self.host if is_loopback(self.host) else "127.0.0.1"
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if the Server, or each of several, is on this machine."""
+        # The host of an endpoint that has another form is refused elsewhere.
+        hosts = [text.rpartition(":")[0].strip("[]") for text in self.endpoints] or [self.host]
+        return all(map(is_loopback, hosts))
 
 
 class NetworkSection(Section, frozen=True, kw_only=True):
@@ -484,6 +502,15 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         Literal["auto", "zstd", "none"],
         doc("Compression of samples. auto: zstd if it improves the throughput of the link."),
     ] = "auto"
+    weights: Annotated[
+        Literal["whole", "delta", "bfloat16"],
+        doc(
+            "Form in which the trainer sends policies. whole: all bytes, every time. delta: compressed, as the "
+            "difference to an earlier policy where the worker has it; the weights are exact. bfloat16: besides, "
+            "matrices are rounded to bfloat16 (8 bits of precision) for workers; the trainer's own stay in float32. "
+            "The key of the trainer counts. Bytes and effects: docs/howto.md, 'Thin links'."
+        ),
+    ] = "whole"
 
 
 class PrioritySection(Section, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
 from tmrl_core.actor.rollout.worker import Worker, make_loop, one_environment_only
 from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given, resolve_with
 from tmrl_core.config.descriptions import described_by
+from tmrl_core.config.endpoints import at_own_server
 from tmrl_core.config.sections import InterventionsSection, NetworkSection, WorkerSection
 from tmrl_core.envs.identity import identity_of
 from tmrl_core.errors import ConfigError, StorageError, TmrlError
@@ -78,6 +79,7 @@ class RolloutWorker(Worker):
 
     Attributes:
         env, actor, buffer, model_path: parts of the worker.
+        server: section `server` of the configuration, with several Servers at the worker's own.
     """
 
     buffer_cls: ClassVar[type[Buffer]] = Buffer
@@ -96,7 +98,7 @@ class RolloutWorker(Worker):
         model_path_history: str | Path | Cfg | None = CFG,
         model_history: int | Cfg = CFG,
         standalone: bool = False,
-        server_ip: str | None = None,
+        server_ip: str | Cfg | None = None,
         server_port: int | Cfg = CFG,
         password: str | Cfg | None = CFG,
         security: Literal["TLS"] | Cfg | None = CFG,
@@ -137,6 +139,9 @@ class RolloutWorker(Worker):
             standalone=standalone,
             credentials=None if kind == "local" else find_credentials_folder(config),
         )
+        if isinstance(server_ip, Cfg):
+            config = at_own_server(config, label.text)
+        self.server = config.server
         # The label is released even if the rest fails.
         self._unclaim = weakref.finalize(self, label.claim.close) if label.claim is not None else None
         of_name = partial(mixed_seed, config.run.seed, label.seeding)

@@ -63,11 +63,12 @@ from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
-from tmrl_core.training.agents.optimizers import make_optimizer
-from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, value_loss
+from tmrl_core.training.agents.optimizers import gradients_of, make_optimizer
+from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, mean_kl, normalized, value_loss
 from tmrl_core.training.agents.ppo_settings import PpoSettings
 from tmrl_core.training.agents.running_moments import RunningMoments
 from tmrl_core.training.batches import ENDS, PLACES
+from tmrl_core.training.rank_group import RANK_GROUP
 from tmrl_core.training.updates.rollback import all_finite
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 from tmrl_core.training.value_types import Batch, Device, Metrics, Space
@@ -154,6 +155,9 @@ class RoundRows:
     def minibatches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the minibatches of one pass in random order, for `rows_of` and `evaluate`."""
         order = torch.randperm(len(self._flat_TD), generator=generator).to(self._flat_TD.device)
+        if (ranks := RANK_GROUP.get()) is not None:
+            # All ranks make the same number of steps: rows beyond the shortest round are left out, at random.
+            order = order[: ranks.least(len(order))]
         yield from torch.split(order, size)
 
     def rows_of(self, minibatch: Tensor) -> Tensor:
@@ -264,7 +268,7 @@ class PPOAgent(TrainingAgent):
                 "actor.cls: the workers' policy returns no logp with its actions. Use tmrl_core.actor: "
                 "CategoricalMLPActor (Discrete actions) or GaussianMLPActor."
             )
-        if not all_finite(tree_leaves(batch)):
+        if not _finite_everywhere(batch):
             # Running statistics must not see these numbers either: they would stay NaN for good.
             return {"updates": 0, SKIPPED: True}
         flat_TD = flatten_batch(self.model.actor.layout, obs)
@@ -305,7 +309,7 @@ class PPOAgent(TrainingAgent):
                     evaluated, old_log_prob_T[row_B], advantage_T[row_B], return_T[row_B], value_T[row_B]
                 )
                 # Before the step: this minibatch shows where the steps so far have led.
-                if self.settings.target_kl is not None and float(metrics["kl"]) > 1.5 * self.settings.target_kl:
+                if self.settings.target_kl is not None and mean_kl(metrics["kl"]) > 1.5 * self.settings.target_kl:
                     stopped = True
                     break
                 norm = self._step(loss)
@@ -371,7 +375,7 @@ class PPOAgent(TrainingAgent):
         advantages, returns = generalized_advantages(
             *arrays, gamma=self.settings.gamma, gae_lambda=self.settings.gae_lambda
         )
-        return torch.from_numpy(advantages).to(value_T.device), torch.from_numpy(returns).to(value_T.device)
+        return torch.from_numpy(advantages).to(value_T), torch.from_numpy(returns).to(value_T)
 
     def _loss(
         self, evaluated: tuple[Tensor, Tensor, Tensor], old_log_prob_B: Tensor, advantage_B: Tensor, return_B: Tensor,
@@ -380,7 +384,7 @@ class PPOAgent(TrainingAgent):
         s = self.settings
         log_prob_B, entropy_B, value_B = evaluated
         if s.normalize_advantages:
-            advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
+            advantage_B = normalized(advantage_B)
         loss_actor = clipped_policy_loss(log_prob_B, old_log_prob_B, advantage_B, s.clip_ratio)
         loss_critic = value_loss(value_B, return_B, old_value_B, s.value_clip)
         entropy = entropy_B.mean()
@@ -400,6 +404,8 @@ class PPOAgent(TrainingAgent):
         """Make one optimizer step and return the gradient's norm; change nothing if that is not finite."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if (ranks := RANK_GROUP.get()) is not None:
+            ranks.average(gradients_of(self.optimizer))
         # Clipping to infinity measures the norm alone.
         longest = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
@@ -412,3 +418,9 @@ class PPOAgent(TrainingAgent):
             part = min(1.0, self.rounds / self.settings.lr_rounds)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * (1.0 + part * (self.settings.lr_final - 1.0))
+
+
+def _finite_everywhere(batch: Batch) -> bool:
+    """Return True if the batch of no rank holds NaN or Inf."""
+    finite, ranks = all_finite(tree_leaves(batch)), RANK_GROUP.get()
+    return finite if ranks is None else ranks.least(int(finite)) > 0
