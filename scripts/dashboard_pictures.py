@@ -1,4 +1,4 @@
-"""Make the pictures of docs/dashboard.md from a real run in headless Chromium.
+"""Make the pictures of tmrl_core/dashboard/README.md from a real run in headless Chromium.
 
     python scripts/dashboard_pictures.py                         a minute; needs the package chromium and torch
 
