@@ -67,8 +67,9 @@ LAYERS: list[tuple[str, ...]] = [
     ("training.remote",),
     ("testing",),
     ("roles",),
-    ("local", "doctor", "gateway", "multiagent"),
-    ("cli", "compat", "plots"),
+    ("web",),
+    ("local", "doctor", "gateway", "dashboard", "multiagent"),
+    ("cli", "compat", "onnx_export", "plots"),
     ("__main__",),
 ]
 PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))

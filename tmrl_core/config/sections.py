@@ -450,6 +450,15 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         Literal["auto", "zstd", "none"],
         doc("Compression of samples. auto: zstd if it improves the throughput of the link."),
     ] = "auto"
+    weights: Annotated[
+        Literal["whole", "delta", "bfloat16"],
+        doc(
+            "Form in which the trainer sends policies. whole: all bytes, every time. delta: compressed, as the "
+            "difference to an earlier policy where the worker has it; the weights are exact. bfloat16: besides, "
+            "matrices are rounded to bfloat16 (8 bits of precision) for workers; the trainer's own stay in float32. "
+            "The key of the trainer counts. Bytes and effects: docs/howto.md, 'Thin links'."
+        ),
+    ] = "whole"
 
 
 class PrioritySection(Section, frozen=True, kw_only=True):

@@ -105,6 +105,7 @@ class TrainerLink(Link):
             refusals=refusals,
             seal=seal,
             hold=hold,
+            packs=settings.weights != "whole",
         )
         self.trainer.inbox.cost_of = cost_of
         self.trainer.inbox.max_message_bytes = settings.max_message_bytes

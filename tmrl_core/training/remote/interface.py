@@ -60,7 +60,7 @@ import msgspec
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
-from tmrl_core.actor.policies.weights import difference
+from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT, difference, with_bfloat16_matrices
 from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
@@ -474,7 +474,11 @@ class RemoteInterface(TrainingInterface):
             for member in self._members.values():
                 self._hold_policy(member)
         bundle = actor if isinstance(actor, PolicyBundle) else _bundle_of(actor)
-        version = self.link.publish(bundle.policies, bundle.exploration)
+        policies = bundle.policies
+        if self.link.settings.weights == "bfloat16":
+            # At the trainer, whose own weights stay as they are: the Server and a packed policy know bytes alone.
+            policies = {name: Blob(one.format, _rounded(one)) for name, one in policies.items()}
+        version = self.link.publish(policies, bundle.exploration)
         if self._on_publish is not None:
             self._on_publish(actor)
         return version
@@ -943,6 +947,10 @@ class RemoteInterface(TrainingInterface):
         }
         self._collected, self._collected_since = {}, now
         return rates
+
+
+def _rounded(blob: Blob) -> bytes:
+    return with_bfloat16_matrices(blob.data) if blob.format == SAFETENSORS_FORMAT else blob.data
 
 
 def _bundle_of(actor: Policy) -> PolicyBundle:
