@@ -103,6 +103,20 @@ def test_nothing_is_made_for_nobody(room: Room) -> None:
     assert source.scenes <= watched + 2
 
 
+def test_viewers_that_were_there_before_the_trainer_see_each_scene(room: Room) -> None:
+    state, _ = room.viewer()
+    _, trainer, source = room.trained()
+    assert run_of(state) == "run"
+    room.wait(5.0)
+    assert source.scenes >= 5
+    room.leave(trainer)
+    room.trained(peer=b"u")
+    before = source.scenes
+    room.wait(5.0)
+    assert state.scene is not None
+    assert (source.scenes, state.scene.updates) == (before, 6)
+
+
 def test_a_viewer_that_reads_nothing_holds_one_part_of_each(room: Room) -> None:
     _, trainer, _ = room.trained()
     _, viewer = room.viewer()
