@@ -1012,7 +1012,7 @@ MUTATIONS = (
         "tmrl_core/networking/trainer/telemetry.py",
         'self._due["scene"] = min(self._due["scene"], now + SCENE_S)',
         "pass",
-        (f"{RELAY}/test_viewers.py::test_viewers_that_were_there_before_the_trainer_see_each_scene",),
+        (f"{RELAY}/test_viewers.py::test_a_trainer_that_hears_late_of_viewers_shows_the_next_scene_soon",),
     ),
     Mutation(
         "value-loss-of-another-weight",
