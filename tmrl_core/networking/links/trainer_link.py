@@ -193,6 +193,14 @@ class TrainerLink(Link):
         if (connection := self._connection) is not None:
             self._call(connection.announce)
 
+    def suggest(self, incarnation: int) -> None:
+        """Take a higher incarnation that another trainer of the run has, with end-to-end authentication.
+
+        Without it, the Server assigns incarnations.
+        """
+        if (connection := self._connection) is not None and self.trainer.seal is not None:
+            self._call(connection.suggest, incarnation)
+
     # --- state ---
 
     @property

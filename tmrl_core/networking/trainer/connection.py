@@ -589,6 +589,10 @@ class TrainerConnection(Connection):
                 self.show_now()
         state.on_change()
 
+    def suggest(self, incarnation: int) -> None:
+        """Take a higher incarnation, as if the Server had suggested it."""
+        self._given(incarnation)
+
     def _given(self, incarnation: int) -> None:
         """Handle the incarnation that the Server assigns, or suggests to a trainer that chooses its own."""
         state = self.trainer
