@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/envs/replay/test_recorded.py::test_arrays_are_replayed_without_torch",
         "tests/envs/test_filmed.py::test_the_video_holds_the_frames_between_start_and_stop",
         "tests/dashboard/test_page.py",
+        "tests/dashboard/test_role.py",
         "tests/examples/test_clients.py",
         "tests/examples/test_custom_environment.py",
         "tests/examples/test_real_time.py::test_it_trains",
