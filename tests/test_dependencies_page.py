@@ -105,7 +105,19 @@ def test_all_names_extras_that_exist() -> None:
     assert named is not None
     assert (
         EXTRAS.keys() - set(named[1].split(","))
-        == {"all", "mujoco", "box2d", "sb3", "minari", "lerobot", "lerobot-video", "marl", "realtime", "trackio"}
+        == {
+            "all",
+            "mujoco",
+            "box2d",
+            "sb3",
+            "minari",
+            "lerobot",
+            "lerobot-video",
+            "marl",
+            "realtime",
+            "trackio",
+            "onnx",
+        }
         | FOR_DEVELOPMENT
     )
     (row,) = [row for row in rows("Extras") if row[0] == "`all`"]

@@ -28,6 +28,7 @@ from tmrl_core.compat.files_of_tmrl import parser as tmrl_parser
 from tmrl_core.config import load
 from tmrl_core.config.error_messages import keys_of
 from tmrl_core.config.room_sections import config_type
+from tmrl_core.onnx_export.command import parser as export_parser
 from tmrl_core.plots.command import parser as plot_parser
 from tmrl_core.sessions.formats import session_formats
 
@@ -67,6 +68,8 @@ def test_its_commands_are_accepted(page: Path) -> None:
             doctor_parser().parse_args([word for word in words if word != "--doctor"])
         elif "--sessions" in words:
             sessions_parser(session_formats()).parse_args([word for word in words if word != "--sessions"])
+        elif "--export" in words:
+            export_parser().parse_args([word for word in words if word != "--export"])
         elif "--metrics" in words:
             metrics_parser().parse_args([word for word in words if word != "--metrics"])
         elif "--plot" in words:

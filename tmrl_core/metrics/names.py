@@ -179,6 +179,7 @@ EVALUATION: Final = _name("evaluation", "number of the evaluation")
 EVENT: Final = _name("event", "name of the event")
 MESSAGE: Final = _name("message", "description of the event")
 PHASE: Final = _name("phase", "waiting, collecting, learning, evaluating or done")
+CHECKPOINT: Final = _name("checkpoint", "name of the checkpoint's folder")
 RUN_NAME: Final = _name("run_name", "name of the run")
 LAYOUT: Final = _name("layout", "uint8 in the policy's observations: image or values, and bounds")
 LACK: Final = _name("lack", "reason why the trainer waits")
@@ -200,6 +201,8 @@ EVENT_LEARNED: Final = "learned"
 """The second evaluation has reached the target too. Training ends."""
 EVENT_CUT: Final = "cut"
 """A resumed trainer has moved records of its killed predecessor to `metrics.cut.jsonl`."""
+EVENT_ORDER: Final = "order"
+"""An operator's order: its operator, the order, and its outcome in `message`."""
 EVENT_END: Final = "end"
 
 _OTHERWISE: Final[Mapping[tuple[str, str], str]] = {

@@ -59,7 +59,7 @@ from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
 from tmrl_core.long_calls import remarks
 from tmrl_core.metrics.text import return_text
-from tmrl_core.networking.protocol.messages import EPISODE_END, Evaluation
+from tmrl_core.networking.protocol.messages import EPISODE_END, PAUSE_END, Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -396,15 +396,21 @@ class EnvironmentLoop(Collector):
         A worker also waits while no policy of the trainer fits it and its samples are refused. Samples of its untrained
         policy would only use bandwidth.
         """
-        uplink = self.uplink
+        uplink, paused = self.uplink, False
         while uplink.link is not None and not uplink.ending():
             directive = uplink.link.directive
             if directive.evaluation is not None and self.evaluate_if_due():
                 continue
             unfit = bool(uplink.refusal) and uplink.unfit
+            if not directive.pause and paused:
+                paused = False
+                uplink.link.say_waits("")
             if not directive.pause and not unfit:
                 return
             uplink.send()
+            if directive.pause:
+                paused = True
+                uplink.link.say_waits(PAUSE_END)
             if unfit and not self._rest_logged:
                 self._rest_logged = True
                 logger.warning("worker %s waits until a policy fits: its samples are refused", self.name)

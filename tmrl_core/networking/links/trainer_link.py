@@ -182,6 +182,11 @@ class TrainerLink(Link):
             if (connection := self._connection) is not None:
                 self._call(connection.report)
 
+    def show(self) -> None:
+        """Send viewers a scene soon, because something has changed that somebody waits for."""
+        if (connection := self._connection) is not None:
+            self._call(connection.show_now)
+
     def announce(self) -> None:
         """Send the run card again, because the certificate was renewed."""
         if (connection := self._connection) is not None:
@@ -240,6 +245,7 @@ class TrainerLink(Link):
     def close(self, timeout_s: float = 5.0) -> None:
         """Send pending acknowledgements, weights and directives, then close the link."""
         deadline = time.monotonic() + timeout_s
+        self.show()  # the end
         while not self.closed and self.connected and not self._all_sent() and time.monotonic() < deadline:
             if (connection := self._connection) is not None:
                 self._call(connection.wake)

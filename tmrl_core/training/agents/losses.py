@@ -27,14 +27,13 @@ arXiv:1712.00378). No function here takes truncation.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
-def _one_dimensional(**tensors: Any) -> None:
+def _one_dimensional(**tensors: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.ndim != 1:
             raise ValueError(f"{name} must be [B], got {list(tensor.shape)}; [B, 1] would broadcast silently")

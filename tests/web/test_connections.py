@@ -14,10 +14,10 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import ClientConnection, connect
 
 from tests.gateway.serving import Served, serve
-from tmrl_core.gateway import connections
-from tmrl_core.gateway.connections import FRAMES_AT_ONCE, MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, REQUEST_S
-from tmrl_core.gateway.serve import https_context
 from tmrl_core.networking.security import credentials
+from tmrl_core.web import connections
+from tmrl_core.web.connections import FRAMES_AT_ONCE, MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, REQUEST_S
+from tmrl_core.web.listening import https_context
 
 BEGUN = b"POST /shepherd/env/ HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -218,7 +218,7 @@ def test_text_that_is_not_utf_8_closes_a_websocket_without_a_traceback(
 @pytest.fixture
 def https(tmp_path: Path) -> Iterator[Served]:
     credentials.create(tmp_path)
-    with serve(tmp_path, https_context(tmp_path)) as served:
+    with serve(tmp_path, https_context(tmp_path, "gateway")) as served:
         yield served
 
 

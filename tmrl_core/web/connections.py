@@ -3,8 +3,8 @@
 # Theory of operation
 #
 # uvicorn limits neither the number of connections of one address, nor the time until a request is complete, nor TLS
-# handshakes in progress, nor frames besides messages of a WebSocket. Each would let one stranger without an API key
-# take all connections, memory or processor time of the gateway. This file adds these limits and nothing else: it knows
+# handshakes in progress, nor frames besides messages of a WebSocket. Each would let one stranger without an account
+# take all connections, memory or processor time of a server. This file adds these limits and nothing else: it knows
 # no session and no route.
 #
 # Limits.
@@ -16,7 +16,7 @@
 # - Heads: the bytes of a request besides its body (request line, headers, sizes of chunks, trailers) are at most
 #   `MAX_HEAD_BYTES`. The parser does not count them, so they are counted here: the bytes received minus the bytes of
 #   the body that the parser handed out. Example: a part of 1,000 bytes with 900 bytes of body adds 100.
-# - TLS: uvicorn's listeners hand over a connection after its handshake and limit none before it. With HTTPS the gateway
+# - TLS: uvicorn's listeners hand over a connection after its handshake and limit none before it. With HTTPS a server
 #   therefore accepts by itself (`TlsListener`): at most `MAX_HANDSHAKES` at once, `HANDSHAKE_S` each. Then the oldest
 #   of the address with the most is ended: honest handshakes take milliseconds, so the oldest of a flood is one of the
 #   flood.
@@ -28,8 +28,8 @@
 # within it, connection_lost. `waits_since` is set when a request begins and None once it is complete: a slow answer is
 # not the client's fault.
 #
-# uvicorn's classes are internals, so its minor version is pinned. Weighed and kept: a proxy before the gateway would
-# set the same limits, but the gateway must hold them without one, since a laptop runs it. A server of our own over the
+# uvicorn's classes are internals, so its minor version is pinned. Weighed and kept: a proxy before the server would
+# set the same limits, but the server must hold them without one, since a laptop runs it. A server of our own over the
 # parser alone would be longer than these subclasses.
 
 from __future__ import annotations
