@@ -11,7 +11,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tmrl_core.config.algorithms import POLICIES, algorithms  # noqa: E402
+from tmrl_core.config.algorithms import POLICIES, Algorithm, algorithms  # noqa: E402
 from tmrl_core.config.descriptions import described  # noqa: E402
 from tmrl_core.config.error_messages import allowed, inner_types, keys_of, section_of  # noqa: E402
 from tmrl_core.config.loading import ENVIRONMENT_KEYS, OTHER_VARIABLES  # noqa: E402
@@ -203,21 +203,31 @@ def choosing_page() -> str:
     of_policies = {name for policy in POLICIES for name in signature(getattr(actor, policy.numpy_name)).parameters}
     agents = algorithms().values()
     names = list(dict.fromkeys(one.name for agent in agents for one in dataclasses.fields(agent.settings)))
-    table = [["key", *(agent.name for agent in agents), "meaning"], ["---"] * (len(agents) + 2)]
+    table = [["key", "default: agents", "meaning"], ["---"] * 3]
     for name in names:
         if name == "model_kwargs":
             continue
-        cells, text = [], ""
+        defaults: dict[str, list[str]] = {}
+        text = ""
         for agent in agents:
             found = next((one for one in dataclasses.fields(agent.settings) if one.name == name), None)
-            cells.append("" if found is None else json.dumps(found.default).strip('"'))
-            text = text or ("" if found is None else described(agent.settings)[name][1])
-        both = f"; set `actor.kwargs.{name}`, which both get" if name in of_policies else ""
-        table.append([f"`{name}`", *cells, text.replace("None", "null") + both])
+            if found is not None:
+                defaults.setdefault(json.dumps(found.default).strip('"'), []).append(agent.name.removesuffix("Agent"))
+                text = text or described(agent.settings)[name][1]
+        told = "; ".join(f"`{default}`: {_listed(having, agents)}" for default, having in defaults.items())
+        table.append([f"`{name}`{' *' if name in of_policies else ''}", told, text.replace("None", "null")])
     lines = [f"| {' | '.join(row)} |" for row in table]
     head, mark, rest = CHOOSING.read_text(encoding="utf-8").partition("## Every `agent.kwargs`")
     before, _, old = rest.partition("| key |")
     return head + mark + before + "\n".join(lines) + old[old.index("\n\n") :]
+
+
+def _listed(having: list[str], agents: Iterable[Algorithm]) -> str:
+    """Return names of agents, or of those that are left out if these are few."""
+    others = [name for agent in agents if (name := agent.name.removesuffix("Agent")) not in having]
+    if not others:
+        return "all"
+    return ", ".join(having) if len(having) <= len(others) + 1 else f"all but {', '.join(others)}"
 
 
 def main(arguments: list[str] | None = None) -> int:

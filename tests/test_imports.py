@@ -65,10 +65,10 @@ LAYERS: list[tuple[str, ...]] = [
     ("training.loops",),
     ("training.checkpoints",),
     ("training.remote",),
-    ("testing",),
+    ("testing", "teleop"),
     ("roles",),
     ("web",),
-    ("local", "doctor", "gateway", "dashboard", "multiagent"),
+    ("local", "doctor", "gateway", "dashboard", "multiagent", "ranks"),
     ("cli", "compat", "onnx_export", "plots"),
     ("__main__",),
 ]
@@ -86,6 +86,8 @@ TORCH_PACKAGES = (  # loaded where they are needed
     "actor.policies.torch",
     "compat.custom",
     "gateway.advice",
+    "ranks.process_group",
+    "ranks.trainer",
     *(f"multiagent.algorithms.{name}" for name in ("a2c", "torch_algorithm", "batches", "dqn", "training_agent")),
 )
 

@@ -68,7 +68,9 @@ ROOMS = {
         "dashboard: unknown section. No package tmrl_core.dashboard is here",
     ),
     "onnx_export": Room(("onnx_export",), r"tmrl_core.onnx_export|\bonnx_export/"),
+    "ranks": Room(("ranks",), r"tmrl_core.ranks|\branks/"),
     "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
+    "teleop": Room(("teleop",), r"tmrl_core.teleop|\bteleop/"),
     "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
 }
 

@@ -52,6 +52,7 @@ Kind = Literal[
     "sections",
     "session_formats",
     "sinks",
+    "trainers",
     "transports",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -1,4 +1,4 @@
-"""tmrl_core/onnx_export/README.md and examples/onnx: the Python snippet and the JavaScript run, and act as the policy."""
+"""The room's page and examples/onnx: the Python snippet and the JavaScript run, and act as the policy."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ import tmrl_core.actor
 from tmrl_core.onnx_export import write_onnx
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "tmrl_core" / "onnx_export" / "README.md"
 EXAMPLE = ROOT / "examples" / "onnx"
 
 
 def test_the_snippet_acts_as_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (shown,) = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "tmrl_core" / "onnx_export" / "README.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     env = gymnasium.make("Pendulum-v1")
     policy = tmrl_core.actor.NumpySquashedGaussianMLPActor(env.observation_space, env.action_space, seed=2)
     obs, _ = env.reset(seed=1)

@@ -179,6 +179,11 @@ class Trainer:
         """The training object, once `run`, `train_iteration` or `restore` has made or loaded it."""
 
     @property
+    def leads(self) -> bool:
+        """True: this process shows the run. Only one of several that train together does."""
+        return True
+
+    @property
     def checkpoint_path(self) -> Path | None:
         """Folder of checkpoints; None: no checkpoints."""
         return self._checkpoints.path
@@ -480,6 +485,7 @@ class Trainer:
         self.training, is_new = self._checkpoints.make_or_load()
         training = as_loop(self.training)
         self._claim_memory(training)
+        self._after_load(training, is_new)
         if is_new:
             log_kept_memory(training)
         if training.epoch >= training.epochs:
@@ -509,7 +515,7 @@ class Trainer:
             interface = self._linked.open(training, recorder, self._latest)
             interface.operations.controls = _Controls(self._config, training, self._checkpoints)
             interface.on_admitted = self._write_configuration
-            interface.on_rest = lambda: self._rest(training, recorder)
+            self._watch_rests(interface, training, recorder)
             closing.callback(self._linked.close)
             self._train(training, interface, recorder)
 
@@ -649,6 +655,13 @@ class Trainer:
                 self._write_checkpoint(training, recorder, wait=True)
 
     # --- files --------------------------------------------------------------------------------------------------------
+
+    def _after_load(self, training: TrainingLoop, is_new: bool) -> None:
+        """Prepare a training object that was made or loaded. Default: it is ready."""
+
+    def _watch_rests(self, interface: RemoteInterface, training: TrainingLoop, recorder: Recorder) -> None:
+        """Write due checkpoints where the loop rests."""
+        interface.on_rest = lambda: self._rest(training, recorder)
 
     def _rest(self, training: TrainingLoop, recorder: Recorder) -> None:
         if self._checkpoints.due(training.own):

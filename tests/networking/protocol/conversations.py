@@ -321,9 +321,9 @@ class Trainer:
             self.state.acknowledge(one, "it is of another environment" if one.number == refuse else None)
         return [(one.number, one.samples, bytes(one.payload[:5])) for one in taken]
 
-    def publish(self, size: int) -> None:
+    def publish(self, size: int, letter: bytes = b"w") -> None:
         version = (self.state.version[0], self.state.version[1] + 1)
-        self.state.publish(PolicyUpdate(version, {"": Blob("safetensors", b"w" * size)}, {"noise": 0.5}))
+        self.state.publish(PolicyUpdate(version, {"": Blob("safetensors", letter * size)}, {"noise": 0.5}))
 
     def direct(self, stream: bytes | None, **wanted: Any) -> None:
         before = self.state.directives.get(stream, Directive())
@@ -464,6 +464,34 @@ def links_that_break(talk: Talk) -> None:
     talk.lose(again.link)
     talk.open(again.connection())
     talk.wait(20.0)
+
+
+def deltas(talk: Talk) -> None:
+    """Packed policies, complete and as deltas, to a worker that keeps its base, loses it, connects again, or joins."""
+    worker, trainer = Worker("robot7", 1), Trainer(3, packs=True)
+    talk.open(trainer.link)
+    talk.open(worker.link)
+    for letter in b"abc":
+        trainer.publish(200, bytes((letter,)))
+        talk.run()
+    assert worker.state.policy_version == (1, 3)
+    assert worker.state.kept.base == (1, 1)
+    talk.lose(worker.link)
+    trainer.publish(200, b"d")
+    talk.run()
+    talk.open(worker.connection())
+    assert worker.state.policy_version == (1, 4)
+    worker.state.kept.clear()
+    trainer.publish(200, b"e")
+    talk.run()
+    assert worker.state.policy_version == (1, 4)
+    trainer.publish(200, b"f")
+    talk.run()
+    assert worker.state.policy_version == (1, 6)
+    late = Worker("robot9", 9)
+    talk.open(late.link)
+    assert late.state.policy is not None
+    assert late.state.policy == worker.state.policy
 
 
 def namesakes(talk: Talk) -> None:
@@ -767,6 +795,7 @@ CONVERSATIONS: dict[str, Callable[[Talk], None]] = {
     for one in (
         samples_and_policies,
         links_that_break,
+        deltas,
         namesakes,
         hand_over,
         killed_worker,

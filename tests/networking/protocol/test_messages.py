@@ -35,6 +35,7 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     Incarnation,
+    Lacks,
     Lateness,
     Notice,
     OpenStream,
@@ -69,6 +70,7 @@ from tmrl_core.networking.protocol.messages import (
 EVERY: list[Control] = [
     Hello((1,), "worker", "token", "run", "robot7", b"p" * 16, 3, 0, (3, 9)),
     Hello((1, 2), "trainer", "", "run", "", b"p" * 16, 3, 2, announces=True),
+    Hello((1,), "worker", "token", "run", "robot7", b"p" * 16, 3, 0, (3, 9), base=(3, 2)),
     Probe((1, 2), "trainer", "token", "run"),
     Diagnosis(1, (1, 2), 1_700_000_000.5, "full", True, "run", 4 << 20, b"card"),
     Echo(3, 60_000, b"filler"),
@@ -92,6 +94,7 @@ EVERY: list[Control] = [
     Want(0, 2, 1 << 20),
     Credit(0, 2, 1 << 20),
     Have(4, 11),
+    Lacks(),
     Waits(0, "for a model"),
     Lateness(0, 1_000, 3, 1_200),
     Place(2),

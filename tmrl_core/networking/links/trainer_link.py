@@ -105,6 +105,7 @@ class TrainerLink(Link):
             refusals=refusals,
             seal=seal,
             hold=hold,
+            packs=settings.weights != "whole",
         )
         self.trainer.inbox.cost_of = cost_of
         self.trainer.inbox.max_message_bytes = settings.max_message_bytes
@@ -191,6 +192,14 @@ class TrainerLink(Link):
         """Send the run card again, because the certificate was renewed."""
         if (connection := self._connection) is not None:
             self._call(connection.announce)
+
+    def suggest(self, incarnation: int) -> None:
+        """Take a higher incarnation that another trainer of the run has, with end-to-end authentication.
+
+        Without it, the Server assigns incarnations.
+        """
+        if (connection := self._connection) is not None and self.trainer.seal is not None:
+            self._call(connection.suggest, incarnation)
 
     # --- state ---
 

@@ -27,7 +27,7 @@ application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes 
 #
 # Which message travels where:
 #
-#     worker   -> relay             OpenStream, CloseStream, HandOver, Want, Unused, Have, Forged, Place
+#     worker   -> relay             OpenStream, CloseStream, HandOver, Want, Unused, Have, Lacks, Forged, Place
 #     worker   -> relay -> trainer  DATA, Waits, Lateness
 #     trainer  -> relay             Credit, Announce, Forged, WEIGHTS
 #     trainer  -> relay -> worker   Resume, Halt, Ack, Direct, Report, Announce, WEIGHTS
@@ -142,6 +142,10 @@ before this message, so that a receiver can count the samples of a gap. *bytes*:
 """
 POLICY_HEAD = struct.Struct("<QQQ")
 """Head of a policy update: incarnation, counter, bytes."""
+POLICY_DELTA = 4
+"""Flag of the first frame of a policy that is a delta to a complete one; see `packed_policy.py`."""
+POLICY_DELTA_HEAD = struct.Struct("<QQQQQ")
+"""Head of such a policy: `POLICY_HEAD`, then incarnation and counter of the complete one."""
 MAX_NUMBER = 1 << 62
 """Upper bound of message numbers, positions and policy versions; control messages hold twice as much."""
 
@@ -315,6 +319,8 @@ class Hello(Control, frozen=True, tag="hello"):
             chosen; 0: none yet.
         have: for a worker, its newest policy, which need not be sent again.
         announces: for a trainer, True: it authenticates, so it chooses its incarnation and announces it with its card.
+        base: for a worker, the complete policy that it keeps for deltas; (0, 0): none. It also keeps `have` if it
+            reports a base.
     """
 
     versions: tuple[Number, ...]
@@ -327,6 +333,7 @@ class Hello(Control, frozen=True, tag="hello"):
     holding: Number = 0
     have: Version = (0, 0)
     announces: bool = False
+    base: Version = (0, 0)
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # leave out the token
@@ -546,6 +553,13 @@ class Have(Control, frozen=True, tag="have"):
     counter: Number
 
 
+class Lacks(Control, frozen=True, tag="lacks"):
+    """Worker -> relay: a delta did not fit what this worker has kept, so it keeps nothing now.
+
+    The relay sends a complete policy before the next delta.
+    """
+
+
 class Announce(Control, frozen=True, tag="announce"):
     """Trainer -> relay -> all workers and viewers of its run: the run card, and the incarnation that it proves.
 
@@ -742,7 +756,9 @@ LEGAL: dict[str, dict[str, frozenset[type]]] = {
     "server": {
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
-        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged, Lateness, Place}),
+        "worker": frozenset(
+            {OpenStream, CloseStream, HandOver, Want, Unused, Have, Lacks, Waits, Forged, Lateness, Place}
+        ),
         "trainer": frozenset({Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged, Show}),
         "observer": frozenset({StatusRequest, Watch, Command}),
     },

@@ -91,6 +91,7 @@ from tmrl_core.networking.protocol.messages import (
     HandOver,
     Have,
     Hello,
+    Lacks,
     Lateness,
     Notice,
     OpenStream,
@@ -260,9 +261,9 @@ class Relay:
             case Credit():
                 self.flow.trainer_credit(message)
             case Have():
-                if (message.incarnation, message.counter) == link.sent:
-                    link.have, link.sent = link.sent, None
-                    link.wake()
+                link.confirm_policy((message.incarnation, message.counter))
+            case Lacks():
+                link.base = (0, 0)
             case Report():
                 self._report = message
                 for worker in self._workers_of_run():
@@ -347,7 +348,7 @@ class Relay:
 
     def next_policy(self, link: RelayConnection) -> Policy | None:
         """Return the version that a worker's link begins to send; None: nothing is to be sent, or not yet."""
-        policy = self.policies.version_for(link.run, link.have)
+        policy = self.policies.version_for(link.run, link.have, link.base)
         if policy is None or link.identity.role is None:  # a fleet may share a token
             return policy
         wait_s = self.sent_weights.wait_s(link.principal, policy.version, policy.size, link.now)
@@ -454,7 +455,7 @@ class Relay:
             # Many workers may share a token. A worker that has used up its reports does not exclude the others.
             connection.anew |= self._raises[connection.principal] > _MOST_RAISES
         if connection.anew:
-            hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0))
+            hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0), base=(0, 0))
         link = self.workers.get(hello.peer)
         taken = link is not None and link.principal != connection.principal  # also if the identity was forgotten
         if hello.role != "observer" and (taken or not self._peer_ids.claim(hello.peer, connection.principal)):
@@ -565,7 +566,7 @@ class Relay:
         self.workers[hello.peer] = connection
         connection.state, connection.takes = "worker", Kind.DATA
         connection.sink, connection.source = self.flow.frame, connection.next_policy_frame
-        connection.have = hello.have
+        connection.have, connection.base = hello.have, hello.base
         connection.claimed = hello.incarnation
         self._welcome(connection, self.incarnation)
         if connection.place > 1:
@@ -623,7 +624,7 @@ class Relay:
         self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
         if not hello.announces and self._cards.pop(hello.run, None) is not None:
-            self.policies.latest = None  # this trainer does not authenticate, and workers that do not cannot use it
+            self.policies.clear()  # this trainer does not authenticate, and workers that do not cannot use it
         self.limit_old_policies()
         self.trainer = connection
         self.flow.trainer_came()
@@ -938,7 +939,7 @@ class Relay:
 
     def old_policies(self) -> dict[RelayConnection, Policy]:
         """Return the versions that links still send and that are not the latest: memory that is kept for them alone."""
-        new = (self.policies.latest, self.policies.arriving)
+        new = self.policies.held
         links = self.workers.values()
         return {link: link.policy for link in links if link.policy is not None and link.policy not in new}
 

@@ -89,7 +89,7 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
     spooled, spooled_left_out = _that_fit(
         relay.spool_handoff.spool.streams.values(), lambda kept: kept.info.principal, _spooled, eighth
     )
-    policy, facts = relay.policies.latest, relay.process()
+    policy, facts = relay.policies.newest, relay.process()
     return ServerStatus(
         clock_s=now,
         version=__version__,

@@ -33,9 +33,10 @@
 # A stream of a machine with another mode of authentication is left where it is (`Halt`): its samples are neither forged
 # nor lost, and a person has to decide.
 #
-# The policy. One version is in transit; `Have` from the Server lets the next one begin, and it is then the latest. MACs
-# for large ones go to at most 64 streams, 8 of one certificate, since samples wait while they are computed, and in
-# letters, which precede the policy's first frame.
+# The policy. One version is in transit; `Have` from the Server lets the next one begin, and it is then the latest. For
+# thin links it is packed, mostly as a delta to an earlier one (`delta_base.py`). MACs for large ones go to at most 64
+# streams, 8 of one certificate, since samples wait while they are computed, and in letters, which precede the policy's
+# first frame.
 #
 # Incarnations. Without authentication the Server assigns them. A trainer that authenticates takes the number above its
 # checkpoint's and its credentials folder's, stores it before it is used (`hold`), and only follows plausible
@@ -73,6 +74,8 @@ from tmrl_core.networking.protocol.messages import (
     MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
     MOST_RAISED,
+    POLICY_DELTA,
+    POLICY_DELTA_HEAD,
     POLICY_HEAD,
     SAMPLES_HEAD,
     Ack,
@@ -106,6 +109,8 @@ from tmrl_core.networking.protocol.messages import (
     plain,
     samples_head,
 )
+from tmrl_core.networking.protocol.packed_policy import pack
+from tmrl_core.networking.trainer.delta_base import DeltaBase
 from tmrl_core.networking.trainer.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.trainer.inbox import Inbox
 from tmrl_core.networking.trainer.members import Member, Members
@@ -167,6 +172,7 @@ class TrainerState(ClientState):
         seal: authenticates samples and what goes to the workers; None: nothing is authenticated, and the Server assigns
             the incarnation.
         hold: with a seal, stores an incarnation above `incarnation` durably, before it is used.
+        packs: policies are sent packed, as deltas where that is possible.
     """
 
     role = "trainer"
@@ -185,8 +191,12 @@ class TrainerState(ClientState):
         refusals: Mapping[bytes, Iterable[Refusal]] | None = None,
         seal: TrainerSeal | None = None,
         hold: Callable[[int], None] = lambda incarnation: None,
+        packs: bool = False,
     ) -> None:
         super().__init__(run=run, name=name, peer=peer, token=token)
+        self.packs = packs
+        self._complete: tuple[int, bytes] | None = None
+        """Counter of the last policy that was packed completely, and its bytes."""
         self.on_remark: Callable[[str, str], None] = lambda text, name: None
         """Called with a reason why samples of a stream are not taken, and the name in the certificate of the stream
         (empty: it has no valid record). The callee limits the rate of its log."""
@@ -264,6 +274,15 @@ class TrainerState(ClientState):
         self.published += 1
         self.policy = (self.counter, body)  # one assignment, because a link's thread may read it at the same time
         return self.version
+
+    def complete(self, counter: int, body: bytes) -> bytes:
+        """Return what to send of a policy to those who have none."""
+        if not self.packs:
+            return body
+        # The same bytes over each link: they are never encrypted again under one version.
+        if self._complete is None or self._complete[0] != counter:
+            self._complete = counter, pack(body)
+        return self._complete[1]
 
     @property
     def version(self) -> tuple[int, int]:
@@ -505,6 +524,7 @@ class TrainerConnection(Connection):
         self._inbox_bytes = state.inbox_bytes
         self._max_message_bytes = self._largest_bytes = 0
         self._sent_version = (0, 0)
+        self._deltas = DeltaBase()
         self._told_forged = 0
         self._in_flight = False
         self._cutter: Iterator[Wire] | None = None
@@ -552,6 +572,7 @@ class TrainerConnection(Connection):
                 self._given(message.incarnation)
             case Have():
                 self._in_flight = False
+                self._deltas.confirmed((message.incarnation, message.counter), state.holding)
                 self.wake()
             case Notice():
                 state.notice = message
@@ -567,6 +588,10 @@ class TrainerConnection(Connection):
                 state.orders.received(message.body, state.seal)
                 self.show_now()
         state.on_change()
+
+    def suggest(self, incarnation: int) -> None:
+        """Take a higher incarnation, as if the Server had suggested it."""
+        self._given(incarnation)
 
     def _given(self, incarnation: int) -> None:
         """Handle the incarnation that the Server assigns, or suggests to a trainer that chooses its own."""
@@ -903,10 +928,21 @@ class TrainerConnection(Connection):
         # Also before it has arrived: if the link breaks, the next one begins with (0, 0) and sends the latest again.
         self._sent_version = version
         self._in_flight = True
-        parts: Body = (body,) if state.seal is None else state.seal.seal_policy(version, body)
-        head = POLICY_HEAD.pack(*version, sum(map(len, parts)))
-        self._cutter = cut(Kind.WEIGHTS, head, parts, epoch=0, channel=0)
-        if len(body) >= PROVEN_POLICY_BYTES:
+        delta = self._deltas.delta(version, body) if state.packs else None
+        if delta is None:
+            content = state.complete(counter, body)
+            if state.packs:
+                self._deltas.begin(version, body, content)
+        else:
+            content = delta[1]
+        parts: Body = (content,) if state.seal is None else state.seal.seal_policy(version, content)
+        size = sum(map(len, parts))
+        if delta is None:
+            self._cutter = cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, size), parts, epoch=0, channel=0)
+        else:
+            head = POLICY_DELTA_HEAD.pack(*version, size, *delta[0])
+            self._cutter = cut(Kind.WEIGHTS, head, parts, epoch=0, channel=0, flags=POLICY_DELTA)
+        if len(content) >= PROVEN_POLICY_BYTES:
             for stream, opener in self._proven():
                 opener.prove_policy(version, *parts[:-1])
                 self.direct(stream)  # control messages are sent before the policy's first frame

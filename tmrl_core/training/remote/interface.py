@@ -58,9 +58,10 @@ from types import MappingProxyType
 
 import msgspec
 
+from tmrl_core.actor.interventions import IS_INTERVENTION, taken_over
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
-from tmrl_core.actor.policies.weights import difference
+from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT, difference, with_bfloat16_matrices
 from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
@@ -93,6 +94,7 @@ from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
 from tmrl_core.samples.columns import by_lane
+from tmrl_core.samples.segments import INTERVENTION_RATE
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
@@ -291,6 +293,8 @@ class RemoteInterface(TrainingInterface):
         self._charted_names = BoundedTexts(MAX_CHARTED_NAMES, MAX_CHARTED_NAMES_EACH)
         self._collected: dict[bytes, int] = {}
         """Number of steps received from each stream since the latest record of the network."""
+        self._taken_over: dict[bytes, int] = {}
+        """Of these, the number that a person acted, of streams with a person."""
         self._collected_since = self._started
 
     # --- samples ------------------------------------------------------------------------------------------------------
@@ -348,6 +352,9 @@ class RemoteInterface(TrainingInterface):
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
                 if one.stream in self._members:  # a stream that has left is not removed again
                     self._counters[one.stream] = chunk.segments[-1].counter
+                if IS_INTERVENTION in chunk.extras:
+                    acted = int(taken_over(chunk).sum())
+                    self._taken_over[one.stream] = self._taken_over.get(one.stream, 0) + acted
             delivery.expert = message.signature == EXPERT
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
@@ -442,12 +449,8 @@ class RemoteInterface(TrainingInterface):
     def _check_starvation(self) -> None:
         now = self._clock()
         self._note_members()
-        if self.operations.pauses:  # who waits for an operator does not starve
-            self._starved_since = None
-            return
-        away = self._is_worker_missing(now)
-        waits = [] if away or not self.progress.lack else self.link.waits
-        if not (waits and all(starves(text) for _, text in waits)):
+        waits = self._starving_workers()
+        if not waits:
             self._starved_since = None
             return
         # A policy in transit may still release a worker, so the state must last for some time.
@@ -465,6 +468,14 @@ class RemoteInterface(TrainingInterface):
             "worker.max_env_steps_per_update), or lower trainer.update_model_interval or trainer.start_training."
         )
 
+    def _starving_workers(self) -> list[tuple[str, str]]:
+        """Return the workers and what they wait for, if the trainer and all of them wait for each other."""
+        # Who waits for an operator does not starve.
+        if self.operations.pauses or self._is_worker_missing(self._clock()) or not self.progress.lack:
+            return []
+        waits = self.link.waits
+        return waits if all(starves(text) for _, text in waits) else []
+
     # --- policies and directives --------------------------------------------------------------------------------------
 
     def broadcast_model(self, actor: Policy) -> Version:
@@ -474,7 +485,11 @@ class RemoteInterface(TrainingInterface):
             for member in self._members.values():
                 self._hold_policy(member)
         bundle = actor if isinstance(actor, PolicyBundle) else _bundle_of(actor)
-        version = self.link.publish(bundle.policies, bundle.exploration)
+        policies = bundle.policies
+        if self.link.settings.weights == "bfloat16":
+            # At the trainer, whose own weights stay as they are: the Server and a packed policy know bytes alone.
+            policies = {name: Blob(one.format, _rounded(one)) for name, one in policies.items()}
+        version = self.link.publish(policies, bundle.exploration)
         if self._on_publish is not None:
             self._on_publish(actor)
         return version
@@ -523,14 +538,17 @@ class RemoteInterface(TrainingInterface):
     def report(self, progress: Progress) -> None:
         """Send the trainer's progress to the workers."""
         progress = self.progress = msgspec.structs.replace(progress, turn=self._turn)
-        # Workers would otherwise count what they wait for meanwhile as starvation.
-        self.link.report(msgspec.structs.replace(progress, lack="") if self.operations.pauses else progress)
+        self.link.report(self._told(progress))
         if self.ending:
             return
         if progress.updates and not progress.lack:
             self._enter("learning")
         elif progress.samples and not progress.updates:
             self._enter("collecting")
+
+    def _told(self, progress: Progress) -> Progress:
+        """Return the progress that the workers are told."""
+        return progress
 
     def ask(self, evaluation: Evaluation, stream: bytes) -> None:
         """Send a worker the request for an evaluation."""
@@ -934,15 +952,27 @@ class RemoteInterface(TrainingInterface):
         return charted
 
     def _worker_rates(self) -> dict[str, float]:
-        """Return the steps per second of each worker since the last record, for as many as a chart can show."""
+        """Return the steps per second of each worker since the last record, for as many as a chart can show.
+
+        Of workers with a person, also the share of these steps that the person acted.
+        """
         now = self._clock()
         span_s = max(now - self._collected_since, 1e-9)
         rates = {
             f"{_group(name)}/steps_per_s": self._collected.get(stream, 0) / span_s
             for stream, name in self._charted().items()
         }
-        self._collected, self._collected_since = {}, now
+        rates |= {
+            f"{_group(name)}/{INTERVENTION_RATE}": self._taken_over[stream] / self._collected[stream]
+            for stream, name in self._charted().items()
+            if stream in self._taken_over
+        }
+        self._collected, self._taken_over, self._collected_since = {}, {}, now
         return rates
+
+
+def _rounded(blob: Blob) -> bytes:
+    return with_bfloat16_matrices(blob.data) if blob.format == SAFETENSORS_FORMAT else blob.data
 
 
 def _bundle_of(actor: Policy) -> PolicyBundle:

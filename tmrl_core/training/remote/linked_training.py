@@ -33,6 +33,7 @@ class LinkedTraining:
 
     Attributes:
         interface: the training object's interface to the Server; None before the first link. It remains after `close`.
+        make_interface: makes it, with the arguments of `RemoteInterface`; None: that class.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class LinkedTraining:
         self._on_publish = on_publish
         self._link: TrainerLink | None = None
         self._stopping = False
+        self.make_interface: Callable[..., RemoteInterface] | None = None
 
     def open(self, training: TrainingLoop, recorder: Recorder, latest: LatestSink | None = None) -> RemoteInterface:
         """Connect to the Server and resume at the training object's offsets. Return without waiting for the link.
@@ -77,7 +79,7 @@ class LinkedTraining:
         settings = config.trainer.evaluation
         wanted = settings.every_updates or settings.target_return is not None or settings.time_limit_s is not None
         identity = training.environment_identity
-        interface = RemoteInterface(
+        interface = (self.make_interface or RemoteInterface)(
             link,
             recorder=recorder,
             target_return=settings.target_return,
