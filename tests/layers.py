@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/examples/test_clients.py",
         "tests/examples/test_custom_environment.py",
         "tests/examples/test_real_time.py::test_it_trains",
+        "tests/examples/test_families.py::test_it_starts_to_learn",
         "tests/examples/test_tmrl.py",
         "tests/examples/test_demonstrations.py::test_a_killed_process_leaves_whole_sessions",
         "tests/gateway/test_end_to_end_runs.py",
