@@ -15,7 +15,7 @@ samples of workers that end while no trainer is linked.
 # Parts with rules of their own stand beside it: `credit_flow.py` forwards samples, `spooling.py` acts as trainer while
 # there is none, `latest_policy.py` stores weights, `status.py` takes snapshots; `processor_time.py`,
 # `stream_budget.py`, `id_registry.py`, `sent_weights.py` and `places.py` bound what one principal may take from the
-# others.
+# others; `viewers.py` shows observers what the trainer of a run tells of it.
 #
 # Who is who. A *peer* is a process, named by 16 random bytes of its own. A *principal* is the holder of a certificate,
 # or of a role's token: the owner of ids, the unit of every limit. A *stream* belongs to the principal that opened it
@@ -81,6 +81,7 @@ from tmrl_core.networking.protocol.messages import (
     Ack,
     Announce,
     CloseStream,
+    Command,
     Control,
     Credit,
     Direct,
@@ -98,6 +99,7 @@ from tmrl_core.networking.protocol.messages import (
     Probe,
     Report,
     Resume,
+    Show,
     StatusPage,
     StatusRequest,
     StreamClosed,
@@ -106,6 +108,7 @@ from tmrl_core.networking.protocol.messages import (
     Version,
     Waits,
     Want,
+    Watch,
     Welcome,
     negotiate,
     plain,
@@ -130,9 +133,10 @@ from tmrl_core.networking.relay.processor_time import (
 from tmrl_core.networking.relay.sent_weights import SentWeights
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spooling import SpoolHandoff
-from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
+from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, WATCHED_S, Snapshots
 from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE, StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.relay.viewers import Viewers
 from tmrl_core.networking.spools.spool import MemorySpool, Spool
 
 _MAX_STREAMS_PER_LINK = 1_024
@@ -203,6 +207,7 @@ class Relay:
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
         self.observers = Places(MAX_OBSERVERS)
+        self.viewers = Viewers()
         self.snapshots = Snapshots(self)
         self.process: Callable[[], Mapping[str, Any]] = dict
         """Return facts about the process for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
@@ -304,6 +309,12 @@ class Relay:
                 link.outdated = min(message.outdated, MAX_COUNT)
             case StatusRequest():
                 self._show(link, message.page)
+            case Show():
+                self.viewers.show(link, message)
+            case Watch():
+                self._watch(link, message.run)
+            case Command():
+                self.viewers.command(link, message)
             case Echo():
                 link.echoes.take(message)
                 link.wake()
@@ -370,6 +381,8 @@ class Relay:
         """Handle the passing of time; send the trainer the size of the queues."""
         if self.unfinished:
             self.flow.grant()
+        if link in self.viewers and not link.closing:
+            link.tell_revocations(self.signed_revocations())
         if link.state not in REGISTERED or link.closing:
             return
         if now >= link.checked_at + link.heartbeat_s:
@@ -393,6 +406,7 @@ class Relay:
             self.probes.places.discard(link)
         elif link.state == "observer":
             self.observers.discard(link)
+            self.viewers.left(link)
 
     def misused(self, link: RelayConnection, reason: str) -> None:
         """Count a violation of the protocol."""
@@ -404,7 +418,7 @@ class Relay:
         if link.unread_bytes > MAX_BODY_BYTES:
             raise RemoteProtocolError("status pages are requested faster than they are read")
         if page == 0:
-            link.snapshot = self.snapshots.take(link.now)
+            link.snapshot = self.snapshots.take(link.now, WATCHED_S if link in self.viewers else FRESH_S)
         pages = -(-len(link.snapshot) // MAX_BODY_BYTES)
         if page >= pages:
             raise RemoteProtocolError(f"there is no page {page} of {pages}")
@@ -413,6 +427,14 @@ class Relay:
             link.snapshot = b""
         link.answers_s += len(body) * STATUS_BYTE_S
         link.send(StatusPage(page, pages, body))
+
+    def _watch(self, link: RelayConnection, run: str) -> None:
+        """Show an observer the telemetry of a run, after what it needs to check it."""
+        link.tell_revocations(self.signed_revocations())
+        link.flush("revoked")
+        self.viewers.watch(link, run)  # last values, which leave after messages in order
+        if (card := self._cards.get(self.viewers.run_of(link))) is not None:
+            link.send(card)
 
     # --- admission ---
 
@@ -610,6 +632,7 @@ class Relay:
         connection.sink, connection.source = self._take_policy, self.flow.next_frame
         connection.unanswered = 1  # the welcome has an incarnation
         self._welcome(connection, self.incarnation)
+        self.viewers.trainer_came(connection)
         for stream in self.streams.values():
             if stream.worker is not None:
                 self.introduce(stream)
@@ -760,6 +783,7 @@ class Relay:
         self.limit_old_policies()
         self.notify_policy()  # workers may have received only a part of it
         self.trainer = None
+        self.viewers.trainer_left()
         self._by_trainer_channel.clear()
         self._report = None
         self._direct_all = None
@@ -870,6 +894,7 @@ class Relay:
         self._cards[connection.run] = message
         if len(self._cards) > _MAX_RUNS:
             self._cards.popitem(last=False)
+        self.viewers.announce(connection.run, message)
         for worker in self._workers_of_run():
             worker.put("announce", message)
             if worker.unread_bytes <= MAX_CARD_BYTES:

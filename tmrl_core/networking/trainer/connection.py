@@ -80,6 +80,7 @@ from tmrl_core.networking.protocol.messages import (
     SAMPLES_HEAD,
     Ack,
     Announce,
+    Command,
     Control,
     Credit,
     Direct,
@@ -96,9 +97,11 @@ from tmrl_core.networking.protocol.messages import (
     Report,
     Resume,
     Revoked,
+    Show,
     StreamClosed,
     StreamOpened,
     Waits,
+    Watched,
     Welcome,
     control_frame,
     decode_body,
@@ -111,7 +114,9 @@ from tmrl_core.networking.trainer.delta_base import DeltaBase
 from tmrl_core.networking.trainer.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.trainer.inbox import Inbox
 from tmrl_core.networking.trainer.members import Member, Members
+from tmrl_core.networking.trainer.orders import Orders
 from tmrl_core.networking.trainer.postponed import Postponed
+from tmrl_core.networking.trainer.telemetry import TelemetrySource, TelemetryTimes
 from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:  # loaded only where authentication is on
@@ -247,6 +252,10 @@ class TrainerState(ClientState):
         self._prune_above = _MAX_DIRECTIVES
         self._reasons = BoundedTexts(_MAX_REASONS, _MAX_REASONS_EACH)
         self.notice = Notice(0, 0, 0)
+        self.telemetry: TelemetrySource | None = None
+        """Makes scenes and histories for viewers; None: nothing is shown."""
+        self.orders = Orders(run)
+        """Orders of operators."""
 
     def publish(self, update: PolicyUpdate) -> tuple[int, int]:
         """Make `update` the latest policy. Return its present version, which a new incarnation may raise.
@@ -519,6 +528,7 @@ class TrainerConnection(Connection):
         self._told_forged = 0
         self._in_flight = False
         self._cutter: Iterator[Wire] | None = None
+        self._telemetry_times = TelemetryTimes()
 
     def _on_connected(self) -> None:
         state = self.trainer
@@ -542,6 +552,8 @@ class TrainerConnection(Connection):
                 self.report()
                 if None in state.directives:
                     self.direct(None)
+                if state.telemetry is not None:
+                    self._telemetry_times.begin(self._now)
             case StreamOpened():
                 self._joined(message)
             case StreamClosed():
@@ -567,7 +579,19 @@ class TrainerConnection(Connection):
                 return
             case Revoked():
                 state.on_revocations(message.body)
+            case Watched():
+                if state.telemetry is not None:
+                    self._telemetry_times.watched(message.viewers, message.joined, self._now)
+                    self._show_due()
+                return
+            case Command():
+                state.orders.received(message.body, state.seal)
+                self.show_now()
         state.on_change()
+
+    def suggest(self, incarnation: int) -> None:
+        """Take a higher incarnation, as if the Server had suggested it."""
+        self._given(incarnation)
 
     def _given(self, incarnation: int) -> None:
         """Handle the incarnation that the Server assigns, or suggests to a trainer that chooses its own."""
@@ -748,6 +772,7 @@ class TrainerConnection(Connection):
                 self._request_later(frame.channel)
                 received, ask = None, False
             if received is not None:
+                receiver.heard_at = self._now
                 state.inbox.append(received, origin)
                 state.samples_received += received.samples
                 state.messages_received += 1
@@ -786,6 +811,7 @@ class TrainerConnection(Connection):
         super().tick(now)
         if now >= self._postponed.due_at:
             self._request_postponed()
+        self._show_due()
         if self.state == "open" and not self.closing and now >= self.trainer.suggestion_at:
             before = self.trainer.holding
             self.trainer.take_suggestion(now)
@@ -812,7 +838,24 @@ class TrainerConnection(Connection):
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
         suggestion_at = self.trainer.suggestion_at if self.state == "open" and not self.closing else float("inf")
-        return min(super().deadline(), self._retry_at, suggestion_at, self._postponed.due_at)
+        shown_at = float("inf") if self.closing else self._telemetry_times.due_at
+        return min(super().deadline(), self._retry_at, suggestion_at, self._postponed.due_at, shown_at)
+
+    def show_now(self) -> None:
+        """Send viewers a scene soon, because something has changed that somebody waits for."""
+        self._telemetry_times.hurry(self._now)
+        self.wake()
+
+    def _show_due(self) -> None:
+        """Send viewers what is due."""
+        state = self.trainer
+        if state.telemetry is None or self.state != "open" or self.closing or self._now < self._telemetry_times.due_at:
+            return
+        for part in self._telemetry_times.take_due(self._now):
+            body = state.telemetry.scene() if part == "scene" else state.telemetry.history()
+            if state.seal is not None:
+                body = state.seal.seal_telemetry(state.holding, part, body)
+            self.put(part, Show(part, body))
 
     def direct(self, stream: bytes | None) -> None:
         """Send the directive for `stream` (None: for all streams) if the stream is linked."""
@@ -852,6 +895,7 @@ class TrainerConnection(Connection):
             self._slots["forged"] = Forged(self._told_forged)
         if self._postponed.due_at != float("inf"):
             self._request_postponed()  # what was taken has made room
+        self._show_due()
         if state.to_acknowledge:
             with state.lock:
                 streams, state.to_acknowledge = state.to_acknowledge, {}
