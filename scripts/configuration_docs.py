@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from inspect import signature
@@ -39,6 +40,8 @@ All roles read the same file. Its extension selects JSON or YAML. Every key has 
 values that differ. `config/` has ready-to-run files. Unknown keys, wrong types and impossible values are refused at
 startup (exit status 2). The message names the key, the value found and the allowed values.
 `python -m tmrl_core --config-schema` prints the JSON Schema. Editors use it to complete and check these files.
+
+SECTIONS
 
 ## Sources of values
 
@@ -97,8 +100,6 @@ machines, both sides detect this and stop with an error that contains the number
   `trainer.update_model_interval / trainer.max_training_steps_per_env_step` samples, and each worker collects
   `worker.max_steps_per_update`. Before the second model, each worker collects `worker.initial_steps` samples, or as
   many as twice `worker.max_steps_per_update` allows. The sum over all workers must reach `trainer.start_training`.
-
-# All keys
 """
 
 
@@ -120,7 +121,7 @@ def rows(struct: type[msgspec.Struct], path: str) -> Iterator[str]:
                 inner.append((section, f"{path}.{item.encode_name}"))
             continue
         if (section := section_of(value_type(item.type))) is not None:
-            inner.append((section, f"{path}.{item.encode_name}.<name>"))
+            inner.append((section, f"{path}.{item.encode_name}.NAME"))
         yield row(item)
     for section, name in inner:
         yield from rows(section, name)
@@ -169,14 +170,30 @@ def meaning(of: inspect.Type) -> str:
 def page() -> str:
     """Return the whole page."""
     variables = {name: f"`{section}.{key}`" for name, (section, key) in ENVIRONMENT_KEYS.items()} | OTHER_VARIABLES
-    parts = [HEAD, *(f"| `{name}` | {what} |\n" for name, what in sorted(variables.items())), RULES]
+    keys: list[str] = []
     info = inspect.type_info(config_type())
     assert isinstance(info, inspect.StructType)
     for item in info.fields:
         section = section_of(item.type)
         assert section is not None
-        parts.extend(rows(section, item.encode_name))
-    return "".join(parts)
+        keys.extend(rows(section, item.encode_name))
+    tables = "".join(keys)
+    parts = [HEAD.replace("SECTIONS\n", contents(tables))]
+    parts += [f"| `{name}` | {what} |\n" for name, what in sorted(variables.items())]
+    return "".join([*parts, RULES, tables])
+
+
+def contents(tables: str) -> str:
+    """Return a table that links to each section below, those inside others after them."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for path, text in re.findall(r"^## (\S+)\n\n(.+?)(?:\n\n|\Z)", tables, re.MULTILINE | re.DOTALL):
+        link = f"[`{path}`](#{re.sub(r'[^a-z0-9_-]', '', path.lower())})"
+        if "." not in path:
+            found[path] = (f"{link} | {' '.join(text.split()).partition('. ')[0].rstrip('.')}", [])
+        else:
+            found[path.partition(".")[0]][1].append(link)
+    lines = [f"| {text} | {', '.join(inner)} |\n" for text, inner in found.values()]
+    return "".join(["| section | for | sections inside |\n| --- | --- | --- |\n", *lines])
 
 
 def choosing_page() -> str:

@@ -65,21 +65,29 @@ LAYERS: list[tuple[str, ...]] = [
     ("training.loops",),
     ("training.checkpoints",),
     ("training.remote",),
-    ("testing",),
+    ("testing", "teleop"),
     ("roles",),
-    ("local", "doctor", "gateway", "multiagent"),
-    ("cli", "compat", "plots"),
+    ("web",),
+    ("local", "doctor", "gateway", "dashboard", "multiagent", "ranks"),
+    ("cli", "compat", "onnx_export", "plots"),
     ("__main__",),
 ]
 PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))
 PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
-SEALS = ("networking.worker.seal", "networking.worker.arriving_policy", "networking.trainer.seal")
+SEALS = (
+    "networking.worker.seal",
+    "networking.worker.arriving_policy",
+    "networking.trainer.seal",
+    "networking.observer.seal",
+)
 """Loaded only where end-to-end authentication is on; they may import `cryptography` too."""
 DOES_IO = {"asyncio", "selectors", "select", "socket", "ssl", "multiprocessing", "subprocess"}
 TORCH_PACKAGES = (  # loaded where they are needed
     "actor.policies.torch",
     "compat.custom",
     "gateway.advice",
+    "ranks.process_group",
+    "ranks.trainer",
     *(f"multiagent.algorithms.{name}" for name in ("a2c", "torch_algorithm", "batches", "dqn", "training_agent")),
 )
 

@@ -47,10 +47,12 @@ Kind = Literal[
     "credential_files",
     "credentials",
     "exports",
+    "pages",
     "roles",
     "sections",
     "session_formats",
     "sinks",
+    "trainers",
     "transports",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 
 import msgspec
 
 from tmrl_core.cli.main import all_overrides, common_options, config_file, module_folders, set_up_logging, shown
-from tmrl_core.config import load
+from tmrl_core.config import Config, load
+from tmrl_core.config.endpoints import at_endpoint, endpoint_of
 from tmrl_core.config.server_port import with_port_of_run
 from tmrl_core.doctor import Step, examine
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, TmrlError
 
 EPILOG = """\
 Run it on a worker's or the trainer's machine. It does not disturb a run in progress.
@@ -46,6 +49,19 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def each_server(load: Callable[[], Config]) -> list[Callable[[], Config]]:
+    """Return, for each Server of a configuration, a function that loads it for that Server."""
+    try:
+        servers = load().server.endpoints
+    except TmrlError:  # which the first step reports
+        servers = ()
+    return [partial(_at, load, text) for text in servers] or [load]
+
+
+def _at(load: Callable[[], Config], server: str) -> Config:
+    return at_endpoint(load(), endpoint_of(server))
+
+
 def run_doctor(arguments: Sequence[str]) -> int:
     """Run the checks, print each result immediately, and return the exit status.
 
@@ -58,13 +74,20 @@ def run_doctor(arguments: Sequence[str]) -> int:
     set_up_logging("error" if options.log_level == "info" else options.log_level)
     path = config_file(options)
     steps: list[Step] = []
-    for step in examine(
-        lambda: with_port_of_run(load(path, all_overrides(options))),
-        source=str(path) if path is not None else "built-in defaults",
-        folders=module_folders(path),
-        role=options.role,
-        timeout_s=options.timeout,
-    ):
+
+    def load_it() -> Config:
+        return with_port_of_run(load(path, all_overrides(options)))
+
+    def steps_of(load: Callable[[], Config]) -> Iterator[Step]:
+        return examine(
+            load,
+            source=str(path) if path is not None else "built-in defaults",
+            folders=module_folders(path),
+            role=options.role,
+            timeout_s=options.timeout,
+        )
+
+    for step in chain.from_iterable(map(steps_of, each_server(load_it))):
         steps.append(step)
         if not options.json:
             print(_SIGNS[step.state] + shown(f"{step.name}: {step.found}"), flush=True)

@@ -230,7 +230,7 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
         added: roles of rooms and of other packages; None: those of all rooms.
     """
     added = of_rooms("roles") if added is None else added
-    beside = [f"with --{name}: 0" for name, one in added.items() if one.local_text is not None]
+    beside = [f"with --{name}: 0" for name, one in added.items() if one.local_text is not None and not one.watches]
     listening = ["--server", *(f"--{name}" for name, one in added.items() if "announce" in one.takes)]
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core",
@@ -545,6 +545,7 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     if options.role == "expert" and options.episodes is not None:
         return record_expert(config, options.episodes, shutdown)
     from tmrl_core.cli.screens import Screen, WorkerDisplay
+    from tmrl_core.roles.rollout_worker import RolloutWorker
 
     roles.ensure_credentials(config)
 
@@ -557,7 +558,8 @@ def worker(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     made, collect = roles.worker_of_run(config, expert=options.role == "expert", in_use=told)
     try:
         shutdown.calls(made.stop)
-        where = f"{config.server.host} port {config.server.tcp_port}"
+        server = made.server if isinstance(made, RolloutWorker) else config.server
+        where = f"{server.host} port {server.tcp_port}"
         with Screen(WorkerDisplay(made, where, config.run.name)):
             collect()
     finally:
@@ -612,11 +614,13 @@ def trainer(config: Config, options: argparse.Namespace, shutdown: ShutdownSigna
     try:
         shutdown.calls(made.stop)
         shutdown.calls_for_checkpoint(made.checkpoint)
-        with Screen(TrainerDisplay(config, lambda: made.interface.link.connected if made.interface else None)):
+        display = TrainerDisplay(config, lambda: made.interface.link.connected if made.interface else None)
+        with Screen(display) if made.leads else contextlib.nullcontext():
             roles.run_trainer(made, config)
     finally:
         made.close()
-        draw_curve(config)
+        if made.leads:
+            draw_curve(config)
     return 0
 
 
@@ -659,7 +663,7 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
         config,
         passed_on(options),
         shutdown,
-        workers=options.workers or (0 if beside else 2),
+        workers=options.workers or (2 if all(role.watches for role in beside.values()) else 0),
         beside=beside,
         single_process=options.single_process,
         quickstart=options.quickstart,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -15,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tmrl_core.config import Config
+from tmrl_core.config.endpoints import Endpoint, at_endpoint, endpoints_of
 from tmrl_core.config.ratios import count
-from tmrl_core.errors import ConfigError
+from tmrl_core.errors import ConfigError, NetworkError
 from tmrl_core.metrics.text import bytes_text as size
 from tmrl_core.metrics.text import duration_text as duration
 from tmrl_core.metrics.text import milliseconds_text
@@ -46,6 +48,8 @@ def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
     """`--status`: once, or with `--watch` repeatedly until a stop is requested."""
     if config.network.transport == "local":
         raise ConfigError("network.transport is 'local': such a Server is part of one process and cannot be queried")
+    if len(config.server.endpoints) > 1:
+        return status_of_all(config, options, shutdown)
     settings = link_settings(config)
     requested: Callable[[], bool] = lambda: shutdown.requested  # noqa: E731 - read again at each call
     show = Shown(sys.stdout.isatty(), as_json=options.json, watched=options.watch is not None)
@@ -59,6 +63,98 @@ def status(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal
             if options.watch is None or not link.rest(options.watch, requested):
                 break
     return 0
+
+
+class Observed:
+    """One of several Servers, and its latest answer.
+
+    Args:
+        config: the configuration.
+        endpoint: address of the Server.
+
+    Attributes:
+        status: latest status; None: the Server did not answer.
+        rate: rates since the answer before; None: there is none.
+        why: reason why there is no answer.
+    """
+
+    def __init__(self, config: Config, endpoint: Endpoint) -> None:
+        self.where = f"{endpoint.host} port {endpoint.port}"
+        settings = link_settings(at_endpoint(config, endpoint))
+        self._link = ObserverLink(settings, run=config.run.name, timeout_s=settings.connect_timeout_s)
+        self.status: ServerStatus | None = None
+        self.rate: Rates | None = None
+        self.why = ""
+
+    def look(self, ending: Callable[[], bool]) -> None:
+        """Ask the Server."""
+        earlier, self.why = self.status, ""
+        try:
+            self.status = self._link.fetch_status(ending)
+        except NetworkError as exc:
+            self.status, self.why = None, str(exc)
+        self.rate = None if earlier is None or self.status is None else rates(earlier, self.status)
+
+    def values(self) -> dict[str, Any]:
+        """Return the answer as primitive values."""
+        if self.status is None:
+            return {"server": self.where, "error": self.why}
+        return {"server": self.where, **as_values(self.status, self.rate)}
+
+    def close(self) -> None:
+        """Close the link."""
+        self._link.close()
+
+
+def status_of_all(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
+    """`--status` with several Servers: each in turn; one that does not answer is shown as that.
+
+    Returns:
+        Exit status: 0, or 1 if a Server did not answer the last time.
+    """
+    requested: Callable[[], bool] = lambda: shutdown.requested  # noqa: E731 - read again at each call
+    console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS, highlight=False)
+    with contextlib.ExitStack() as closing:
+        servers = [Observed(config, endpoint) for endpoint in endpoints_of(config)]
+        for server in servers:
+            closing.callback(server.close)
+            server.look(requested)
+        while not shutdown.wait(min(RATE_S, options.watch or RATE_S)):
+            for server in servers:
+                server.look(requested)
+            if shutdown.requested:
+                break
+            show_all(servers, console, as_json=options.json, watched=options.watch is not None)
+            if options.watch is None:
+                break
+    return 0 if all(server.status is not None for server in servers) or shutdown.requested else 1
+
+
+def show_all(servers: Sequence[Observed], console: Console, *, as_json: bool, watched: bool) -> None:
+    """Write the latest answers of all Servers to standard output."""
+    if as_json:
+        print(json.dumps({"servers": [one.values() for one in servers]}, indent=None if watched else 2), flush=True)
+        return
+    if watched and console.is_terminal:
+        console.clear()
+    answers = [one.status for one in servers if one.status is not None]
+    samples = sum(one.rate.samples for one in servers if one.rate is not None)
+    workers = sum(status.workers for status in answers)
+    console.print(
+        Text(
+            f"{len(answers)} of {count(len(servers), 'Server')} answered: {count(workers, 'worker')}, "
+            f"now {samples:,.0f} samples/s",
+            style="bold",
+        )
+    )
+    for one in servers:
+        console.print()
+        if one.status is None:
+            console.print(Text(f"Server {one.where}: {plain(one.why)}", style="bold yellow"))
+        elif console.is_terminal:
+            console.print(overview(one.status, one.rate, one.where, console.size[0]))
+        else:
+            console.print(tables(one.status, one.rate, one.where))
 
 
 class Shown:

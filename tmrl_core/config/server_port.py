@@ -20,7 +20,12 @@ FILE = "server_port"
 
 def with_port_of_run(config: Config) -> Config:
     """Return the configuration with the port in the run's folder, if it names this machine and sets no port."""
-    if config.server.port or config.network.transport == "local" or not is_loopback(config.server.host):
+    if (
+        config.server.port
+        or config.server.endpoints
+        or config.network.transport == "local"
+        or not is_loopback(config.server.host)
+    ):
         return config
     file = config.run_folder / FILE
     port = recorded_port(file)

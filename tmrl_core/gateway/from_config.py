@@ -13,6 +13,7 @@ from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.shared_policy import SharedPolicy
 from tmrl_core.config import Config, environment_maker, find_credentials_folder, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
+from tmrl_core.config.endpoints import at_own_server
 from tmrl_core.errors import ConfigError, MissingExtraError
 from tmrl_core.gateway.central import CentralAgent
 from tmrl_core.gateway.contracts import GatewayAgent
@@ -105,6 +106,7 @@ def central_agent(config: Config, name: str) -> CentralAgent:
     env.close()
     label = own_label(_label(config))
     model_path = config.run_folder / "gateway" / name / "policy.tmod"
+    own = at_own_server(config, label.text)
     unclaim = label.claim.close if label.claim is not None else lambda: None
     try:
         policy = SharedPolicy(
@@ -115,14 +117,14 @@ def central_agent(config: Config, name: str) -> CentralAgent:
             seed=mixed_seed(config.run.seed, label.seeding),
         )
         link = WorkerLink(
-            link_settings(config),
+            link_settings(own),
             name=label.text,
             run=config.run.name,
             model_path=model_path,
             signature=join_signature(env, policy.actor),
             queue_bytes=worker.queue_bytes,
             when_full="block" if worker.when_full == "block" else "drop_oldest",
-            spool_dir=config.worker_spool_path,
+            spool_dir=own.worker_spool_path,
             spool_bytes=worker.spool_bytes,
             drain_timeout_s=worker.drain_timeout_s,
         )

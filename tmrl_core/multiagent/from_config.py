@@ -14,6 +14,7 @@ from tmrl_core.actor.policies.bundle import PolicyBundle
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.uplink import Uplink
 from tmrl_core.config import Config, find_credentials_folder
+from tmrl_core.config.endpoints import at_own_server
 from tmrl_core.config.references import named_failures, resolve_with
 from tmrl_core.errors import ConfigError
 from tmrl_core.long_calls import watched
@@ -45,7 +46,9 @@ def section_of(config: Config) -> MultiAgentSection:
         ConfigError: the configuration has none.
     """
     if (section := MultiAgentSection.of(config)) is None:
-        raise ConfigError("multiagent: found null; write the agents and their policies there, see docs/multiagent.md")
+        raise ConfigError(
+            "multiagent: found null; write the agents and their policies there, see tmrl_core/multiagent/README.md"
+        )
     return section
 
 
@@ -197,7 +200,7 @@ def make_worker(
     release = label.claim.close if label.claim is not None else None
     # Files and credentials are found before the environment is made, which may change the working folder.
     copy = config.worker_model_path if model_path is None else model_path.absolute()
-    connection = None if standalone else link_settings(config)
+    connection = None if standalone else link_settings(at_own_server(config, label.text))
     with contextlib.ExitStack() as undo:
         if release is not None:
             undo.callback(release)

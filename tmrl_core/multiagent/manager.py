@@ -35,7 +35,7 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy import ndarray
 
-from tmrl_core.actor.rollout.step_checks import copy_action, is_finite
+from tmrl_core.actor.rollout.step_checks import copy_action
 from tmrl_core.errors import (
     ConfigError,
     EpisodeError,
@@ -51,6 +51,7 @@ from tmrl_core.multiagent.exploration import Explorer
 from tmrl_core.multiagent.shapers import ActionShaper, ExperienceShaper, KStepExperienceShaper, StateShaper
 from tmrl_core.multiagent.trajectory import Decision, Experiences, Trajectory, experience_problem
 from tmrl_core.networking.protocol.messages import Blob
+from tmrl_core.samples.finite import is_finite
 from tmrl_core.training.loops.evaluation import mean_of
 
 Mode = Literal["inference", "training"]

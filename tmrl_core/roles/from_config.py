@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tmrl_core.config import CFG, Cfg, Config, environment_maker, is_loopback, resolve_optional
+from tmrl_core import rooms
+from tmrl_core.config import CFG, Cfg, Config, environment_maker, resolve_optional
 from tmrl_core.config.algorithms import policy_kwargs
 from tmrl_core.config.room_sections import kind_of_run
 from tmrl_core.errors import ConfigError, PortInUseError
@@ -37,7 +38,7 @@ def ensure_credentials(config: Config) -> bool:
     For a Server on another machine, the roles explain the commands to run.
     """
     network = config.network
-    if network.security is None or not is_loopback(config.server.host):
+    if network.security is None or not config.server.is_local:
         return False
     from tmrl_core.networking.security import credentials
     from tmrl_core.networking.transports.selection import transport_kind
@@ -115,7 +116,7 @@ def make_worker(
         model_path=model_path,
         crc_debug=worker.crc_debug,
         standalone=standalone,
-        server_ip=config.server.host,
+        server_ip=CFG,
         name=name if name is not None else worker.name,
         backend="torch" if worker.backend == "torch" else "auto",
         envs=1 if standalone else worker.envs,
@@ -252,6 +253,10 @@ def make_trainer(config: Config) -> Trainer:
     from tmrl_core.roles.trainer import Trainer
 
     check_device(config.trainer.device, "trainer.device")
+    for entry in rooms.entries("trainers").values():
+        make: Callable[[Config], Trainer | None] = entry.load()
+        if (made := make(config)) is not None:
+            return made
     return Trainer(config=config)
 
 

@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 from tmrl_core.networking.protocol.messages import Collect, Progress
 from tmrl_core.samples import Buffer, Chunk, EpisodeRecord, Version
@@ -68,6 +69,18 @@ class Delivery:
 def settled(deliveries: Iterable[Delivery]) -> list[Delivery]:
     """Return the deliveries before the first undecided one, because streams are acknowledged in order."""
     return list(takewhile(lambda delivery: delivery.refusal is not None, deliveries))
+
+
+class Standing(NamedTuple):
+    """State of one trainer, or of all ranks of a learner together.
+
+    Args:
+        samples: environment steps received.
+        lack: why training has to wait, as far as it does not follow from the number of samples; empty: it need not.
+    """
+
+    samples: int = 0
+    lack: str = ""
 
 
 class TrainingInterface(ABC):
@@ -139,6 +152,18 @@ class TrainingInterface(ABC):
     def rest(self) -> None:
         """Handle a point between two updates, from which a checkpoint resumes bit for bit."""
         return None
+
+    def meet(self, own: Standing) -> Standing:
+        """Return the standing that decides the next updates. Default: this trainer's own.
+
+        With several ranks, this is where they agree: `stopping` and `has_turn` change here only, and a checkpoint is
+        written here.
+        """
+        return own
+
+    def agreed(self, own: Standing) -> Standing:
+        """Return the standing of the latest meeting, without a meeting. Default: this trainer's own."""
+        return own
 
     def record_round(self, row: Metrics, latest: Collection[EpisodeRecord] = ()) -> None:
         """Record the row of statistics of a finished round; `latest` are the training episodes before its end."""

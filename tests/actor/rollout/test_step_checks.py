@@ -7,7 +7,6 @@ import pytest
 from gymnasium import spaces
 
 from tmrl_core.actor.rollout.step_checks import (
-    is_finite,
     make_observation_check,
     reset_problem,
     reward_problem,
@@ -119,21 +118,3 @@ def test_only_results_that_could_not_be_unpacked_have_a_hint() -> None:
         assert "step returns five" in unpacking_hint(fault(values))
     assert unpacking_hint(ValueError("joint 5 is out of its range")) == ""
     assert unpacking_hint(OSError("too many values to unpack (expected 5)")) == ""
-
-
-@pytest.mark.parametrize(
-    ("action", "finite"),
-    [
-        (np.array([0.5]), True),
-        (np.array([0.5, np.nan]), False),
-        (np.array([[np.inf]]), False),
-        (np.array([3e38, 3e38], np.float32), True),
-        (np.int64(3), True),
-        (float("nan"), False),
-        ({"a": 1, "b": (np.zeros(2), [np.nan])}, False),
-        ({"a": 1, "b": (np.zeros(2), [1.0])}, True),
-        ("left", True),
-    ],
-)
-def test_actions_are_finite_or_not_however_they_are_nested(action: Any, finite: bool) -> None:
-    assert is_finite(action) is finite

@@ -53,10 +53,11 @@ from tmrl_core.actor.module import STATE_COLUMN, ActorModule, BatchActor, Recurr
 from tmrl_core.actor.policies.policy import Policy
 from tmrl_core.actor.policies.weights import exploration_in, with_exploration
 from tmrl_core.actor.rollout.checked_environment import check_maker
-from tmrl_core.actor.rollout.step_checks import few_values, is_finite, only_integers
+from tmrl_core.actor.rollout.step_checks import few_values, only_integers
 from tmrl_core.errors import ConfigError, PolicyFailedError, TmrlError, WeightsError
 from tmrl_core.networking.protocol.messages import Blob
 from tmrl_core.samples.columns import map_leaves
+from tmrl_core.samples.finite import is_finite
 from tmrl_core.storage import read_whole
 
 Override = Callable[[Any, Any, dict[str, Any]], tuple[Any, dict[str, Any]]]

@@ -36,6 +36,7 @@ from gymnasium import spaces
 from numpy import ndarray
 
 from tmrl_core.errors import ContractError, EnvironmentFailedError
+from tmrl_core.samples.finite import FEW
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +50,6 @@ class BadValue(str):
 def failure(problem: str, where: str = "") -> EnvironmentFailedError:
     """Return the error of a problem: a ContractError, unless it is a bad value."""
     return (EnvironmentFailedError if isinstance(problem, BadValue) else ContractError)(problem + where)
-
-
-_FEW = 16
-"""Maximum number of values for which Python's sum is faster than a call of NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +279,7 @@ class StepCheck:
 
 def few_values(space: Any) -> tuple[int, ...] | None:
     """Return the shape of a space's vectors, if they are so short that their sum is the fastest check."""
-    return space.shape if type(space) is spaces.Box and len(space.shape) == 1 and space.shape[0] <= _FEW else None
+    return space.shape if type(space) is spaces.Box and len(space.shape) == 1 and space.shape[0] <= FEW else None
 
 
 def only_integers(space: Any) -> bool:
@@ -290,19 +287,6 @@ def only_integers(space: Any) -> bool:
     return isinstance(space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)) or (
         isinstance(space, spaces.Box) and not np.issubdtype(space.dtype, np.floating)
     )
-
-
-def is_finite(action: Any) -> bool:
-    """Return True if all floating-point numbers in an action, nested or not, are finite."""
-    if isinstance(action, Mapping):
-        return all(map(is_finite, action.values()))
-    if isinstance(action, (tuple, list)):
-        return all(map(is_finite, action))
-    array = np.asarray(action)
-    if array.dtype.kind not in "fc":
-        return True
-    # One number shows that few numbers are finite, in a fifth of the time. A sum that overflows is looked at again.
-    return (array.size <= _FEW and isfinite(abs(sum(array.ravel().tolist())))) or bool(np.isfinite(array).all())
 
 
 def as_number(reward: Any) -> Any:

@@ -33,7 +33,6 @@ from typing import Any
 import gymnasium
 import torch
 
-from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import SessionClosedError, TmrlError
 from tmrl_core.gateway.advice.advisors import Board
 from tmrl_core.gateway.advice.learner import Learner, SessionContext
@@ -42,6 +41,7 @@ from tmrl_core.gateway.first_action import try_action
 from tmrl_core.gateway.settings import GatewayAgentSection
 from tmrl_core.gateway.shepherd import Channel, Message
 from tmrl_core.rate_limited_log import RateLimitedLog
+from tmrl_core.samples.finite import is_finite
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from tmrl_core import rooms
 from tmrl_core.config import CFG, Cfg, Config, find_credentials_folder, given
+from tmrl_core.config.endpoints import at_endpoint, only_endpoint
 from tmrl_core.config.loading import token_from_environment
 from tmrl_core.config.sections import is_loopback as is_loopback
 from tmrl_core.errors import ConfigError, CredentialsError
@@ -39,13 +40,18 @@ def link_settings(
 ) -> LinkSettings:
     """Merge the public classes' arguments with the configuration; `CFG` selects the configuration's value.
 
+    A client of several Servers has chosen its own before (`config/endpoints.py`).
+
     The folder of the credentials is searched here, unless the transport is `local`, because links read it again when
     an environment may have changed the working folder.
 
     Raises:
-        ConfigError: the file of the token cannot be read or is empty.
+        ConfigError: the file of the token cannot be read or is empty; or the configuration lists several Servers, and
+            nothing has chosen one of them.
     """
     network = config.network
+    if isinstance(host, Cfg) and config.server.endpoints:
+        config = at_endpoint(config, only_endpoint(config))
     address, kind = given(host, config.server.host), given(transport, network.transport)
     folder = network.credentials_dir if kind == "local" else str(find_credentials_folder(config))
     arguments: dict[str, Any] = {

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ class BatchRenorm(nn.Module):
 class PublishedOnly(TorchPolicy):
     """A policy as it acts, made of a trained one with normalizations at each publication."""
 
-    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
+    def from_bytes(self, data: bytes, device: object = "cpu") -> Self:
         """Refuse weights, which would last until the next publication and train nothing.
 
         Raises:

@@ -270,7 +270,7 @@ class FlashSACAgent(SacAgent):
         metrics: dict[str, Tensor] = {}
         both = tree_map(lambda now, later: torch.cat([now, later]), transitions.obs, transitions.next_obs)
         if self.updates % self.settings.policy_delay == 0:
-            metrics |= self._update_joint_policy(transitions.obs, both)
+            metrics |= self._update_joint_policy(transitions, both)
         self.updates += 1
         metrics |= self._update_distributions(transitions, both)
         self._update_targets()
@@ -299,26 +299,25 @@ class FlashSACAgent(SacAgent):
                     group["lr"] = present
             self.scheduled += 1
 
-    def _update_joint_policy(self, obs: Tree, both: Tree) -> dict[str, Tensor]:
-        rows = len(self._rows_of(obs))
+    def _update_joint_policy(self, t: Transitions, both: Tree) -> dict[str, Tensor]:
+        rows = len(t.reward_B)
         with batch_statistics(self.model.actor):
             action, log_prob = self.model.actor(both)
         action, log_prob_B = action[:rows], log_prob[:rows]
         with frozen(self.critics.parameters()):
-            q_KB = self.critics.mean(self.critics(obs, action))
+            q_KB = self.critics.mean(self.critics(t.obs, action))
             loss = policy_loss(q_KB.amin(dim=0), log_prob_B, self.log_alpha.detach().exp())
-            minimise(self.optimizer_actor, loss)
+            imitation = self._imitation(t)
+            minimise(self.optimizer_actor, loss if imitation is None else loss + imitation)
         project(self.model.actor)
         metrics = {"loss_actor": loss.detach(), "entropy_coef": self.log_alpha.detach().exp()}
+        if imitation is not None:
+            metrics["loss_imitation"] = imitation.detach()
         if self.optimizer_alpha is not None:
             loss_alpha = self.log_alpha.exp() * (-log_prob_B.detach().mean() - self.target_entropy)
             minimise(self.optimizer_alpha, loss_alpha)
             metrics["loss_entropy"] = loss_alpha.detach()
         return metrics
-
-    def _rows_of(self, obs: Tree) -> Tensor:
-        leaf: Tensor = self.model.actor.layout[0].of(obs)
-        return leaf
 
     def _update_distributions(self, t: Transitions, both: Tree) -> dict[str, Tensor]:
         critics, targets = self.critics, self.target_critics

@@ -27,14 +27,13 @@ arXiv:1712.00378). No function here takes truncation.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
-def _one_dimensional(**tensors: Any) -> None:
+def _one_dimensional(**tensors: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, Tensor) and tensor.ndim != 1:
             raise ValueError(f"{name} must be [B], got {list(tensor.shape)}; [B, 1] would broadcast silently")
@@ -290,6 +289,25 @@ def policy_loss(q_B: Tensor, log_prob_B: Tensor, alpha: Tensor, weight_B: Tensor
     _one_dimensional(q_B=q_B, log_prob_B=log_prob_B, weight_B=weight_B)
     loss_B = alpha * log_prob_B - q_B
     return weighted_mean(loss_B, weight_B)
+
+
+def imitation_loss(found: Tensor, action: Tensor, width_A: Tensor, shown_B: Tensor) -> Tensor:
+    """Mean squared distance of a policy's actions to those that persons or experts chose, over the rows that have some.
+
+    Args:
+        found: [B, *action shape] most likely actions of the policy.
+        action: actions of the batch, of the same shape.
+        width_A: [A] width of the bounds of each flattened element, which are scaled to [-1, 1].
+        shown_B: [B] 1 in rows of persons and experts, else 0. Without such a row, the loss is 0.
+
+    Raises:
+        ValueError: `shown_B` is not 1-D.
+
+    Source: Nair et al., arXiv:1709.10089, eq. 5, without the filter of values.
+    """
+    _one_dimensional(shown_B=shown_B)
+    error_BA = (found - action).reshape(len(found), -1) * (2.0 / width_A)
+    return (error_BA.square().mean(dim=1) * shown_B).sum() / shown_B.sum().clamp(min=1.0)
 
 
 def discrete_policy_loss(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:

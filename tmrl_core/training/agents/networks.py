@@ -94,7 +94,7 @@ def ensemble_mlp(
     return nn.Sequential(*layers, EnsembleLinear(count, width, outputs))
 
 
-def _to_unit(action_space: Any) -> tuple[Tensor, Tensor]:
+def _to_unit(action_space: spaces.Box) -> tuple[Tensor, Tensor]:
     """Return [A] gain and [A] shift that scale each bounded element of an action from its bounds to [-1, 1]."""
     bounds = [np.asarray(bound, np.float64).ravel() for bound in (action_space.low, action_space.high)]
     low, high = map(torch.as_tensor, bounds)
@@ -122,8 +122,8 @@ class ActionCritic(nn.Module):
 
     def __init__(self, action_space: Space) -> None:
         super().__init__()
-        is_discrete = isinstance(action_space, spaces.Discrete)
-        gain, shift = (torch.ones(0), torch.zeros(0)) if is_discrete else _to_unit(action_space)
+        no_scale = torch.ones(0), torch.zeros(0)
+        gain, shift = _to_unit(action_space) if isinstance(action_space, spaces.Box) else no_scale
         # They come from the environment and are not learned, so checkpoints do not hold them.
         self.register_buffer("gain", gain, persistent=False)
         self.register_buffer("shift", shift, persistent=False)

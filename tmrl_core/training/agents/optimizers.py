@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.errors import ConfigError
+from tmrl_core.training.rank_group import RANK_GROUP
 
 
 def make_optimizer(
@@ -64,12 +65,19 @@ def minimise(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float | N
     metrics: dict[str, Tensor] = {}
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
+    if (ranks := RANK_GROUP.get()) is not None:
+        ranks.average(gradients_of(optimizer))
     if max_norm is not None:
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(
             [p for group in optimizer.param_groups for p in group["params"]], max_norm
         )
     optimizer.step()
     return metrics
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the gradients of an optimizer's parameters, without those that have none."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 @torch.no_grad()

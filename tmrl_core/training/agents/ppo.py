@@ -28,6 +28,11 @@
 # other ends bootstrap from the observation after the last row, whose value is computed beside the rows' own: in a long
 # run these are few, and the next row has the value of all others.
 #
+# Steps that a person took over are left out: their actions are not the policy's, so the ratio of densities would mean
+# nothing. Their rows are in no minibatch, and a run ends before the first of them, with the value of the observation
+# that the person found: otherwise the policy's last actions would be praised for what the person did then. Running
+# moments see all rows, since the policy may meet these observations too.
+#
 # Here an update waits for its device, unlike in off-policy agents: the check of a gradient, the divergence and the
 # advantages are read.
 #
@@ -47,6 +52,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from tmrl_core.actor.interventions import IS_INTERVENTION
 from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.gaussian import GaussianMLPActor
@@ -57,11 +63,12 @@ from tmrl_core.samples.columns import map_leaves
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.agents.declared import Setting, takes
 from tmrl_core.training.agents.gae import discounted_sums, generalized_advantages
-from tmrl_core.training.agents.optimizers import make_optimizer
-from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, value_loss
+from tmrl_core.training.agents.optimizers import gradients_of, make_optimizer
+from tmrl_core.training.agents.ppo_losses import clipped_policy_loss, divergence, mean_kl, normalized, value_loss
 from tmrl_core.training.agents.ppo_settings import PpoSettings
 from tmrl_core.training.agents.running_moments import RunningMoments
 from tmrl_core.training.batches import ENDS, PLACES
+from tmrl_core.training.rank_group import RANK_GROUP
 from tmrl_core.training.updates.rollback import all_finite
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 from tmrl_core.training.value_types import Batch, Device, Metrics, Space
@@ -148,6 +155,9 @@ class RoundRows:
     def minibatches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the minibatches of one pass in random order, for `rows_of` and `evaluate`."""
         order = torch.randperm(len(self._flat_TD), generator=generator).to(self._flat_TD.device)
+        if (ranks := RANK_GROUP.get()) is not None:
+            # All ranks make the same number of steps: rows beyond the shortest round are left out, at random.
+            order = order[: ranks.least(len(order))]
         yield from torch.split(order, size)
 
     def rows_of(self, minibatch: Tensor) -> Tensor:
@@ -159,6 +169,22 @@ class RoundRows:
         flat_BD = self._flat_TD[minibatch]
         log_prob_B, entropy_B = self._model.actor.log_prob_and_entropy(flat_BD, self._known_T[minibatch])
         return log_prob_B, entropy_B, self._model.value(flat_BD)
+
+
+def own_rows(extras: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
+    """Return [T] bool the rows whose action the policy chose, None: all; and [T] the ends of runs.
+
+    A run also ends before a step that a person took over.
+
+    Args:
+        extras: of the batch.
+    """
+    ends_T = extras[ENDS]
+    taken_T = extras.get(IS_INTERVENTION)
+    if taken_T is None:
+        return None, ends_T
+    before_T = torch.cat([taken_T[1:], taken_T.new_zeros(1)])
+    return taken_T == 0, torch.maximum(ends_T, before_T)
 
 
 @takes(PpoSettings)
@@ -242,16 +268,17 @@ class PPOAgent(TrainingAgent):
                 "actor.cls: the workers' policy returns no logp with its actions. Use tmrl_core.actor: "
                 "CategoricalMLPActor (Discrete actions) or GaussianMLPActor."
             )
-        if not all_finite(tree_leaves(batch)):
+        if not _finite_everywhere(batch):
             # Running statistics must not see these numbers either: they would stay NaN for good.
             return {"updates": 0, SKIPPED: True}
         flat_TD = flatten_batch(self.model.actor.layout, obs)
         reward_T = self._scaled(reward_T, extras[ENDS], extras.get(PLACES))
+        own_T, ends_T = own_rows(extras)
         # As the worker computed it. The trainer's own, by another backend, would differ by rounding and hide a policy
         # that is not the one that acted.
         old_log_prob_T = extras["logp"].reshape(-1)
         known_T = self.model.actor.trained_action(action, extras)
-        at_E = torch.nonzero(extras[ENDS]).squeeze(1)
+        at_E = torch.nonzero(ends_T).squeeze(1)
         flat_ED = flatten_batch(self.model.actor.layout, map_leaves(lambda leaf: leaf[at_E], next_obs))
         rows = self.model.rows(flat_TD, flat_ED, known_T, extras)
         with torch.no_grad():
@@ -260,7 +287,7 @@ class PPOAgent(TrainingAgent):
             if can_act_E is not None:
                 # Nothing can follow an observation that allows no action, so its value is 0, as in replay.
                 value_E = value_E.masked_fill(~can_act_E, 0.0)
-        advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, extras[ENDS])
+        advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, ends_T)
         self._set_rate()
         sums: dict[str, list[Tensor]] = {}
         updates = skipped = 0
@@ -268,14 +295,21 @@ class PPOAgent(TrainingAgent):
         for _ in range(self.settings.update_epochs):
             for minibatch in rows.minibatches(self.settings.minibatch_size, self.generator):
                 row_B = rows.rows_of(minibatch)
+                keep_B = None if own_T is None else own_T[row_B]
+                row_B = row_B if keep_B is None else row_B[keep_B]
+                if not len(row_B):
+                    continue
                 if self.settings.normalize_advantages and len(row_B) < 2:
                     continue  # one advantage has no standard deviation
                 started = time.perf_counter()
+                evaluated = rows.evaluate(minibatch)
+                if keep_B is not None:
+                    evaluated = evaluated[0][keep_B], evaluated[1][keep_B], evaluated[2][keep_B]
                 loss, metrics = self._loss(
-                    rows.evaluate(minibatch), old_log_prob_T[row_B], advantage_T[row_B], return_T[row_B], value_T[row_B]
+                    evaluated, old_log_prob_T[row_B], advantage_T[row_B], return_T[row_B], value_T[row_B]
                 )
                 # Before the step: this minibatch shows where the steps so far have led.
-                if self.settings.target_kl is not None and float(metrics["kl"]) > 1.5 * self.settings.target_kl:
+                if self.settings.target_kl is not None and mean_kl(metrics["kl"]) > 1.5 * self.settings.target_kl:
                     stopped = True
                     break
                 norm = self._step(loss)
@@ -341,7 +375,7 @@ class PPOAgent(TrainingAgent):
         advantages, returns = generalized_advantages(
             *arrays, gamma=self.settings.gamma, gae_lambda=self.settings.gae_lambda
         )
-        return torch.from_numpy(advantages).to(value_T.device), torch.from_numpy(returns).to(value_T.device)
+        return torch.from_numpy(advantages).to(value_T), torch.from_numpy(returns).to(value_T)
 
     def _loss(
         self, evaluated: tuple[Tensor, Tensor, Tensor], old_log_prob_B: Tensor, advantage_B: Tensor, return_B: Tensor,
@@ -350,7 +384,7 @@ class PPOAgent(TrainingAgent):
         s = self.settings
         log_prob_B, entropy_B, value_B = evaluated
         if s.normalize_advantages:
-            advantage_B = (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
+            advantage_B = normalized(advantage_B)
         loss_actor = clipped_policy_loss(log_prob_B, old_log_prob_B, advantage_B, s.clip_ratio)
         loss_critic = value_loss(value_B, return_B, old_value_B, s.value_clip)
         entropy = entropy_B.mean()
@@ -370,6 +404,8 @@ class PPOAgent(TrainingAgent):
         """Make one optimizer step and return the gradient's norm; change nothing if that is not finite."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if (ranks := RANK_GROUP.get()) is not None:
+            ranks.average(gradients_of(self.optimizer))
         # Clipping to infinity measures the norm alone.
         longest = math.inf if self.settings.max_grad_norm is None else self.settings.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
@@ -382,3 +418,9 @@ class PPOAgent(TrainingAgent):
             part = min(1.0, self.rounds / self.settings.lr_rounds)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * (1.0 + part * (self.settings.lr_final - 1.0))
+
+
+def _finite_everywhere(batch: Batch) -> bool:
+    """Return True if the batch of no rank holds NaN or Inf."""
+    finite, ranks = all_finite(tree_leaves(batch)), RANK_GROUP.get()
+    return finite if ranks is None else ranks.least(int(finite)) > 0

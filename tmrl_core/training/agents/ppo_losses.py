@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tmrl_core.training.rank_group import RANK_GROUP
+
 
 def clipped_policy_loss(log_prob_B: Tensor, old_log_prob_B: Tensor, advantage_B: Tensor, clip_ratio: float) -> Tensor:
     """Clipped surrogate loss of the policy.
@@ -81,6 +83,28 @@ def divergence(log_prob_B: Tensor, old_log_prob_B: Tensor) -> Tensor:
     _alike(log_prob_B, old_log_prob_B)
     log_ratio_B = log_prob_B - old_log_prob_B
     return (torch.expm1(log_ratio_B) - log_ratio_B).mean()
+
+
+def mean_kl(divergence: Tensor) -> float:
+    """Return the divergence of a minibatch, with several ranks the mean of theirs."""
+    if (ranks := RANK_GROUP.get()) is not None:
+        divergence = divergence.detach().clone().reshape(1)
+        ranks.average([divergence])
+    return float(divergence)
+
+
+def normalized(advantage_B: Tensor) -> Tensor:
+    """Return [B] advantages with mean 0 and standard deviation 1, with several ranks over the minibatches of all."""
+    ranks = RANK_GROUP.get()
+    if ranks is None:
+        return (advantage_B - advantage_B.mean()) / (advantage_B.std() + 1e-8)
+    mean = advantage_B.mean().reshape(1)
+    ranks.average([mean])
+    apart_B = advantage_B - mean
+    # The mean over ranks of sums of squares; all minibatches have one size.
+    squares = apart_B.square().sum().reshape(1)
+    ranks.average([squares])
+    return apart_B / ((squares[0] * ranks.size / (len(advantage_B) * ranks.size - 1)).sqrt() + 1e-8)
 
 
 def _alike(*tensors: Tensor) -> None:

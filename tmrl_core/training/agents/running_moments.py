@@ -5,11 +5,16 @@
 # The moments are buffers of a policy, hence part of its weights: workers, evaluations and saved policies need nothing
 # else. A round affects them after it has been trained on, and the next version contains them, so log-densities are
 # compared under the moments that the acting policy used.
+#
+# Several ranks (rank_group.py) add the rows of all at once. Each looks for numbers that are far away in its own rows,
+# since a median over ranks would need all rows.
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from tmrl_core.training.rank_group import RANK_GROUP, RankGroup
 
 FARTHEST = 1e4
 """Distance from a column's median that a number may have: in units, or in those of its usual deviation where that is
@@ -49,17 +54,17 @@ class RunningMoments(torch.nn.Module):
         """
         rows = row_BD.detach().to("cpu", torch.float64)
         rows = rows[torch.isfinite(rows).all(dim=1)]
-        if not len(rows):
+        ranks = RANK_GROUP.get()
+        if not len(rows) and ranks is None:
             return
-        wide = rows.amax(dim=0) - rows.amin(dim=0) > FARTHEST  # no number of another column is beyond it
-        if wide.any():
-            columns = rows[:, wide]
-            middle = columns.median(dim=0).values
-            deviations = (columns - middle).abs()
-            most = deviations.kthvalue(len(rows) - len(rows) // RARE, dim=0).values.clamp(1.0, LARGEST_UNIT)
-            farthest = FARTHEST * torch.maximum(deviations.median(dim=0).values, most)
-            rows[:, wide] = columns.clamp(middle - farthest, middle + farthest)
-        mean, variance, count = rows.mean(dim=0), rows.var(dim=0, unbiased=False), float(len(rows))
+        if len(rows):
+            _clamp(rows)
+        if ranks is None:
+            mean, variance, count = rows.mean(dim=0), rows.var(dim=0, unbiased=False), float(len(rows))
+        else:
+            mean, variance, count = _of_all_ranks(rows, ranks)
+            if not count:
+                return
         total = self.count + count
         apart = mean - self.mean
         squares = self.variance * self.count + variance * count + apart.square() * self.count * count / total
@@ -71,3 +76,23 @@ class RunningMoments(torch.nn.Module):
     def std(self) -> Tensor:
         """[D] standard deviation, always positive; 1 before the first row."""
         return (self.variance + 1e-8).sqrt()
+
+
+def _clamp(rows: Tensor) -> None:
+    """Clamp numbers beyond `FARTHEST` in rows [B, D], in place."""
+    wide = rows.amax(dim=0) - rows.amin(dim=0) > FARTHEST  # no number of another column is beyond it
+    if wide.any():
+        columns = rows[:, wide]
+        middle = columns.median(dim=0).values
+        deviations = (columns - middle).abs()
+        most = deviations.kthvalue(len(rows) - len(rows) // RARE, dim=0).values.clamp(1.0, LARGEST_UNIT)
+        farthest = FARTHEST * torch.maximum(deviations.median(dim=0).values, most)
+        rows[:, wide] = columns.clamp(middle - farthest, middle + farthest)
+
+
+def _of_all_ranks(rows: Tensor, ranks: RankGroup) -> tuple[Tensor, Tensor, float]:
+    """Return mean [D], variance [D] and number of the rows of all ranks."""
+    count, *sums = ranks.sums([len(rows), *rows.sum(dim=0).tolist()])
+    mean = torch.tensor(sums, dtype=torch.float64) / max(1.0, count)
+    squares = ranks.sums((rows - mean).square().sum(dim=0).tolist())
+    return mean, torch.tensor(squares, dtype=torch.float64) / max(1.0, count), count

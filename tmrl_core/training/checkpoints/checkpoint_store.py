@@ -99,6 +99,8 @@ class CheckpointStore:
         self.keep_best = keep_best
         self.failures = 0
         self.last_error = ""
+        self.written: int | None = None
+        """Number of the checkpoint that was written last."""
         self._counter: int | None = None
         self._rows: defaultdict[str, SharedRows] = defaultdict(partial(SharedRows, self.rows_folder))
         """Files of rows, by the memory's path."""
@@ -197,6 +199,7 @@ class CheckpointStore:
             self._write(snapshot)
             self._prune()
             self.last_error = ""
+            self.written = snapshot.manifest.counter
             on_written()
         except (OSError, StorageError) as exc:
             self.failures += 1
@@ -259,6 +262,7 @@ class CheckpointStore:
         *,
         drop_damaged: bool = False,
         agree: Callable[[Mapping[str, object]], None] = lambda configuration: None,
+        at: int | None = None,
     ) -> T | None:
         """Return a training object with the state of the newest usable checkpoint, or None without any checkpoint.
 
@@ -271,15 +275,16 @@ class CheckpointStore:
                 drop the rows up to the damage with a warning.
             agree: called with the configuration in a checkpoint, if it holds one; raises CheckpointError if that does
                 not match the present one.
+            at: number of updates of the checkpoint; None: any.
 
         Raises:
             CheckpointError: no checkpoint is usable; the message gives the reason for each.
         """
         self.wait()
         reasons: list[tuple[int, CheckpointError]] = []
-        training = self._restore(make, agree, reasons)
+        training = self._restore(make, agree, reasons, at)
         if training is None and drop_damaged and any(isinstance(exc, RowsError) for _, exc in reasons):
-            training = self._restore(make, agree, reasons, drop_damaged=True)
+            training = self._restore(make, agree, reasons, at, drop_damaged=True)
         if training is None and reasons:
             raise CheckpointError(
                 f"no checkpoint in {self.root} can be used ({_joined(reasons)}). Choose another run.name, or move the "
@@ -297,11 +302,14 @@ class CheckpointStore:
         make: Callable[[], T],
         agree: Callable[[Mapping[str, object]], None],
         reasons: list[tuple[int, CheckpointError]],
+        at: int | None,
         *,
         drop_damaged: bool = False,
     ) -> T | None:
         for counter in reversed(self.counters()):
             folder = self.root / str(counter)
+            if at is not None and not _is_at(folder, at):
+                continue
             training = make()
             try:
                 agree(read_manifest(folder).configuration or {})
@@ -319,6 +327,12 @@ class CheckpointStore:
             logger.info("resuming from checkpoint %d (epoch %s)", counter, manifest.epoch)
             return training
         return None
+
+
+def _is_at(folder: Path, updates: int) -> bool:
+    with suppress(CheckpointError):
+        return read_manifest(folder).updates == updates
+    return False
 
 
 def _joined(reasons: list[tuple[int, CheckpointError]]) -> str:

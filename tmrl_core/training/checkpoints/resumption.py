@@ -67,6 +67,7 @@ class RunCheckpoints:
         asked: True: a checkpoint is requested for the next pause of the loop. Any thread may set it.
         in_force: the configuration, with the checkpoint's values for keys that cannot change.
         locked: True: the folder of the project's format is locked against other trainers.
+        at: number of updates of the checkpoint to resume from; None: the newest usable one.
         dump, load, updater: the arguments of these names, which may be replaced before the run.
     """
 
@@ -85,6 +86,7 @@ class RunCheckpoints:
         self.path = path
         self.locked = False
         self.asked = False
+        self.at: int | None = None
         self.in_force = config
         self._config = config
         self._configured = configured
@@ -180,6 +182,12 @@ class RunCheckpoints:
             and self._written != _progress_of(training)
         )
 
+    @property
+    def latest_name(self) -> str:
+        """Return the name of the folder of the checkpoint that was written last; empty: unknown."""
+        written = self._store.written if self._store is not None else None
+        return "" if written is None else str(written)
+
     def write_separately(self, training: LoopLike, path: Path) -> None:
         """Write a self-contained checkpoint to another path.
 
@@ -245,6 +253,7 @@ class RunCheckpoints:
         path = self.path
         loaded = made = None
         if path is not None and path.exists():
+            self._refuse_parts(path)
             if self.load is not None:
                 loaded = self.load(path)
             elif self.dump is not None or (path.is_file() or (path / "manifest.json").exists()):
@@ -267,6 +276,20 @@ class RunCheckpoints:
             loaded = self.updater(loaded)
         return loaded, False
 
+    def _refuse_parts(self, path: Path) -> None:
+        """Refuse the folder of a run that several processes have trained, whose parts this one would not find.
+
+        Raises:
+            CheckpointError: it is one.
+        """
+        from tmrl_core.training.checkpoints.parts import parts_of
+
+        if (parts := parts_of(path)) is not None:
+            raise CheckpointError(
+                f"{path} holds the checkpoints of {parts} processes that trained together, and this is one process. "
+                f"Start {parts} again (docs/scaling.md), or choose another run.name"
+            )
+
     def _restore(self) -> LoopLike | None:
         """Return the training object of the newest usable checkpoint; None without any checkpoint.
 
@@ -275,7 +298,7 @@ class RunCheckpoints:
         """
         try:
             loaded = self._the_store().restore(
-                self._make, drop_damaged=self._config.checkpoint.drop_damaged, agree=self._agree
+                self._make, drop_damaged=self._config.checkpoint.drop_damaged, agree=self._agree, at=self.at
             )
         except CheckpointError as exc:
             if not self._changes:

@@ -39,7 +39,7 @@ from tmrl_core.config.sections import LockstepSection, TrainerSection
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.contracts import MemoryLike
-from tmrl_core.training.interface import TrainingInterface
+from tmrl_core.training.interface import Standing, TrainingInterface
 from tmrl_core.training.loops.evaluation import mean_of
 from tmrl_core.training.loops.lockstep_round import Round
 from tmrl_core.training.loops.round_memory import RoundMemory
@@ -174,18 +174,30 @@ class TrainingLockstep(TrainingOffline):
         """Number of published versions: each round publishes its own."""
         return int(self.delivery["counter"])
 
+    def limit_updates(self, updates_per_sample: float) -> None:
+        """Refuse: the agent decides how often it trains on a round.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("in lockstep, each round is trained on as its algorithm says: there is no ratio of updates")
+
     def _begin(self, interface: TrainingInterface) -> None:
         self.published = True  # each round publishes its policy itself
         super()._begin(interface)
 
     def _run_round(self, interface: TrainingInterface) -> bool:
         self.statistics = RoundStatistics()
+        self._standing = interface.meet(self._own_standing())
         interface.rest()
         with interface.whole_round():
             if not self._collect_and_train(interface):
                 return False
         interface.report(self._progress())
         return True
+
+    def _own_standing(self) -> Standing:
+        return Standing(self.total_samples)  # whether a round is complete is decided while it is collected
 
     def _collect_and_train(self, interface: TrainingInterface) -> bool:
         """Collect a round with the current policy, and train on it. False: collection was stopped before."""
@@ -219,16 +231,18 @@ class TrainingLockstep(TrainingOffline):
                     round_ = self._begin_round(interface)
                 self.update_buffer(interface)
                 self._name_long_episodes(round_)
-                if round_.complete:
-                    return True
                 workers = interface.workers()
+                lack = "" if round_.complete else self._round_lack(round_, len(workers))
+                self._standing = interface.meet(Standing(self.total_samples, lack))
+                if not self._standing.lack:
+                    return True
                 self._begun = self._begun or len(workers) >= self.min_workers
                 asked = round_.poll(
                     workers if self._begun else (), self.clock(), interface.says_done, interface.says_idle
                 )
                 for stream, what in asked:
                     interface.collect(what, stream)
-                self._report_shortfall(interface, round_, len(workers))
+                self._report_shortfall(interface)
                 interface.wait(min(POLL_S, self.sleep_between_buffer_retrieval_attempts))
             self._cancel(interface, round_)
             memory.round = None
@@ -303,14 +317,16 @@ class TrainingLockstep(TrainingOffline):
         self._seeded.add(stream)
         return int(np.random.SeedSequence([self.seed, self.rounds_done, index]).generate_state(1)[0] >> 1)
 
-    def _report_shortfall(self, interface: TrainingInterface, round_: Round, workers: int) -> None:
+    def _round_lack(self, round_: Round, workers: int) -> str:
         noun = "episodes" if round_.in_episodes else "steps"
-        lack = (
+        return (
             f"{round_.collected} of {round_.amount} {noun} of round {round_.number} have arrived, "
             f"{workers} {'worker is' if workers == 1 else 'workers are'} there"
             f"{'' if self._begun else f', trainer.lockstep.min_workers is {self.min_workers}'}"
         )
-        if lack != self._waits_for:
+
+    def _report_shortfall(self, interface: TrainingInterface) -> None:
+        if (lack := self._standing.lack) != self._waits_for:
             self._round_shortfall = self._waits_for = lack
             interface.report(self._progress())
 

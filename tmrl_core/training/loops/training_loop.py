@@ -36,6 +36,11 @@
 # Waiting (`_hold_ratio`) always takes arriving samples while training lacks something, so no two limits can stop both
 # sides. It tells the workers why it waits: the interface recognizes from both sides' reasons that neither can go on.
 #
+# With several ranks (rank_group.py), the counts that decide are those of all ranks, at the latest meeting
+# (`interface.meet`), which follows each run of updates and each retrieval while training waits. Alone, a meeting
+# returns what it is given. In numbers: two ranks have received 600 and 430 samples; both know 1,030 and make the same
+# 31 updates.
+#
 # An update that produced NaN or Inf has been rolled back by the agent; the loop counts it, describes its batch in a
 # file, and ends the run after `max_bad_updates` in a row. `updates_skipped` counts them, and so does `total_updates`,
 # or the ratio would allow a broken run to repeat the same update for ever.
@@ -58,7 +63,7 @@ from typing import Any, ClassVar
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import LimiterSection, TrainerSection
 from tmrl_core.envs.identity import identity_of
-from tmrl_core.errors import StorageError
+from tmrl_core.errors import ConfigError, StorageError
 from tmrl_core.long_calls import watched
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress, plain
@@ -68,7 +73,7 @@ from tmrl_core.signal_handlers import take_back
 from tmrl_core.training.checkpointable import parameters_of
 from tmrl_core.training.constructor_settings import constructed_settings
 from tmrl_core.training.contracts import AgentLike, MemoryLike, Row, TrainingLoop, TrainingMemory, as_agent, as_memory
-from tmrl_core.training.interface import Delivery, TrainingInterface
+from tmrl_core.training.interface import Delivery, Standing, TrainingInterface
 from tmrl_core.training.loops.episode_metrics import info_means
 from tmrl_core.training.loops.limiter import RateLimiter
 from tmrl_core.training.loops.recorded_sessions import OutsideActions, SessionLoader
@@ -78,6 +83,7 @@ from tmrl_core.training.loops.storage_failures import Unwritten
 from tmrl_core.training.loops.threads import Threads
 from tmrl_core.training.loops.update_batching import UpdatesAtOnce
 from tmrl_core.training.memories.declaration import expect
+from tmrl_core.training.rank_group import RANK_GROUP
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates
 from tmrl_core.training.value_types import Batch, Device, Indices, Metrics, State
 
@@ -194,6 +200,8 @@ class TrainingOffline(TrainingLoop):
         self.delivery: State = {"incarnation": 0, "counter": 0, "marks": {}}
         """Committed offset of each worker's stream of samples."""
         self.published = False
+        self._standing = Standing()
+        """Samples of all ranks, and what a memory lacks, at the latest meeting."""
         self._waits_for = ""
         self._yields = False
         """True: workers of the synchronous mode may be collecting."""
@@ -230,11 +238,12 @@ class TrainingOffline(TrainingLoop):
             self.memory = memory_cls(nb_steps=steps, device=device)
             self.agent = make_agent()
         self._agent, self._memory = as_agent(self.agent), as_memory(self.memory)
+        ranks = RANK_GROUP.get()
         self.limiter = RateLimiter(
             samples_per_insert,
             max(1, start_training),
             error_buffer,
-            self._memory.batch_size,
+            self._memory.batch_size * (1 if ranks is None else ranks.size),
             max_updates_per_sample=max_training_steps_per_env_step,
         )
         expect(self._memory, self._agent, (observation_space, action_space), declared)
@@ -255,6 +264,7 @@ class TrainingOffline(TrainingLoop):
         "environment_identity",
         "published",
         "statistics",
+        "_standing",
         "_waits_for",
         "_yields",
         "_unwritten",
@@ -316,6 +326,16 @@ class TrainingOffline(TrainingLoop):
             ConfigError: the limits are invalid; nothing was changed.
         """
         self.limiter.change(samples_per_insert, error_buffer, self.total_samples, self.total_updates)
+
+    def limit_updates(self, updates_per_sample: float) -> None:
+        """Replace the maximum of updates for each sample. The present counts are taken as balanced.
+
+        Raises:
+            ConfigError: the number is not above 0, or training is from recorded sessions alone.
+        """
+        if self.offline is not None:
+            raise ConfigError("training from recorded sessions alone has no ratio of updates to samples")
+        self.limiter.change_most(updates_per_sample, self.total_samples, self.total_updates)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -399,6 +419,7 @@ class TrainingOffline(TrainingLoop):
         self._follow_parts()
         if self._sessions is not None:
             self.sessions_loaded = self._sessions.load(self._memory.for_sessions, self.sessions_loaded)
+        self._standing = interface.meet(self._own_standing())
         if not self.published:
             self._publish(interface)
             interface.give_turn()
@@ -433,7 +454,7 @@ class TrainingOffline(TrainingLoop):
         indices: Indices | None = None
         while self.step < self.steps:
             if not self._made:  # other work was done, or `NOTED_S` have passed
-                limiter.seen = self.total_samples, self.total_updates
+                limiter.seen = self._standing.samples, self.total_updates
                 interface.rest()
                 if interface.stopping:
                     break
@@ -481,7 +502,7 @@ class TrainingOffline(TrainingLoop):
         )
         if self.offline is not None:
             return due
-        return max(1, int(min(due, self.limiter.updates_left(self.total_samples, done))))
+        return max(1, int(min(due, self.limiter.updates_left(self._standing.samples, done))))
 
     def _update(self, batch: Batch, batches: Iterator[Batch], due: int, indices: Indices | None) -> int:
         """Make an update, or several in one call of the agent, but at most `due`. Return their number.
@@ -534,7 +555,7 @@ class TrainingOffline(TrainingLoop):
 
     def _poll_samples(self, interface: TrainingInterface) -> None:
         """Insert arrived samples, unless training is so far behind that they have to wait."""
-        if self.limiter.can_insert(self.total_samples, self.total_updates):
+        if self.limiter.can_insert(self._standing.samples, self.total_updates):
             self.update_buffer(interface)
         else:
             interface.wait(0.0)  # the wait handles other due work
@@ -547,7 +568,7 @@ class TrainingOffline(TrainingLoop):
         """
         until = self.clock() + INSERT_S
         while self._insert_portion(interface) and interface.has_more and self.clock() < until:
-            if not self.limiter.can_insert(self.total_samples, self.total_updates):
+            if not self.limiter.can_insert(self._standing.samples, self.total_updates):
                 break
 
     def _insert_portion(self, interface: TrainingInterface) -> bool:
@@ -562,6 +583,7 @@ class TrainingOffline(TrainingLoop):
                 chunk.origin = interface.origin(worker_stream(chunk.stream))
         self._take(deliveries, interface.version[1])
         committed = self.commit(interface)
+        self._standing = interface.agreed(self._own_standing())
         if self._waits_for:
             self._waits_for = self._shortfall()
         interface.report(self._progress())
@@ -620,13 +642,24 @@ class TrainingOffline(TrainingLoop):
     def _describe_shortfall(self) -> str:
         if self.offline is not None:
             return ""
+        samples, lack = self._standing
+        # The start goes before what a memory lacks, which the samples until then may bring.
+        if 0 < samples < self.start_training:
+            return f"{samples} of trainer.start_training = {self.start_training} samples have arrived"
+        return lack or self.limiter.shortfall(samples, self.total_updates)
+
+    def _own_standing(self) -> Standing:
+        return Standing(self.total_samples, self._own_shortfall())
+
+    def _own_shortfall(self) -> str:
+        """Describe what this trainer's memory lacks for a batch; empty: nothing."""
+        if self.offline is not None:
+            return ""
         if self.total_samples == 0:
             refused, reason = self._refused
             if refused:
                 return f"all {refused} samples that have arrived were refused: {plain(reason, REASON_LENGTH)}"
             return "no sample has arrived yet"
-        if self.total_samples < self.start_training:
-            return f"{self.total_samples} of trainer.start_training = {self.start_training} samples have arrived"
         if len(self.memory) == 0:
             return f"{self.total_samples} samples have arrived, but no complete transition"
         if self._memory.sampleable == 0:
@@ -634,10 +667,11 @@ class TrainingOffline(TrainingLoop):
                 f"none of {len(self.memory)} transitions is as recent as memory.max_drawn_lag asks (where workers wait "
                 "for updates meanwhile, raise that or trainer.update_model_interval)"
             )
-        return self.limiter.shortfall(self.total_samples, self.total_updates)
+        return ""
 
     def _hold_ratio(self, interface: TrainingInterface) -> bool:
         """Wait until training may continue. False: `interface.stopping`."""
+        self._standing = interface.meet(self._own_standing())
         if not self._shortfall() and (not self._yields or interface.has_turn()):
             self._yields = False
             return not interface.stopping
@@ -657,6 +691,7 @@ class TrainingOffline(TrainingLoop):
             # Checked before the insertion, when all samples sent before this status have arrived.
             has_turn = interface.has_turn()
             self.update_buffer(interface)
+            self._standing = interface.meet(self._own_standing())
             lack = self._shortfall()
             if not lack and has_turn:
                 self._yields = False
@@ -675,7 +710,7 @@ class TrainingOffline(TrainingLoop):
     def _progress(self) -> Progress:
         # Report the recorded reason, so that observers of both sides see one reason for as long as this side waits.
         return Progress(
-            samples=self.total_samples,
+            samples=self._standing.samples,
             updates=self.total_updates,
             start_training=self.start_training,
             lack=self._waits_for,
@@ -687,7 +722,7 @@ class TrainingOffline(TrainingLoop):
             "epoch": self.epoch,
             "round": self.round,
             "updates": self.total_updates,
-            "samples_received": self.total_samples,
+            "samples_received": self._standing.samples,
             "memory_len": len(self.memory),
             **self._fill(),
             "return_test": self._memory.stat_test_return,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
+from tmrl_core.samples.finite import is_finite
 from tmrl_core.training.memories.sample_schema import DeclaredSamples
 from tmrl_core.training.value_types import Tree
 

@@ -19,6 +19,8 @@
 # the 36 new ones become zeros, as if it had not been. A loaded checkpoint replaces an optimizer's state by another
 # object, which the comparison of identities shows.
 #
+# Where several ranks train the same networks (rank_group.py), an update that is bad on one is rolled back on all.
+#
 # On a CPU, the result is checked immediately. On another device, reading it would make the processor wait for the
 # device once per update, so the device decides: `torch.where` selects the old or the new values, and the flag is read
 # 64 updates later (skipped_updates.py); the losses of a skipped update then still enter the means of the round. All
@@ -33,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.training.checkpointable import saved_attributes
+from tmrl_core.training.rank_group import RANK_GROUP
 from tmrl_core.training.updates.skipped_updates import SKIPPED
 from tmrl_core.training.value_types import Batch, Metrics, Tree
 
@@ -85,7 +88,10 @@ class UpdateRollback:
         floats = floating([*batch, *metrics.values()])
         if self._wholes:
             return {**metrics, SKIPPED: self._roll_back_on_device(floats)}
-        if all_sums_finite([*floats, *self._floats]):
+        finite = all_sums_finite([*floats, *self._floats])
+        if (ranks := RANK_GROUP.get()) is not None:
+            finite = ranks.all_true(finite)
+        if finite:
             return metrics
         torch._foreach_copy_(self._kept, self._copies)
         return {SKIPPED: True}
@@ -97,6 +103,8 @@ class UpdateRollback:
         """
         now = [torch.cat([tensor.reshape(-1) for tensor in tensors]) for _, tensors in self._wholes]
         finite = all_sums_finite([*floats, *floating(now)])
+        if (ranks := RANK_GROUP.get()) is not None:
+            finite = ranks.all_true(finite)
         for whole, (copies, tensors) in zip(now, self._wholes, strict=True):
             torch._foreach_copy_(tensors, _parts(torch.where(finite, whole, copies), tensors))
         return ~finite

@@ -1,0 +1,1 @@
+"""Room: one learner on several processes, one rank for each Server of the run."""
