@@ -1,8 +1,9 @@
-"""Actions per second of the policy of two hidden layers of 256: torch's eager forward against its NumPy backend.
+"""Actions per second of the policy of two hidden layers of 256: torch's eager forward, NumPy backend, ONNX file.
 
     python benchmarks/policy_forward.py
 
-Both act on the same weights, one observation of Pendulum at a time, on one thread, in turn, five times.
+All act on the same weights, one observation of Pendulum at a time, on one thread, in turn, five times. The file runs in
+ONNX Runtime.
 """
 
 # ruff: noqa: E402  # the environment must be set before NumPy and torch are imported
@@ -22,10 +23,12 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import gymnasium
 import numpy as np
+import onnxruntime
 import torch
 from wire_bytes import versions
 
 from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
+from tmrl_core.onnx_export.file import model_of
 
 
 def actions_per_second(act: Callable[[Any], Any], obs: np.ndarray, seconds: float) -> float:
@@ -60,7 +63,15 @@ def main() -> int:
         print(f"the backends differ by {gap}", file=sys.stderr)
         return 1
 
-    sides: dict[str, Callable[[Any], Any]] = {"torch's eager forward": original.act_, "NumPy backend": numpy_actor.act_}
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    data = model_of(numpy_actor).SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    sides: dict[str, Callable[[Any], Any]] = {
+        "torch's eager forward": original.act_,
+        "NumPy backend": numpy_actor.act_,
+        "ONNX Runtime, deterministic": lambda obs: session.run(["action"], {"observation": obs[None]}),
+    }
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for act in sides.values():
         actions_per_second(act, obs, 0.2)
@@ -68,7 +79,7 @@ def main() -> int:
         for name, act in sides.items():
             rates[name].append(actions_per_second(act, obs, arguments.seconds))
 
-    slow, fast = (statistics.median(values) for values in rates.values())
+    slow, fast, _ = (statistics.median(values) for values in rates.values())
     print(f"{versions()}, torch {torch.__version__}; {arguments.repetitions} repetitions in turn, one thread\n")
     print("| what | actions/s, median | range | of torch |")
     print("| --- | --- | --- | --- |")

@@ -27,15 +27,29 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("docs", "config", "examples", "benchmarks")
 SUFFIXES = {".md", ".png", ".svg", ".py", ".yaml", ".json", ".toml"}
+ROOMS = "docs/rooms.md"
+SEARCH = ROOT / "scripts" / "iframe-worker.js"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages of the rooms that are there below their index in the menu."""
+    assert config.nav is not None
+    for entry in config.nav:
+        for pages in entry.values():
+            if isinstance(pages, list) and ROOMS in pages:
+                pages.extend(path.relative_to(ROOT).as_posix() for path in _room_pages())
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Replace the pages of `docs/` by those of the repository."""
-    for file in list(files.documentation_pages()):
-        files.remove(file)
+    """Replace the files of `docs/` by those of the repository."""
+    for file in list(files):
+        if file.src_dir == config.docs_dir:
+            files.remove(file)
     for path in _pages():
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
+    files.append(File.generated(config, SEARCH.name, abs_src_path=str(SEARCH)))
     shown: set[str] = set()
     for name in _api_pages(config.nav):
         module = "tmrl_core." + name.removeprefix("api/").removesuffix(".md").replace("/", ".")
@@ -46,10 +60,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def _pages() -> Iterator[Path]:
     yield from ROOT.glob("*.md")
     yield ROOT / "credentials" / "README.md"
+    yield from _room_pages()
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in SUFFIXES and "runs" not in path.parts:
                 yield path
+
+
+def _room_pages() -> list[Path]:
+    return sorted((ROOT / "tmrl_core").rglob("*.md"))
 
 
 def _api_pages(nav: Any) -> Iterator[str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from msgspec import inspect
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tmrl_core.config.algorithms import POLICIES, algorithms  # noqa: E402
+from tmrl_core.config.algorithms import POLICIES, Algorithm, algorithms  # noqa: E402
 from tmrl_core.config.descriptions import described  # noqa: E402
 from tmrl_core.config.error_messages import allowed, inner_types, keys_of, section_of  # noqa: E402
 from tmrl_core.config.loading import ENVIRONMENT_KEYS, OTHER_VARIABLES  # noqa: E402
@@ -39,6 +40,8 @@ All roles read the same file. Its extension selects JSON or YAML. Every key has 
 values that differ. `config/` has ready-to-run files. Unknown keys, wrong types and impossible values are refused at
 startup (exit status 2). The message names the key, the value found and the allowed values.
 `python -m tmrl_core --config-schema` prints the JSON Schema. Editors use it to complete and check these files.
+
+SECTIONS
 
 ## Sources of values
 
@@ -97,8 +100,6 @@ machines, both sides detect this and stop with an error that contains the number
   `trainer.update_model_interval / trainer.max_training_steps_per_env_step` samples, and each worker collects
   `worker.max_steps_per_update`. Before the second model, each worker collects `worker.initial_steps` samples, or as
   many as twice `worker.max_steps_per_update` allows. The sum over all workers must reach `trainer.start_training`.
-
-# All keys
 """
 
 
@@ -120,7 +121,7 @@ def rows(struct: type[msgspec.Struct], path: str) -> Iterator[str]:
                 inner.append((section, f"{path}.{item.encode_name}"))
             continue
         if (section := section_of(value_type(item.type))) is not None:
-            inner.append((section, f"{path}.{item.encode_name}.<name>"))
+            inner.append((section, f"{path}.{item.encode_name}.NAME"))
         yield row(item)
     for section, name in inner:
         yield from rows(section, name)
@@ -169,14 +170,30 @@ def meaning(of: inspect.Type) -> str:
 def page() -> str:
     """Return the whole page."""
     variables = {name: f"`{section}.{key}`" for name, (section, key) in ENVIRONMENT_KEYS.items()} | OTHER_VARIABLES
-    parts = [HEAD, *(f"| `{name}` | {what} |\n" for name, what in sorted(variables.items())), RULES]
+    keys: list[str] = []
     info = inspect.type_info(config_type())
     assert isinstance(info, inspect.StructType)
     for item in info.fields:
         section = section_of(item.type)
         assert section is not None
-        parts.extend(rows(section, item.encode_name))
-    return "".join(parts)
+        keys.extend(rows(section, item.encode_name))
+    tables = "".join(keys)
+    parts = [HEAD.replace("SECTIONS\n", contents(tables))]
+    parts += [f"| `{name}` | {what} |\n" for name, what in sorted(variables.items())]
+    return "".join([*parts, RULES, tables])
+
+
+def contents(tables: str) -> str:
+    """Return a table that links to each section below, those inside others after them."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for path, text in re.findall(r"^## (\S+)\n\n(.+?)(?:\n\n|\Z)", tables, re.MULTILINE | re.DOTALL):
+        link = f"[`{path}`](#{re.sub(r'[^a-z0-9_-]', '', path.lower())})"
+        if "." not in path:
+            found[path] = (f"{link} | {' '.join(text.split()).partition('. ')[0].rstrip('.')}", [])
+        else:
+            found[path.partition(".")[0]][1].append(link)
+    lines = [f"| {text} | {', '.join(inner)} |\n" for text, inner in found.values()]
+    return "".join(["| section | for | sections inside |\n| --- | --- | --- |\n", *lines])
 
 
 def choosing_page() -> str:
@@ -186,21 +203,31 @@ def choosing_page() -> str:
     of_policies = {name for policy in POLICIES for name in signature(getattr(actor, policy.numpy_name)).parameters}
     agents = algorithms().values()
     names = list(dict.fromkeys(one.name for agent in agents for one in dataclasses.fields(agent.settings)))
-    table = [["key", *(agent.name for agent in agents), "meaning"], ["---"] * (len(agents) + 2)]
+    table = [["key", "default: agents", "meaning"], ["---"] * 3]
     for name in names:
         if name == "model_kwargs":
             continue
-        cells, text = [], ""
+        defaults: dict[str, list[str]] = {}
+        text = ""
         for agent in agents:
             found = next((one for one in dataclasses.fields(agent.settings) if one.name == name), None)
-            cells.append("" if found is None else json.dumps(found.default).strip('"'))
-            text = text or ("" if found is None else described(agent.settings)[name][1])
-        both = f"; set `actor.kwargs.{name}`, which both get" if name in of_policies else ""
-        table.append([f"`{name}`", *cells, text.replace("None", "null") + both])
+            if found is not None:
+                defaults.setdefault(json.dumps(found.default).strip('"'), []).append(agent.name.removesuffix("Agent"))
+                text = text or described(agent.settings)[name][1]
+        told = "; ".join(f"`{default}`: {_listed(having, agents)}" for default, having in defaults.items())
+        table.append([f"`{name}`{' *' if name in of_policies else ''}", told, text.replace("None", "null")])
     lines = [f"| {' | '.join(row)} |" for row in table]
     head, mark, rest = CHOOSING.read_text(encoding="utf-8").partition("## Every `agent.kwargs`")
     before, _, old = rest.partition("| key |")
     return head + mark + before + "\n".join(lines) + old[old.index("\n\n") :]
+
+
+def _listed(having: list[str], agents: Iterable[Algorithm]) -> str:
+    """Return names of agents, or of those that are left out if these are few."""
+    others = [name for agent in agents if (name := agent.name.removesuffix("Agent")) not in having]
+    if not others:
+        return "all"
+    return ", ".join(having) if len(having) <= len(others) + 1 else f"all but {', '.join(others)}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -63,7 +63,7 @@ CONSTRAINTS_HEAD = """\
 # Every package that `.[all,dev,docs]` and its build bring, at the version that was tested (Linux, Python 3.11).
 # `python scripts/pins.py --update` writes this file, and requirements/ with the hashes.
 # torch without a local version: the CPU build (2.13.0+cpu) and the builds for GPUs fit alike, and each GPU build pins
-# its own CUDA packages. What only an optional extra outside of `all` brings (mujoco, box2d, trackio) is not pinned.
+# its own CUDA packages. What only an extra outside of `all` brings (mujoco, box2d, trackio, hidapi) is not pinned.
 """
 HEAD = "# Written by `python scripts/pins.py --update`.\n"
 

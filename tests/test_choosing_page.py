@@ -17,7 +17,7 @@ from tmrl_core.config.sections import WorkerSection
 from tmrl_core.errors import ConfigError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "choosing.md"
-COLUMNS = list(algorithms())
+AGENTS = list(algorithms())
 NOT_FOR_A_TABLE = {"observation_space", "action_space", "device", "model_cls", "actor_cls", "model_kwargs", "settings"}
 
 SPACES = {"discrete": "discrete", "continuous": "box", "several choices": "multi_discrete"}
@@ -42,24 +42,25 @@ def keywords(agent: str) -> dict[str, Any]:
     return {**keywords("SacAgent"), **own} if agent == "REDQSACAgent" else own
 
 
-def rows() -> list[list[str]]:
-    """Of the table of keywords, its head first."""
+def told_of(agent: str) -> dict[str, Any]:
+    """Of the table of keywords: those of an agent, with their defaults."""
     text = PAGE.read_text(encoding="utf-8").split("## Every `agent.kwargs`")[1].split("\n## ")[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    told = {}
+    for line in [line for line in text.splitlines() if line.startswith("| `")]:
+        key, defaults, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        for default, listed in re.findall(r"`(.*?)`: ([^;]*)", defaults):
+            named = {f"{name}Agent" for name in listed.removeprefix("all but ").split(", ")}
+            assert listed == "all" or named <= set(AGENTS)
+            if listed == "all" or (agent in named) != listed.startswith("all but "):
+                assert key not in told, "one default"
+                told[key.strip("` *")] = 1e-5 if default == "1e-05" else yaml.safe_load(default)
+    return told
 
 
-@pytest.mark.parametrize("column", COLUMNS)
-def test_every_keyword_of_an_agent_is_there_with_its_default(column: str) -> None:
-    head, _, *body = rows()
-    index = head.index(column)
-    told = {row[0].strip("`"): yaml.safe_load(row[index]) for row in body if row[index] or row[index] == "null"}
-    told = {name: float(value) if value == "1e-05" else value for name, value in told.items()}
-    there = {name: list(value) if isinstance(value, tuple) else value for name, value in keywords(column).items()}
-    assert told == there
-
-
-def test_every_algorithm_has_a_column() -> None:
-    assert [cell for cell in rows()[0] if cell.endswith("Agent")] == COLUMNS
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_keyword_of_an_agent_is_there_with_its_default(agent: str) -> None:
+    there = {name: list(value) if isinstance(value, tuple) else value for name, value in keywords(agent).items()}
+    assert told_of(agent) == there
 
 
 def test_every_named_file_exists_and_belongs_to_its_agent() -> None:

@@ -23,6 +23,8 @@ MODULES = {
     "stable-baselines3": "stable_baselines3",
     "sb3-contrib": "sb3_contrib",
     "pillow": "PIL",
+    "pygame-ce": "pygame",
+    "hidapi": "hid",
 }
 # Parts of the extra `gateway` that uvicorn loads by name.
 BEHIND = {"httptools", "websockets"}
@@ -105,7 +107,20 @@ def test_all_names_extras_that_exist() -> None:
     assert named is not None
     assert (
         EXTRAS.keys() - set(named[1].split(","))
-        == {"all", "mujoco", "box2d", "sb3", "minari", "lerobot", "lerobot-video", "marl", "realtime", "trackio"}
+        == {
+            "all",
+            "mujoco",
+            "box2d",
+            "sb3",
+            "minari",
+            "lerobot",
+            "lerobot-video",
+            "marl",
+            "realtime",
+            "teleop",
+            "trackio",
+            "onnx",
+        }
         | FOR_DEVELOPMENT
     )
     (row,) = [row for row in rows("Extras") if row[0] == "`all`"]
@@ -146,6 +161,6 @@ def test_constraints_pin_the_packages_that_scripts_install() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = names([line for line in lines if line and not line.startswith("#")])
     direct = [*PROJECT["project"]["dependencies"], *EXTRAS["dev"]]
-    for extra in EXTRAS.keys() - {"all", "dev", "mujoco", "box2d", "trackio"}:
+    for extra in EXTRAS.keys() - {"all", "dev", "mujoco", "box2d", "teleop", "trackio"}:
         direct += EXTRAS[extra]
     assert names(direct) <= pinned

@@ -28,12 +28,18 @@ from tmrl_core.compat.files_of_tmrl import parser as tmrl_parser
 from tmrl_core.config import load
 from tmrl_core.config.error_messages import keys_of
 from tmrl_core.config.room_sections import config_type
+from tmrl_core.onnx_export.command import parser as export_parser
 from tmrl_core.plots.command import parser as plot_parser
 from tmrl_core.sessions.formats import session_formats
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "docs" / "recipes.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "credentials" / "README.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "tmrl_core").rglob("*.md")),
+    ROOT / "credentials" / "README.md",
+]
 FILES = {"json", "jsonl", "key", "pem", "py", "token", "yaml"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -62,6 +68,8 @@ def test_its_commands_are_accepted(page: Path) -> None:
             doctor_parser().parse_args([word for word in words if word != "--doctor"])
         elif "--sessions" in words:
             sessions_parser(session_formats()).parse_args([word for word in words if word != "--sessions"])
+        elif "--export" in words:
+            export_parser().parse_args([word for word in words if word != "--export"])
         elif "--metrics" in words:
             metrics_parser().parse_args([word for word in words if word != "--metrics"])
         elif "--plot" in words:
@@ -115,7 +123,7 @@ def test_the_policy_acts_in_another_loop(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_the_scenario_of_many_agents_is_learned() -> None:
-    shown = blocks(ROOT / "docs" / "multiagent.md", "python")[0]
+    shown = blocks(ROOT / "tmrl_core" / "multiagent" / "tutorial.md", "python")[0]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(shown, {"__name__": "harbour"})
@@ -143,6 +151,36 @@ def test_the_runs_of_several_seeds_are_drawn_together(tmp_path: Path) -> None:
     said = run(tmp_path, sys.executable, *words, "--workers", "1").stdout
     assert (tmp_path / "runs" / "pendulum.png").is_file()
     assert re.search(r"pendulum +2 ", said)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_the_sweep_of_the_researcher_finds_settings(tmp_path: Path) -> None:
+    """The script as it stands, with two trials of a short run; a second start goes on with the same study."""
+    pytest.importorskip("optuna", reason="the tutorial installs it")
+    (script,) = blocks(ROOT / "docs" / "tutorials" / "researcher.md", "python")
+    (tmp_path / "sweep.py").write_text(script.replace("n_trials=20", "n_trials=2"), encoding="utf-8")
+    (tmp_path / "my.yaml").write_text(SMALL, encoding="utf-8")
+    evaluated = ("--set", "trainer.evaluation.every_updates=10", "--set", "trainer.evaluation.episodes=1")
+    said = run(tmp_path, sys.executable, "sweep.py", *evaluated).stdout
+    assert re.search(r"^\{'lr': 0\.\d+, 'gamma': 0\.9\d*\}$", said, re.MULTILINE)
+    study = (tmp_path / "sweep.py").read_text().replace("n_trials=2", "n_trials=1")
+    (tmp_path / "sweep.py").write_text(study, encoding="utf-8")
+    run(tmp_path, sys.executable, "sweep.py", *evaluated)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["sweep-0", "sweep-1", "sweep-2"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_the_first_runs_of_the_researcher_are_drawn(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(SMALL, encoding="utf-8")
+    page = text_of(ROOT / "docs" / "tutorials" / "researcher.md")
+    (first,) = re.findall(r"^    (python -m tmrl_core --local .* --set run.name=first .*)$", page, re.MULTILINE)
+    run(tmp_path, sys.executable, *first.split()[1:], "--workers", "1")
+    assert (tmp_path / "runs" / "first" / "learning_curve.png").is_file()
+    run(tmp_path, sys.executable, *first.split()[1:], "--workers", "1", "--new")
+    said = run(tmp_path, sys.executable, "-m", "tmrl_core", "--plot", "runs/first", "runs/first-2", "--stats").stdout
+    assert "IQM" in said
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="bash and POSIX signals")
@@ -202,5 +240,5 @@ def environment(folder: Path) -> dict[str, str]:
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=100, check=True
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=200, check=True
     )

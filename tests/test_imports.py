@@ -65,15 +65,21 @@ LAYERS: list[tuple[str, ...]] = [
     ("training.loops",),
     ("training.checkpoints",),
     ("training.remote",),
-    ("testing",),
+    ("testing", "teleop"),
     ("roles",),
-    ("local", "doctor", "gateway", "multiagent", "ranks"),
-    ("cli", "compat", "plots"),
+    ("web",),
+    ("local", "doctor", "gateway", "dashboard", "multiagent", "ranks"),
+    ("cli", "compat", "onnx_export", "plots"),
     ("__main__",),
 ]
 PROTOCOL = tuple(f"networking.{name}" for name in ("protocol", "relay", "worker", "trainer", "observer"))
 PROTOCOL_PACKAGES = {"numpy", "msgspec", "zstandard", "tmrl_core"}
-SEALS = ("networking.worker.seal", "networking.worker.arriving_policy", "networking.trainer.seal")
+SEALS = (
+    "networking.worker.seal",
+    "networking.worker.arriving_policy",
+    "networking.trainer.seal",
+    "networking.observer.seal",
+)
 """Loaded only where end-to-end authentication is on; they may import `cryptography` too."""
 DOES_IO = {"asyncio", "selectors", "select", "socket", "ssl", "multiprocessing", "subprocess"}
 TORCH_PACKAGES = (  # loaded where they are needed

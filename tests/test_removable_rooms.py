@@ -61,8 +61,16 @@ ROOMS = {
         "network: {transport: tlspyo}",
         "network.transport: found the text 'tlspyo', allowed: local, tls, or",
     ),
+    "dashboard": Room(
+        ("dashboard",),
+        r"\bdashboard",
+        "dashboard: {port: 0}",
+        "dashboard: unknown section. No package tmrl_core.dashboard is here",
+    ),
+    "onnx_export": Room(("onnx_export",), r"tmrl_core.onnx_export|\bonnx_export/"),
     "ranks": Room(("ranks",), r"tmrl_core.ranks|\branks/"),
     "plots": Room(("plots",), r"tmrl_core.plots|\bplots/"),
+    "teleop": Room(("teleop",), r"tmrl_core.teleop|\bteleop/"),
     "testing": Room(("testing",), r"tmrl_core.testing|\btesting/"),
 }
 

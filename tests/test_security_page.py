@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tests.hostile import test_fake_server
-from tmrl_core.gateway import api_keys, connections, messages, owner
+from tmrl_core.gateway import api_keys, messages
 from tmrl_core.multiagent import round_episodes
 from tmrl_core.networking.links import remark_log
 from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES
@@ -24,6 +24,7 @@ from tmrl_core.training.agents import running_moments
 from tmrl_core.training.loops import episode_metrics, evaluation, lockstep, lockstep_round, training_loop
 from tmrl_core.training.memories import held_rows, prioritized, transition_builder
 from tmrl_core.training.remote import interface
+from tmrl_core.web import connections, logins
 
 TESTS = Path(__file__).resolve().parent
 PAGE = TESTS.parent / "docs" / "security.md"
@@ -187,7 +188,7 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
         "TLS handshakes that are not complete are limited to {}, each to {:g} s",
         (connections.MAX_HANDSHAKES, connections.HANDSHAKE_S),
     ),
-    ("The login ends after {} hours", (WORDS[round(owner._LOGIN_S / 3_600)],)),
+    ("The login ends after {} hours", (WORDS[round(logins.LOGIN_S / 3_600)],)),
     # A malicious trainer
     ("in which 1 MB of answers counts as {:.0f} ms", (1e6 * processor_time.STATUS_BYTE_S * 1_000,)),
     # A Server that has been taken over

@@ -22,7 +22,7 @@ actor/rollout/checked_environment actor/rollout/lockstep_rule actor/rollout/loop
 actor/rollout/recorder actor/rollout/runner actor/rollout/uplink
 config/loading config/references
 envs/old_gym envs/real_time envs/replay/pool envs/replay/recorded envs/replay/unrolling
-gateway/advice/learner gateway/central gateway/client_sessions gateway/connections
+gateway/advice/learner gateway/central gateway/client_sessions
 local/supervision
 metrics/branch metrics/progress metrics/recorder metrics/wandb_sink
 multiagent/collector multiagent/experiences multiagent/round_episodes multiagent/store
@@ -50,6 +50,7 @@ training/memories/batch_reader training/memories/disk_rows training/memories/fra
 training/memories/sum_tree training/memories/transition_builder
 training/remote/interface
 training/updates/compiled training/updates/cuda_graphs training/updates/rollback
+web/connections
 """
 HARD = _NAMES.split()
 """Modules below the package."""

@@ -139,6 +139,10 @@ class PolicyFailedError(TmrlError):
     """The policy's action is not finite, and no better policy can be expected. The action was not executed."""
 
 
+class TakeoverError(TmrlError):
+    """A person cannot take over: the source of interventions has failed, or its action is none of the action space."""
+
+
 class EpisodeError(TmrlError):
     """An episode of many agents cannot be used: an agent, a shaper or a value in it is wrong, or it has no end."""
 

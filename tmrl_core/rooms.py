@@ -47,6 +47,7 @@ Kind = Literal[
     "credential_files",
     "credentials",
     "exports",
+    "pages",
     "roles",
     "sections",
     "session_formats",

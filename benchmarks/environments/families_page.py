@@ -169,7 +169,7 @@ def quoted(package: str) -> str:
 def example(environment: dict[str, Any], *, many: bool) -> str:
     """Return the section of the configuration."""
     text: str = yaml.safe_dump({"environment": environment}, sort_keys=False).rstrip()
-    return f"{text}\n# and `multiagent`, see docs/multiagent.md" if many else text
+    return f"{text}\n# and `multiagent`, see docs/rooms.md" if many else text
 
 
 def row(result: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""The same learning curve by stable-baselines3, with the same settings, steps, episodes and seeds.
+"""The same learning curve by stable-baselines3 or sb3-contrib, with the same settings, steps, episodes and seeds.
 
     python benchmarks/learning/peer.py cartpole
 
-All seeds of `seeds.py`, or with `--seed` one of them.
-Needs stable-baselines3, which the project does not depend on, in the environment that runs it. It is evaluated after as
-many environment steps as `run.py`, in an environment of its own, with the seeds of our evaluations.
+All seeds of `seeds.py`, or with `--seed` one of them. Needs both libraries, on which the project does not depend, in
+the environment that runs it. It is evaluated after as many environment steps as `run.py`, in an environment of its own,
+with the seeds of our evaluations.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def play(env: Any, model: Any, seed: int, prepared: Callable[[Any], Any]) -> flo
 
 
 def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Point]:
+    import sb3_contrib
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.callbacks import BaseCallback
@@ -85,7 +86,10 @@ def learn(config: Config, settings: PeerSettings, seed: int) -> list[curves.Poin
     policy = dict(kwargs.pop("policy_kwargs"))
     if "activation_fn" in policy:
         policy["activation_fn"] = getattr(torch.nn, _ACTIVATIONS[policy["activation_fn"]])
-    model = getattr(sb3, settings.algorithm)("MlpPolicy", envs, policy_kwargs=policy, seed=seed, device="cpu", **kwargs)
+    library = sb3 if hasattr(sb3, settings.algorithm) else sb3_contrib
+    model = getattr(library, settings.algorithm)(
+        "MlpPolicy", envs, policy_kwargs=policy, seed=seed, device="cpu", **kwargs
+    )
     model.learn(settings.steps, callback=Evaluate())
     if due:
         evaluate(model, due.pop(0))

@@ -21,7 +21,12 @@ _PPO_NAMES = {
     "target_kl": "target_kl",
     "normalize_advantages": "normalize_advantage",
 }
-_SAC_NAMES = {"gamma": "gamma", "lr_actor": "learning_rate"}
+_SAC_NAMES = {"gamma": "gamma", "lr_actor": "learning_rate", "dropped_quantiles": "top_quantiles_to_drop_per_net"}
+_OFF_POLICY = {
+    "tmrl_core.training:SacAgent": "SAC",
+    "tmrl_core.training:CrossQAgent": "CrossQ",
+    "tmrl_core.training:TQCAgent": "TQC",
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class PeerSettings:
     """How stable-baselines3 is to learn a task.
 
     Args:
-        algorithm: PPO or SAC.
+        algorithm: PPO or SAC of stable-baselines3; CrossQ or TQC of sb3-contrib.
         envs: environments that it steps in turn, as many as there are workers.
         steps: environment steps in all.
         evaluate_at: steps after which it is evaluated, and what it has learned of them by then.
@@ -53,9 +58,10 @@ def peer_settings(config: Config) -> PeerSettings:
     """
     if config.agent.cls == "tmrl_core.training:PPOAgent":
         return _ppo(config)
-    if config.agent.cls == "tmrl_core.training:SacAgent":
-        return _sac(config)
-    raise ValueError(f"agent.cls: only PPOAgent and SacAgent are translated, not {config.agent.cls}")
+    if config.agent.cls in _OFF_POLICY:
+        return _off_policy(config, _OFF_POLICY[config.agent.cls])
+    translated = ", ".join(cls.partition(":")[2] for cls in ("tmrl_core.training:PPOAgent", *_OFF_POLICY))
+    raise ValueError(f"agent.cls: only {translated} are translated, not {config.agent.cls}")
 
 
 def rate(lr: float, lr_final: float, lr_rounds: int, rounds: int) -> Callable[[float], float]:
@@ -99,26 +105,33 @@ def _ppo(config: Config) -> PeerSettings:
     )
 
 
-def _sac(config: Config) -> PeerSettings:
+def _off_policy(config: Config, algorithm: str) -> PeerSettings:
     trainer, ours = config.trainer, dict(config.agent.kwargs)
     if len({ours.pop("lr_critic", 1e-3), ours.pop("lr_entropy", 1e-3), ours.get("lr_actor", 1e-3)}) != 1:
         raise ValueError("agent.kwargs: stable-baselines3 knows one learning rate for all")
     updates = trainer.epochs * trainer.rounds * trainer.steps
     first = int(trainer.start_training)
     every = trainer.evaluation.every_updates
-    kwargs = {
-        "tau": round(1.0 - ours.pop("polyak", 0.995), 12),
-        "ent_coef": f"auto_{ours.pop('alpha', 0.2)}",
+    hidden = list(config.actor.kwargs["hidden_sizes"])
+    ours.pop("compile", None)  # changes the speed alone
+    kwargs: dict[str, Any] = {
+        "ent_coef": f"auto_{ours.pop('alpha', 1.0 if algorithm == 'CrossQ' else 0.2)}",
         "learning_starts": first,
         "buffer_size": int(config.memory.capacity),
         "batch_size": config.memory.batch_size,
         "train_freq": 1,
         "gradient_steps": 1,
-        "policy_kwargs": {"net_arch": list(config.actor.kwargs["hidden_sizes"])},
-        **_translated(ours, _SAC_NAMES),
     }
+    if algorithm == "CrossQ":
+        kwargs["policy_kwargs"] = {"net_arch": {"pi": hidden, "qf": list(ours.pop("critic_sizes", (1024, 1024)))}}
+    else:
+        kwargs["tau"] = round(1.0 - ours.pop("polyak", 0.995), 12)
+        kwargs["policy_kwargs"] = {"net_arch": hidden}
+    if algorithm == "TQC":
+        kwargs["policy_kwargs"] |= {"n_critics": ours.pop("n", 2), "n_quantiles": ours.pop("quantiles", 25)}
+    kwargs |= _translated(ours, _SAC_NAMES)
     return PeerSettings(
-        "SAC", 1, first + updates, tuple(first + number for number in range(every, updates + 1, every)), kwargs
+        algorithm, 1, first + updates, tuple(first + number for number in range(every, updates + 1, every)), kwargs
     )
 
 

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import curves
@@ -29,32 +29,46 @@ from tmrl_core.metrics import read_records
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+_ALWAYS = ("metrics.tensorboard=false", "server.port=0")
 RESULTS = ROOT / "benchmarks" / "results" / "learning_epyc2core_202611"
 
 
-def learn(task: str, seed: int, changes: list[str], folder: Path) -> list[curves.Point]:
-    """Run all roles in `folder`, and return the curve."""
+def tasks() -> list[str]:
+    """Return the names of the configurations in this folder."""
+    return sorted(path.stem for path in HERE.glob("*.yaml") if path.stem != "plan")
+
+
+def local_command(task: str, seed: int, changes: Sequence[str]) -> list[str]:
+    """Return the command that runs all roles of a task; begun again in its folder, it goes on from its checkpoint."""
     path = HERE / f"{task}.yaml"
-    changes = [f"run.seed={seed}", "metrics.tensorboard=false", *changes]
-    config = load(path, changes, {})
+    changes = [*_ALWAYS, f"run.seed={seed}", *changes]
+    workers = load(path, changes, {}).trainer.lockstep.min_workers
+    command = [sys.executable, "-m", "tmrl_core", "--local", "-c", str(path), "--workers", str(workers)]
+    return [*command, *(word for change in changes for word in ("--set", change))]
+
+
+def curve_of(folder: Path, task: str, changes: Sequence[str]) -> list[curves.Point]:
+    """Return the curve of a run in `folder`."""
+    config = load(HERE / f"{task}.yaml", [*_ALWAYS, *changes], {})
     lockstep = config.worker.collection == "lockstep"
-    command = [sys.executable, "-m", "tmrl_core", "--local", "--quickstart", "-c", str(path)]
-    command += ["--workers", str(config.trainer.lockstep.min_workers)]
-    command += [word for change in changes for word in ("--set", change)]
+    (found,) = folder.glob("runs/*/metrics.jsonl")
+    return curves.points_of(read_records(found), config.trainer.lockstep.steps_per_round if lockstep else None)
+
+
+def learn(task: str, seed: int, changes: Sequence[str], folder: Path) -> list[curves.Point]:
+    """Run all roles in `folder`, and return the curve."""
+    command = local_command(task, seed, changes)
     environment = {**os.environ, "TMRL_CORE_HOME": str(folder), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    found = list(folder.glob("runs/*/metrics.jsonl"))
-    if done.returncode or not found:
+    if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return curves.points_of(read_records(found[0]), config.trainer.lockstep.steps_per_round if lockstep else None)
+    return curve_of(folder, task, changes)
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
     """What both sides are asked: the task, the seed, changes to its settings, and where the curve goes."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "task", nargs="?", default="cartpole", choices=sorted(path.stem for path in HERE.glob("*.yaml"))
-    )
+    parser.add_argument("task", nargs="?", default="cartpole", choices=tasks())
     parser.add_argument("--seed", type=int, choices=SEEDS, help="one of those of seeds.py; left out: all of them")
     parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="of the curves; a new one for a new comparison")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import curves
 from published import PUBLISHED
-from run import HERE, RESULTS
+from run import RESULTS
 from seeds import SEEDS
 
 LAST = 3
@@ -210,7 +210,7 @@ def main() -> int:
     lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
     seeds = [f"| {' | '.join(SEED_COLUMNS)} |", f"| {' | '.join('---' for _ in SEED_COLUMNS)} |"]
     all_there = True
-    for task in sorted(path.stem for path in HERE.glob("*.yaml")):
+    for task in sorted(PUBLISHED):
         ours, theirs = load(arguments.folder, task, "ours"), load(arguments.folder, task, "sb3")
         if not ours or not theirs:
             print(f"{task}: not run on both sides", file=sys.stderr)

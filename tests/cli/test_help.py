@@ -16,6 +16,7 @@ NAMED = {
         "--workers --single-process --quickstart --small --record --episodes --steps --render --video --json --watch "
         "--control --announce"
     ),
+    "--export": f"SOURCE FILE {COMMON} --checkpoint --spaces",
     "--doctor": f"{COMMON} --role --timeout --json",
     "--sessions": "list export import",
     "--sessions list": "folder --help",

@@ -17,7 +17,7 @@ from tmrl_core.compat.custom import custom_models
 from tmrl_core.config import CFG
 
 RECORD: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("signatures.json").read_text(encoding="utf-8"))
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tmrl.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "tmrl_core" / "compat" / "README.md").read_text(encoding="utf-8")
 
 LEFT_OUT = {
     "networking": "print_with_timestamp print_ip log_environment_variables load_run_instance dump_run_instance "
@@ -105,4 +105,4 @@ def test_each_name_that_is_left_out_is_on_the_page() -> None:
         for name in names.split():
             assert name in RECORD[module], name
             assert name not in dir(found), f"{module}.{name} is there: remove it from LEFT_OUT"
-            assert f"`{name}`" in PAGE, f"docs/tmrl.md does not say why {module}.{name} is not there"
+            assert f"`{name}`" in PAGE, f"compat/README.md does not say why {module}.{name} is not there"

@@ -596,7 +596,30 @@ def test_numbers_beyond_the_range_of_counters_are_refused(key: str, digits: int)
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        ({"memory": {"recorded": "a", "recorded_share": 1.0}}, "memory.recorded_share: 1 of memory.batch_size = 256"),
+        ({"memory": {"recorded": "a", "shares": {"demonstrations": 1}}}, "memory.shares.demonstrations: 1 leaves no"),
+        ({"memory": {"shares": {"online": 0.6}}}, "is 0.6; allowed: shares whose sum is 1"),
+        (
+            {"memory": {"recorded": "a", "shares": {"online": 1}}},
+            "memory.shares.demonstrations: 0, and memory.recorded",
+        ),
+        (
+            {"memory": {"recorded": "a", "shares": {"online": 0.999, "demonstrations": 0.001}}},
+            "memory.shares.demonstrations: 0.001 of memory.batch_size = 256 rows is less than one",
+        ),
+        (
+            {"memory": {"shares": {"online": 0.5, "interventions": 0.5}}},
+            "memory.shares.interventions: 0.5, but nobody takes over: set worker.interventions",
+        ),
+        (
+            {
+                "memory": {"shares": {"interventions": 1}, "cls": "tmrl_core.training:SequenceMemory"},
+                "worker": {"interventions": {"cls": "a:B"}},
+            },
+            "memory.shares.interventions: 1 needs transitions",
+        ),
+        ({"memory": {"recorded": "a", "batch_size": 1}}, "memory.batch_size: 1 leaves no row for recorded sessions"),
+        ({"agent": {"kwargs": {"imitation_coef": 1.0}}}, "agent.kwargs.imitation_coef: 1.0, but no row of a batch"),
+        ({"worker": {"interventions": {"cls": "a:B"}, "envs": 2}}, "worker.interventions: a person takes over one"),
         ({"memory": {"recorded": "a"}, "trainer": {"offline": "b"}}, "memory.recorded: 'a', but with trainer.offline"),
         ({"memory": {"max_drawn_lag": 3}, "trainer": {"offline": "b"}}, "memory.max_drawn_lag: 3, but with"),
     ],

@@ -21,8 +21,8 @@ from tests.gateway.players import RecordingAgent, RecordingPlayer
 from tmrl_core.gateway.api_keys import ApiKeys, make_key
 from tmrl_core.gateway.app import make_app
 from tmrl_core.gateway.client_sessions import Sessions
-from tmrl_core.gateway.connections import Connections, LimitedWebSocket, TlsListener
 from tmrl_core.gateway.settings import GatewaySection
+from tmrl_core.web.connections import Connections, LimitedWebSocket, TlsListener
 
 FIRST: dict[str, Any] = {"obs": [0.0, 0.0], "reward": 0.0, "done": False, "info": {}}
 

@@ -40,11 +40,12 @@ from tmrl_core.config.sections import (
 from tmrl_core.errors import ConfigError, CredentialsError, NetworkError
 from tmrl_core.gateway.api_keys import make_key
 from tmrl_core.gateway.from_config import check_central, make_agents
-from tmrl_core.gateway.serve import Gateway, https_context, listening_sockets
+from tmrl_core.gateway.serve import Gateway
 from tmrl_core.gateway.settings import GatewaySection
 from tmrl_core.metrics import read_records
 from tmrl_core.networking import Server, Trainer
 from tmrl_core.networking.security import credentials
+from tmrl_core.web.listening import https_context, listening_sockets
 
 SMALL: dict[str, Any] = {"hidden_sizes": [8, 8]}
 
@@ -315,14 +316,14 @@ def test_a_port_that_is_taken_is_said() -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(NetworkError, match=rf"port {port} of 127.0.0.1 is in use: .* set gateway.port"):
-            listening_sockets("127.0.0.1", port)
+            listening_sockets("127.0.0.1", port, "gateway")
 
 
 def test_https_needs_the_certificate_of_a_server(tmp_path: Path) -> None:
     with pytest.raises(CredentialsError, match=r"server.pem not found. Other machines reach the gateway over HTTPS"):
-        https_context(tmp_path)
+        https_context(tmp_path, "gateway")
     credentials.create(tmp_path, ["gateway.example.org"])
-    assert https_context(tmp_path).verify_mode == ssl.CERT_NONE
+    assert https_context(tmp_path, "gateway").verify_mode == ssl.CERT_NONE
 
 
 def test_other_machines_reach_it_over_https(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tmrl_core.errors import CredentialsError
 from tmrl_core.networking.security import credentials, renewal
 from tmrl_core.networking.security.certificates import MAX_WEIGHT
 from tmrl_core.networking.security.revocations import REVOKED_FILE, SIGNED_FILE
-from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES
+from tmrl_core.networking.security.tls_contexts import CERTIFIED_ROLES, CLIENT_ROLES
 from tmrl_core.roles.command import CredentialsCommand
 
 MOST_DAYS = 36_500
@@ -23,6 +23,7 @@ On the machine that hosts the Server:
   python -m tmrl_core --credentials create --host server.example.org
   python -m tmrl_core --credentials bundle trainer --name hpc
   python -m tmrl_core --credentials bundle worker --name robot7
+  python -m tmrl_core --credentials bundle operator --name anna     (watches a run and pauses it from anywhere)
 Copy each bundle to its machine (it is secret: anyone who has it can act as that worker or trainer), and run there:
   python -m tmrl_core --credentials install robot7.worker.bundle
 If robot7 is stolen (a running Server applies it at once):
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
     bundle = commands.add_parser("bundle", parents=[common], help="write one file with all that another machine needs")
-    bundle.add_argument("for_role", choices=["worker", "trainer", "server", *weighted], metavar="ROLE")
+    bundle.add_argument("for_role", choices=[*CERTIFIED_ROLES, "server", *weighted], metavar="ROLE")
     bundle.add_argument("--name", default="", help="name of the holder, written into its certificate")
     bundle.add_argument(
         "--weight",
@@ -120,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     revoke.add_argument(
         "name", metavar="NAME", help="name in the certificates; the bundle or certificate file; or the id of a key"
     )
-    revoke.add_argument("--of-role", choices=CLIENT_ROLES, help="only certificates of this role (default: any)")
+    revoke.add_argument("--of-role", choices=CERTIFIED_ROLES, help="only certificates of this role (default: any)")
 
     renew = commands.add_parser(
         "renew", parents=[common], help="create a new server certificate, or new bundles for NAMEs; the CA stays"

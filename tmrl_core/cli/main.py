@@ -230,7 +230,7 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
         added: roles of rooms and of other packages; None: those of all rooms.
     """
     added = of_rooms("roles") if added is None else added
-    beside = [f"with --{name}: 0" for name, one in added.items() if one.local_text is not None]
+    beside = [f"with --{name}: 0" for name, one in added.items() if one.local_text is not None and not one.watches]
     listening = ["--server", *(f"--{name}" for name, one in added.items() if "announce" in one.takes)]
     made = argparse.ArgumentParser(
         prog="python -m tmrl_core",
@@ -663,7 +663,7 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
         config,
         passed_on(options),
         shutdown,
-        workers=options.workers or (0 if beside else 2),
+        workers=options.workers or (2 if all(role.watches for role in beside.values()) else 0),
         beside=beside,
         single_process=options.single_process,
         quickstart=options.quickstart,

@@ -1,6 +1,6 @@
 """The import paths, positional orders and attributes of scripts written for `tmrl`, over the project's own classes.
 
-Replace `tmrl.` by `tmrl_core.compat.` in the import lines of a script. docs/tmrl.md lists the deliberate differences.
+Replace `tmrl.` by `tmrl_core.compat.` in the import lines of a script. README.md lists the deliberate differences.
 """
 
 # Theory of operation
@@ -18,7 +18,7 @@ Replace `tmrl.` by `tmrl_core.compat.` in the import lines of a script. docs/tmr
 #
 # Configuration: one table (`config/settings.py`) maps tmrl's keys in both directions. Each key is checked by itself, so
 # that a value that is refused costs no other. `tests/compat/signatures.json` has the names and signatures of tmrl 0.7;
-# a test compares ours with them, and requires that docs/tmrl.md names each one that is left out.
+# a test compares ours with them, and requires that README.md names each one that is left out.
 #
 # Rejected: aliases of tmrl's names in the project's own classes (two names for one thing); pandas rows; a module of
 # constants that reads a file on import.

@@ -143,6 +143,11 @@ def contradictions(config: Config) -> Iterator[str]:
             f"worker.max_steps_per_update: {worker.max_steps_per_update:g} holds in synchronous collection only, and "
             f"worker.collection is {worker.collection}; for asynchronous workers use worker.max_env_steps_per_update"
         )
+    if worker.interventions is not None and worker.envs > 1:
+        yield (
+            f"worker.interventions: a person takes over one environment, and worker.envs is {worker.envs}; set "
+            "worker.envs: 1 and start more workers (--workers), or leave interventions out"
+        )
     if worker.when_full == "drop_oldest" and worker.collection == "lockstep":
         yield "worker.when_full: drop_oldest would drop requested samples in lockstep; use block or auto"
     yield from endpoint_problems(config)
@@ -191,15 +196,58 @@ def limiter_problems(config: Config) -> Iterator[str]:
         )
 
 
+def shares_problems(config: Config) -> Iterator[str]:
+    """Yield one line for each share of a batch that nothing can fill, or that is less than a row."""
+    memory, worker = config.memory, config.worker
+    shares = memory.shares
+    imitation = config.agent.kwargs.get("imitation_coef")
+    if imitation and memory.recorded is None and (shares is None or not shares.interventions):
+        yield (
+            f"agent.kwargs.imitation_coef: {imitation!r:.100}, but no row of a batch is a demonstration or an "
+            "intervention: set memory.recorded or memory.shares.interventions, or leave it out"
+        )
+    if shares is None:
+        if memory.recorded is not None and memory.batch_size < 2:
+            yield f"memory.batch_size: {memory.batch_size} leaves no row for recorded sessions; allowed: 2 or more"
+        return
+    found = msgspec.structs.asdict(shares)
+    total = sum(found.values())
+    if abs(total - 1.0) > 1e-6:
+        yield f"memory.shares: the sum of {found} is {total:g}; allowed: shares whose sum is 1"
+    for name, share in found.items():
+        if share and round(share * memory.batch_size) < 1:
+            yield (
+                f"memory.shares.{name}: {share:g} of memory.batch_size = {memory.batch_size} rows is less than one; "
+                "raise one of them, or take 0"
+            )
+    if bool(shares.demonstrations) != (memory.recorded is not None):
+        yield (
+            f"memory.shares.demonstrations: {shares.demonstrations:g}, and memory.recorded is {memory.recorded!r}: "
+            "set both, or neither. To train on recorded sessions alone, use trainer.offline"
+        )
+    elif shares.demonstrations == 1:
+        yield (
+            "memory.shares.demonstrations: 1 leaves no row for samples of workers; use trainer.offline to train on "
+            "recorded sessions alone"
+        )
+    if shares.interventions and worker.interventions is None:
+        yield (
+            f"memory.shares.interventions: {shares.interventions:g}, but nobody takes over: set worker.interventions, "
+            "in the file of the trainer too, or leave the share out"
+        )
+    if shares.interventions and memory_of(memory.cls) not in ("ReplayMemory", "FrameStackMemory"):
+        yield (
+            f"memory.shares.interventions: {shares.interventions:g} needs transitions, and memory.cls is {memory.cls}; "
+            "take tmrl_core.training:ReplayMemory or FrameStackMemory, or leave the share out"
+        )
+    if worker.collection == "lockstep":
+        yield "memory.shares: lockstep collection has no replay memory; leave it out"
+
+
 def recorded_problems(config: Config) -> Iterator[str]:
     """Yield one line for each key that does not go with recorded sessions."""
     memory, trainer, worker = config.memory, config.trainer, config.worker
-    if memory.recorded is not None and not 1 <= round(memory.batch_size * memory.recorded_share) < memory.batch_size:
-        yield (
-            f"memory.recorded_share: {memory.recorded_share:g} of memory.batch_size = {memory.batch_size} leaves no "
-            "row for live samples or for recorded ones; take a share between 0 and 1, such as 0.5. To train on "
-            "recorded sessions alone, use trainer.offline instead"
-        )
+    yield from shares_problems(config)
     for key, path in (("trainer.offline", trainer.offline), ("memory.recorded", memory.recorded)):
         if path is not None and worker.collection == "lockstep":
             yield (

@@ -130,6 +130,30 @@ class ActorSection(Section, frozen=True, kw_only=True):
     ] = field(default_factory=dict)
 
 
+class InterventionsSection(Section, frozen=True, kw_only=True):
+    """A person, or a rule, that takes over from the policy step by step."""
+
+    cls: Annotated[
+        Reference,
+        doc(
+            "Callable that creates the source of interventions: an object with `poll(obs)`, which returns an action or "
+            "None, such as a class derived from `tmrl_core.actor.interventions:InterventionSource`. It gets "
+            "`action_space` if it has a parameter of this name. docs/interventions.md lists the devices. "
+            "`tmrl_core.actor.interventions:EnvironmentTakesOver` is for environments in which the person acts by "
+            "itself, and whose `info` says so (`is_intervention`, `rerecord_episode`)."
+        ),
+    ]
+    kwargs: Annotated[Kwargs, doc("Keyword arguments of `cls`.")] = field(default_factory=dict)
+    executed: Annotated[
+        Text,
+        doc(
+            "Key of the environment's `info` with the action that was really executed, which is recorded in place of "
+            "the requested one, where a driver clips it or the person acts inside the environment."
+        ),
+    ] = "teleop_action"
+    success_reward: Annotated[float, doc("Reward of the step that the person marks as a success.")] = 1.0
+
+
 class WorkerSection(Section, frozen=True, kw_only=True):
     """RolloutWorkers: collection, storage and waiting."""
 
@@ -285,6 +309,16 @@ class WorkerSection(Section, frozen=True, kw_only=True):
     record_bytes: Annotated[
         Positive | None,
         doc("Maximum size of a worker's recorded sessions. Then it records no more. null: no limit."),
+    ] = None
+    interventions: Annotated[
+        InterventionsSection | None,
+        doc(
+            "Takeovers: before each step, a person or a rule may replace the policy's action, within the bounds of its "
+            "space. Samples then hold the executed action, with `is_intervention` and `policy_action`. The events "
+            "success, failure and terminate_episode end the episode; rerecord_episode discards it, as far as it was "
+            "not sent before (`send_every: 0`). A source that fails ends the worker. For one environment (`envs: 1`). "
+            "null: the policy acts."
+        ),
     ] = None
     evaluation_videos: Annotated[
         bool,
@@ -468,6 +502,15 @@ class NetworkSection(Section, frozen=True, kw_only=True):
         Literal["auto", "zstd", "none"],
         doc("Compression of samples. auto: zstd if it improves the throughput of the link."),
     ] = "auto"
+    weights: Annotated[
+        Literal["whole", "delta", "bfloat16"],
+        doc(
+            "Form in which the trainer sends policies. whole: all bytes, every time. delta: compressed, as the "
+            "difference to an earlier policy where the worker has it; the weights are exact. bfloat16: besides, "
+            "matrices are rounded to bfloat16 (8 bits of precision) for workers; the trainer's own stay in float32. "
+            "The key of the trainer counts. Bytes and effects: docs/howto.md, 'Thin links'."
+        ),
+    ] = "whole"
 
 
 class PrioritySection(Section, frozen=True, kw_only=True):
@@ -493,6 +536,20 @@ class PrioritySection(Section, frozen=True, kw_only=True):
             "that the previous batch has updated. 8: a batch costs 33 to 50 percent less time."
         ),
     ] = 1
+
+
+class SharesSection(Section, frozen=True, kw_only=True):
+    """Parts of each batch by the origin of its rows."""
+
+    online: Annotated[Share, doc("Samples of workers, with all steps of persons among them.")] = 0.0
+    demonstrations: Annotated[Share, doc("Recorded sessions, `memory.recorded`.")] = 0.0
+    interventions: Annotated[
+        Share,
+        doc(
+            "Steps that persons took over (`worker.interventions`). Before the first one, batches have fewer rows. "
+            "With an agent that clones behaviour and without `online`, this is HG-DAgger (arXiv:1810.02890)."
+        ),
+    ] = 0.0
 
 
 class MemorySection(Section, frozen=True, kw_only=True):
@@ -570,10 +627,14 @@ class MemorySection(Section, frozen=True, kw_only=True):
             "null: live samples only."
         ),
     ] = None
-    recorded_share: Annotated[
-        Share,
-        doc("Part of each batch that comes from `recorded`. 0.5: one half, as in RLPD (arXiv:2302.02948)."),
-    ] = 0.5
+    shares: Annotated[
+        SharesSection | None,
+        doc(
+            "Parts of each batch by the origin of its rows; their sum is 1. Interventions then have a memory of their "
+            "own besides, in RAM, of the same capacity, which other samples never displace. null: with `recorded`, one "
+            "half online and one half demonstrations, as in RLPD (arXiv:2302.02948)."
+        ),
+    ] = None
     recorded_actions: Annotated[
         Literal["refuse", "clip"],
         doc(

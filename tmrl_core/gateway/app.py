@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -33,16 +31,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request, cookie_parser
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tmrl_core.config.sections import is_loopback
 from tmrl_core.gateway import openapi
 from tmrl_core.gateway.client_sessions import Sessions
 from tmrl_core.gateway.messages import RequestError, answer_to, fields_from_json
+from tmrl_core.gateway.owner import no_links
 from tmrl_core.gateway.settings import GatewaySection
+from tmrl_core.gateway.start_page import start_page
 from tmrl_core.gateway.websocket import WebSocketEndpoint, address_of
+from tmrl_core.web.origins import HostNames
+from tmrl_core.web.pages import Link
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,11 @@ Clock = Callable[[], float]
 
 
 def make_app(
-    sessions: Sessions, settings: GatewaySection, routes: Sequence[BaseRoute] = (), clock: Clock = time.monotonic
+    sessions: Sessions,
+    settings: GatewaySection,
+    routes: Sequence[BaseRoute] = (),
+    clock: Clock = time.monotonic,
+    links: Callable[[], Awaitable[Sequence[Link]]] = no_links,
 ) -> Starlette:
     """Return the application.
 
@@ -68,7 +73,12 @@ def make_app(
         settings: limits, names and origins.
         routes: of other parts.
         clock: seconds; the time of requests.
+        links: returns links to pages of other parts.
     """
+
+    async def start(request: Request) -> Response:
+        return HTMLResponse(start_page(await links()))
+
     bodies = _Bodies(sessions.max_body_bytes)
     steps = _Steps(sessions, bodies, clock)
     document = openapi.document()
@@ -78,7 +88,7 @@ def make_app(
             Route(_STEPS, steps, methods=["POST"]),
             Route("/shepherd/login_user/", _Logins(sessions, bodies, clock), methods=["POST"]),
             Route("/shepherd/openapi.json", lambda request: JSONResponse(document)),
-            Route("/", lambda request: RedirectResponse("/shepherd/")),
+            Route("/", start),
             Route("/shepherd/", lambda request: HTMLResponse(page)),
             *routes,
         ],
@@ -189,10 +199,9 @@ class _Entrance:
 
     def __init__(self, app: ASGIApp, names: frozenset[str], steps: ASGIApp, socket: ASGIApp) -> None:
         self._app = app
-        self._names = names
         self._steps = steps
         self._socket = socket
-        self._allowed = lru_cache(1024)(self._check)
+        self._allowed = HostNames(names).allows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         origin = False
@@ -214,13 +223,6 @@ class _Entrance:
                 pass
         else:
             await self._app(scope, receive, send)
-
-    def _check(self, host: bytes) -> bool:
-        try:
-            name = urlsplit("//" + host.decode("ascii")).hostname or ""
-        except ValueError:
-            return False
-        return name in self._names or is_loopback(name)
 
 
 class _Origins(CORSMiddleware):

@@ -10,10 +10,8 @@ same site, so a request that changes something also needs the gateway's own orig
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
-import secrets
 import stat
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,13 +30,14 @@ from tmrl_core.errors import MissingExtraError
 from tmrl_core.gateway.api_keys import OWNER_FILE
 from tmrl_core.gateway.contracts import GatewayAgent, SessionInfo
 from tmrl_core.gateway.episodes import EpisodeFiles, learning_curve
-from tmrl_core.token_bucket import TokenBucket
+from tmrl_core.gateway.start_page import document, navigation
+from tmrl_core.web.logins import Logins
+from tmrl_core.web.origins import check_origin
+from tmrl_core.web.pages import Link
 
 logger = logging.getLogger(__name__)
 
 _COOKIE = "tmrl_owner"
-_LOGIN_S = 12 * 3600.0
-_MOST_LOGINS = 20
 _MOST_FORM_BYTES = 10_000
 _CURVE_S = 10.0
 _HEADERS = {
@@ -47,6 +46,11 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
+
+
+async def no_links() -> Sequence[Link]:
+    """Return no links to other pages."""
+    return ()
 
 
 class OwnerPages:
@@ -58,6 +62,7 @@ class OwnerPages:
         sessions: returns the open sessions.
         episodes: the agents' finished episodes.
         clock: seconds, monotonic.
+        links: returns links to pages of other parts.
     """
 
     def __init__(
@@ -68,14 +73,21 @@ class OwnerPages:
         sessions: Callable[[], Sequence[SessionInfo]],
         episodes: EpisodeFiles,
         clock: Callable[[], float] = time.monotonic,
+        links: Callable[[], Awaitable[Sequence[Link]]] = no_links,
     ) -> None:
-        self._is_owner = is_owner
+        self._links = links
+        self._logins = Logins(
+            _COOKIE,
+            "/owner/",
+            is_owner,
+            pages="the owner's pages",
+            source=f"{OWNER_FILE} in the credentials folder of the gateway has it",
+            clock=clock,
+        )
         self._agents = agents
         self._sessions = sessions
         self._episodes = episodes
         self._clock = clock
-        self._logins: dict[bytes, float] = {}
-        self._wrong = TokenBucket(rate_per_s=0.2, burst=10)
         self._curves: dict[str, tuple[float, bytes]] = {}
         self._drawing = asyncio.Lock()
 
@@ -112,35 +124,20 @@ class OwnerPages:
         return guarded
 
     def _check(self, request: Request) -> None:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            self._check_token(token.strip())
-        elif not self._logged_in(request):
+        if self._logins.bearer(request):
+            return
+        if not self._logins.holds(request):
             raise HTTPException(
                 401,
                 "the owner's pages need the owner's token: `Authorization: Bearer TOKEN`, or the login at /owner/",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        elif request.method != "GET":
+        if request.method != "GET":
             self._check_origin(request)
-
-    def _check_token(self, token: str) -> None:
-        """Accept the right token immediately, however many wrong ones were tried."""
-        if self._is_owner(token):
-            return
-        if not self._wrong.take(self._clock()):
-            raise HTTPException(429, "too many wrong tokens; try again in a few seconds", headers={"Retry-After": "5"})
-        logger.warning("a wrong token was sent to the owner's pages")
-        raise HTTPException(401, f"wrong token; {OWNER_FILE} in the credentials folder of the gateway has it")
 
     @staticmethod
     def _check_origin(request: Request) -> None:
-        if request.headers.get("origin", "").partition("://")[2] != request.headers.get("host"):
-            raise HTTPException(403, "this request must come from the owner's pages of this gateway")
-
-    def _logged_in(self, request: Request) -> bool:
-        cookie = request.cookies.get(_COOKIE)
-        return cookie is not None and self._logins.get(_digest(cookie), 0.0) > self._clock()
+        check_origin(request, "the owner's pages of this gateway")
 
     async def _login(self, request: Request) -> Response:
         self._check_origin(request)
@@ -150,43 +147,29 @@ class OwnerPages:
             if len(body) > _MOST_FORM_BYTES:
                 raise HTTPException(413, f"the login form is larger than {_MOST_FORM_BYTES} bytes")
         try:
-            self._check_token(parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip())
+            self._logins.check_token(parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip())
         except HTTPException as error:
             return HTMLResponse(_login_page("./", error.detail), error.status_code, headers=_HEADERS)
-        cookie = secrets.token_urlsafe(32)
-        now = self._clock()
-        alive = [item for item in self._logins.items() if item[1] > now]
-        self._logins = dict(alive[-(_MOST_LOGINS - 1) :])
-        self._logins[_digest(cookie)] = now + _LOGIN_S
         response = RedirectResponse("../", 303, headers=_HEADERS)
-        response.set_cookie(
-            _COOKIE,
-            cookie,
-            max_age=int(_LOGIN_S),
-            path="/owner/",
-            secure=request.url.scheme == "https",
-            httponly=True,
-            samesite="strict",
-        )
+        self._logins.open(request, response)
         return response
 
     async def _logout(self, request: Request) -> Response:
         self._check_origin(request)
-        self._logins.pop(_digest(request.cookies.get(_COOKIE, "")), None)
         response = RedirectResponse("../", 303, headers=_HEADERS)
-        response.delete_cookie(_COOKIE, path="/owner/")
+        self._logins.close(request, response)
         return response
 
     # --- pages ---
 
     async def _page(self, request: Request) -> Response:
-        if not self._logged_in(request):
+        if not self._logins.holds(request):
             return HTMLResponse(_login_page("login/"), headers=_HEADERS)
         agents = [
             (agent, self._episodes.path(agent.name).exists(), await asyncio.to_thread(_saves, agent))
             for agent in self._agents.values()
         ]
-        return HTMLResponse(_overview(agents, self._sessions()), headers=_HEADERS)
+        return HTMLResponse(_overview(agents, self._sessions(), await self._links()), headers=_HEADERS)
 
     async def _list_sessions(self, request: Request) -> Response:
         return JSONResponse({"sessions": [asdict(session) for session in self._sessions()]})
@@ -246,11 +229,6 @@ class OwnerPages:
         return self._agents[name]
 
 
-def _digest(cookie: str) -> bytes:
-    """Return the key of a login: looking a digest up tells nothing of the cookies that are valid."""
-    return hashlib.sha256(cookie.encode()).digest()
-
-
 def _saves(agent: GatewayAgent) -> list[dict[str, Any]]:
     """Return name, size and time of each save, newest first."""
     found = []
@@ -264,25 +242,8 @@ def _saves(agent: GatewayAgent) -> list[dict[str, Any]]:
     return sorted(found, key=lambda save: float(save["saved_at"]), reverse=True)
 
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1f2933 }
-h1 { font-size: 1.4rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .25rem .6rem .25rem 0 }
-th { color: #7b8794; font-weight: normal } td { border-top: 1px solid #e4e7eb }
-img { max-width: 100% } form { display: inline } .error { color: #b0305c }
-input, button { font: inherit; padding: .2rem .6rem }
-"""
-
-
-def _document(body: str) -> str:
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Gateway</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>{body}</body></html>'
-    )
-
-
 def _login_page(action: str, error: str = "") -> str:
-    return _document(
+    return document(
         f'<h1>Gateway</h1><form method="post" action="{action}"><label>Owner\'s token '
         '<input type="password" name="token" autocomplete="off" autofocus required></label> <button>Log in</button>'
         f'</form><p class="error">{escape(error)}</p>'
@@ -290,10 +251,13 @@ def _login_page(action: str, error: str = "") -> str:
 
 
 def _overview(
-    agents: Sequence[tuple[GatewayAgent, bool, list[dict[str, Any]]]], sessions: Sequence[SessionInfo]
+    agents: Sequence[tuple[GatewayAgent, bool, list[dict[str, Any]]]],
+    sessions: Sequence[SessionInfo],
+    links: Sequence[Link],
 ) -> str:
     """Return the page of agents (each with whether it has finished episodes, and with its saves) and sessions."""
-    parts = ['<h1>Gateway</h1><form method="post" action="logout/"><button>Log out</button></form>']
+    parts = [navigation([Link("Gateway", "../"), *links])]
+    parts += ['<h1>Gateway: owner</h1><form method="post" action="logout/"><button>Log out</button></form>']
     rows = [
         [
             escape(one.session_id),
@@ -328,7 +292,7 @@ def _overview(
                 ]
             )
         parts.append(_table(["save", "size", "saved", ""], rows))
-    return _document("".join(parts))
+    return document("".join(parts))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

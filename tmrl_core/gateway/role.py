@@ -28,10 +28,11 @@ def run(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -
 
 def local_text(config: Config) -> str:
     """Return the address of the gateway and the command that makes a key for its clients."""
-    from tmrl_core.gateway.settings import gateway_section, gateway_url
+    from tmrl_core.gateway.settings import gateway_section
+    from tmrl_core.web.listening import url_of
 
     section = gateway_section(config)
-    place = f"at {gateway_url(section, section.port)}" if section.port else "on a free port, which its log names"
+    place = f"at {url_of(section.host, section.port)}" if section.port else "on a free port, which its log names"
     return (
         f"Gateway {place}, log in {config.run_folder / 'logs' / 'gateway.log'}. API keys for clients: "
         f"python -m tmrl_core --credentials key {next(iter(section.agents), 'default')}"

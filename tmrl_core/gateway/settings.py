@@ -20,8 +20,8 @@ from tmrl_core.config.sections import (
     Section,
     Text,
     doc,
-    is_loopback,
 )
+from tmrl_core.web.pages import Page
 
 
 class StableBaselinesSection(Section, frozen=True, kw_only=True):
@@ -146,12 +146,7 @@ def gateway_section(config: Config) -> GatewaySection:
     return GatewaySection.of(config) or GatewaySection()
 
 
-def gateway_url(section: GatewaySection, port: int) -> str:
-    """Return the address of a gateway that listens on this port, for display."""
-    if is_loopback(section.host):
-        return f"http://localhost:{port}/"
-    import socket  # takes 2 ms, which a role that only checks this section does not need
-
-    anywhere = section.host in ("0.0.0.0", "::")
-    host = socket.gethostname() if anywhere else f"[{section.host}]" if ":" in section.host else section.host
-    return f"https://{host}:{port}/"
+def page(config: Config) -> Page:
+    """Return the entry of the gateway in the lists of other pages."""
+    section = gateway_section(config)
+    return Page("Gateway", section.host, section.port)

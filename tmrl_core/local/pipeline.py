@@ -73,7 +73,7 @@ def run_local(
         passed: command line that gives the child processes the same configuration.
         shutdown: requests the end of the run.
         workers: number of RolloutWorkers.
-        beside: roles of rooms to run too, by name, whose clients collect samples. They end with training.
+        beside: roles of rooms to run too, by name. They end with training.
         single_process: True: threads instead of processes.
         quickstart: True: use a free port, and print the next steps. `config` has the name of a new run.
         new: True: `config` has the name of a new run.
@@ -91,9 +91,12 @@ def run_local(
         raise ConfigError(f"--{next(iter(beside))} is a process of its own: leave --single-process out")
     changes = changes_for_this_machine(config, workers, single_process=single_process, quickstart=quickstart)
     changes += SMALL if small else []
+    for role in beside.values():
+        changes += role.local_changes(config)
     config = with_changes(config, changes)
     there = [*passed, *(word for change in changes for word in ("--set", change))]
-    check_without_environment(config, workers, waits=not beside)
+    watchers = tuple(name for name, role in beside.items() if role.watches)
+    check_without_environment(config, workers, waits=len(watchers) == len(beside))
     with contextlib.ExitStack() as tried:
         probe = tried.enter_context(Probe(config, there)) if is_probed(config) else None
         use(config)
@@ -106,7 +109,8 @@ def run_local(
     else:
         if roles.ensure_credentials(config):
             logger.info("made credentials for this machine")
-        group = Pipeline(config, there, workers, beside=tuple(beside))
+        collectors = tuple(name for name in beside if name not in watchers)
+        group = Pipeline(config, there, workers, beside=collectors, watchers=watchers)
     shutdown.kill_on_second(group.kill)
     shutdown.calls_for_checkpoint(group.checkpoint)
     with view:

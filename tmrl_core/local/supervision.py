@@ -25,7 +25,8 @@
 # Restarts. A role that ended with an error is started again after a pause of 1, 2 and 4 s, at most `RESTARTS` times in
 # a row. Example: a worker crashes at 0:10, starts at 0:11, crashes at 0:15, starts at 0:17, runs for 20 minutes and
 # crashes: longer than `STEADY_S`, so it counts as the first crash again. Exit status 2 is a wrong configuration and
-# never restarted. The trainer is not restarted either: its end is the end of the run, and its error is shown.
+# never restarted. The trainer is not restarted either: its end is the end of the run, and its error is shown. Roles
+# that only watch the run are restarted likewise, and left out when they have failed for good.
 #
 # Failures. A `Pipeline` ends when a role has failed for good; a `Fleet` goes on with its other workers. `Threads`
 # restart nothing: they are for debugging, where the first failure shall be seen.
@@ -451,7 +452,15 @@ class Fleet(Processes):
 class Pipeline(Processes):
     """All roles as processes over the configured transport."""
 
-    def __init__(self, config: Config, passed: Sequence[str], workers: int, *, beside: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: Config,
+        passed: Sequence[str],
+        workers: int,
+        *,
+        beside: Sequence[str] = (),
+        watchers: Sequence[str] = (),
+    ) -> None:
         super().__init__(config)
         self._passed = list(passed)
         self._disk_due = 0.0
@@ -460,6 +469,7 @@ class Pipeline(Processes):
         names = [f"worker-{index + 1}" for index in range(workers)]
         self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
         self.beside = [self._child(name, [f"--{name}"], threads=1) for name in beside]
+        self.watchers = [self._child(name, [f"--{name}"], threads=1) for name in watchers]
         self.trainer = self._child("trainer", ["--trainer"], threads=config.trainer.threads)
 
     def start(self, view: Watcher) -> None:
@@ -472,8 +482,10 @@ class Pipeline(Processes):
         self.trainer.arguments = ["--trainer", *there]
         for worker in self.workers:
             worker.arguments = ["--worker", *there, "--set", f"worker.name={worker.name}"]
-        for child in self.beside:
+        for child in (*self.beside, *self.watchers):
             child.arguments = [f"--{child.name}", *there]
+        for child in self.watchers:
+            child.start()
         self._start_all([self.trainer, *self.beside, *self.workers])
 
     def _record_port(self, port: int, view: Watcher) -> None:
@@ -530,6 +542,13 @@ class Pipeline(Processes):
         self.trainer.bound_log()
         for child in (self.server, *self.beside, *self.workers):
             self._care(child, view)
+        for child in self.watchers[:]:
+            try:
+                self._care(child, view)
+            except TmrlError as exc:
+                self.watchers.remove(child)
+                child.release()
+                view.say(str(exc))
         self._start_waiting()
         if not self.beside and all(worker.status == 0 for worker in self.workers) and view.starving:
             view.say("All workers have reached their limits, and the trainer waits for more samples: ending.")
@@ -564,7 +583,7 @@ class Pipeline(Processes):
             self.failed = self.trainer.failure()
         if self._port_record is not None:
             self._port_record.close()
-        self._end([self.server], SERVER_END_S, view)
+        self._end([*self.watchers, self.server], SERVER_END_S, view)
 
     def checkpoint(self) -> None:
         """Request a checkpoint from the trainer's process."""
@@ -572,7 +591,7 @@ class Pipeline(Processes):
 
     def kill(self) -> None:
         """Kill all processes."""
-        for child in (*self.beside, *self.workers, self.trainer, self.server):
+        for child in (*self.watchers, *self.beside, *self.workers, self.trainer, self.server):
             child.end_now()
 
 

@@ -247,7 +247,10 @@ def _draw_returns(axes: Any, series: _Series, return_target: float | None, colle
             path_effects=[withStroke(linewidth=3, foreground="white")],
         )  # fmt: skip
     means = np.array([record.number(names.RETURN_EVALUATION) for record in evaluations], dtype=np.float64)
-    _limit_returns(axes, train, [test, means, np.array([] if return_target is None else [return_target])])
+    spread = np.array([record.number(names.RETURN_EVALUATION_STD) or 0.0 for record in evaluations])
+    target = np.array([] if return_target is None else [return_target])
+    # With the whole error bars: one that ends at the frame looks shorter than it is.
+    _limit_returns(axes, train, [test, means - spread, means + spread, target])
     if not (len(train) or len(test) or len(means)):
         _say_empty(axes, "no episode has ended yet")
         return

@@ -20,12 +20,18 @@ VOCABULARY: Final[dict[str, str]] = {}
 
 Further names: `train/<name>` for other metrics of an agent, `train/grad_norm_<optimizer>` (of the last update of the
 round), `worker/<worker>/steps_per_s`; for environments with a rate `worker/<worker>/late_steps` (since the worker's
-start) and `worker/<worker>/lateness_p999` (99.9th percentile of recent steps, in seconds); with many agents
-`train/<policy>/<name>` and `rollout/experiences/<agent>`, the number of an agent's experiences in the round. The infos
-of the latest training episodes give the means `rollout/success_rate` and `rollout/info/<key>`, those of evaluations the
-same names under `eval/`, and those of one episode `rollout/ep_info/<key>`."""
+start) and `worker/<worker>/lateness_p999` (99.9th percentile of recent steps, in seconds); beside a person
+`worker/<worker>/intervention_rate` (share of the steps since the latest record that the person acted),
+`rollout/intervention_rate` (mean over the latest episodes) and `rollout/takeovers` (mean number in an episode); with
+many agents `train/<policy>/<name>` and `rollout/experiences/<agent>`, the number of an agent's experiences in the
+round. The infos of the latest training episodes give the means `rollout/success_rate` and `rollout/info/<key>`, those
+of evaluations the same names under `eval/`, and those of one episode `rollout/ep_info/<key>`."""
 
-OF_ROWS: Final[dict[str, str]] = {"success_rate": "rollout/success_rate"}
+OF_ROWS: Final[dict[str, str]] = {
+    "success_rate": "rollout/success_rate",
+    "intervention_rate": "rollout/intervention_rate",
+    "takeovers": "rollout/takeovers",
+}
 """Map from names in rows and on the console to names in records. Further metrics of a row become `train/<name>`, and
 `loss_<name>` becomes `train/<name>_loss`."""
 
@@ -179,6 +185,7 @@ EVALUATION: Final = _name("evaluation", "number of the evaluation")
 EVENT: Final = _name("event", "name of the event")
 MESSAGE: Final = _name("message", "description of the event")
 PHASE: Final = _name("phase", "waiting, collecting, learning, evaluating or done")
+CHECKPOINT: Final = _name("checkpoint", "name of the checkpoint's folder")
 RUN_NAME: Final = _name("run_name", "name of the run")
 LAYOUT: Final = _name("layout", "uint8 in the policy's observations: image or values, and bounds")
 LACK: Final = _name("lack", "reason why the trainer waits")
@@ -200,6 +207,8 @@ EVENT_LEARNED: Final = "learned"
 """The second evaluation has reached the target too. Training ends."""
 EVENT_CUT: Final = "cut"
 """A resumed trainer has moved records of its killed predecessor to `metrics.cut.jsonl`."""
+EVENT_ORDER: Final = "order"
+"""An operator's order: its operator, the order, and its outcome in `message`."""
 EVENT_END: Final = "end"
 
 _OTHERWISE: Final[Mapping[tuple[str, str], str]] = {

@@ -46,7 +46,9 @@ def section_of(config: Config) -> MultiAgentSection:
         ConfigError: the configuration has none.
     """
     if (section := MultiAgentSection.of(config)) is None:
-        raise ConfigError("multiagent: found null; write the agents and their policies there, see docs/multiagent.md")
+        raise ConfigError(
+            "multiagent: found null; write the agents and their policies there, see tmrl_core/multiagent/README.md"
+        )
     return section
 
 

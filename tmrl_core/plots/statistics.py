@@ -64,29 +64,42 @@ def interquartile_mean(values_N: Floats) -> Floats:
     return kept
 
 
-def bootstrap(values_N: Floats, statistic: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
-    """Return the percentile interval of a statistic over resampled seeds.
+def resampled(values_N: Floats, statistic: Callable[[Floats], Floats], rng: np.random.Generator) -> Floats:
+    """Return [resamples, ...] a statistic of seeds that are drawn with replacement, as often as there are seeds.
 
     Args:
         values_N: [n, ...] one value or curve for each seed.
         statistic: from [n, resamples, ...] to [resamples, ...], along the first axis.
+        rng: draws the seeds.
+    """
+    n = len(values_N)
+    return statistic(values_N[rng.integers(n, size=(n, RESAMPLES))])
+
+
+def bootstrap(values_N: Floats, statistic: Callable[[Floats], Floats]) -> tuple[Floats, Floats]:
+    """Return the percentile interval of a statistic over resampled seeds.
+
+    Args:
+        values_N, statistic: as for `resampled`.
 
     Returns:
         lower and upper ends, [...].
     """
-    n = len(values_N)
-    drawn = np.random.default_rng(_SEED).integers(n, size=(n, RESAMPLES))
-    found = statistic(values_N[drawn])
-    lower, upper = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return interval(resampled(values_N, statistic, np.random.default_rng(_SEED)))
+
+
+def interval(found: Floats, level: float = LEVEL) -> tuple[Floats, Floats]:
+    """Return the lower and upper ends [...] of the middle `level` of [resamples, ...] values."""
+    lower, upper = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return lower, upper
 
 
 def summary(values_N: Floats) -> Summary:
     """Return the statistics of one value for each seed, [n]."""
-    interval = None
+    ends = None
     if len(values_N) >= INTERVAL_FROM:
         lower, upper = bootstrap(values_N, interquartile_mean)
-        interval = (float(lower), float(upper))
+        ends = (float(lower), float(upper))
     return Summary(
         n=len(values_N),
         mean=float(values_N.mean()),
@@ -94,5 +107,5 @@ def summary(values_N: Floats) -> Summary:
         lowest=float(values_N.min()),
         highest=float(values_N.max()),
         iqm=float(interquartile_mean(values_N)),
-        interval=interval,
+        interval=ends,
     )

@@ -26,6 +26,9 @@ class Role:
         weighted: True: `--credentials bundle NAME` makes a bundle for it, a worker's whose weight may be set.
         local_text: returns the line that `--local` prints if it runs this role too; None: it runs by itself only. With
             `--local`, its clients replace workers.
+        watches: True: it has no clients that collect, so `--local` starts workers as without it; its failure does not
+            end the run, and it ends after the trainer.
+        local_changes: returns changes of the configuration for `--local`, in the form of `--set`.
     """
 
     help: str
@@ -35,6 +38,8 @@ class Role:
     client: bool = False
     weighted: bool = False
     local_text: Callable[[Config], str] | None = None
+    watches: bool = False
+    local_changes: Callable[[Config], list[str]] = lambda config: []
 
 
 def one_thread() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
 import os
@@ -18,20 +19,23 @@ from urllib.parse import quote
 import numpy as np
 from gymnasium import spaces
 
+from tmrl_core.actor.interventions import KEY, InterventionSource, as_source
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
+from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.recording import Recording
+from tmrl_core.actor.rollout.takeover import Takeover
 from tmrl_core.actor.rollout.uplink import Uplink, close_unreferenced
 from tmrl_core.actor.rollout.vector_recorder import VectorRecorder
 from tmrl_core.actor.rollout.worker import Worker, make_loop, one_environment_only
-from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given
+from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given, resolve_with
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.endpoints import at_own_server
-from tmrl_core.config.sections import NetworkSection, WorkerSection
+from tmrl_core.config.sections import InterventionsSection, NetworkSection, WorkerSection
 from tmrl_core.envs.identity import identity_of
-from tmrl_core.errors import ConfigError, StorageError
+from tmrl_core.errors import ConfigError, StorageError, TmrlError
 from tmrl_core.metrics.console import show_messages
 from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.delivery import CloseReport
@@ -66,6 +70,7 @@ class RolloutWorker(Worker):
         security: "TLS" or None.
         seed: seed of the environment's first reset and of exploration; None: from the operating system.
         run_name: name of the run; samples and weights of other runs are separate.
+        interventions: lets a person act in place of the policy; closed with the worker. None: only the policy acts.
         config: source of omitted arguments; None: `tmrl_core.config.current()`.
 
     Raises:
@@ -121,6 +126,7 @@ class RolloutWorker(Worker):
         record: str | Path | Cfg | None = CFG,
         record_bytes: int | Cfg | None = CFG,
         envs: int | Cfg = CFG,
+        interventions: InterventionSource | Cfg | None = CFG,
         config: Config | None = None,
     ) -> None:
         show_messages()
@@ -195,7 +201,12 @@ class RolloutWorker(Worker):
             max_samples_per_episode=max_samples_per_episode,
         )
         with contextlib.ExitStack() as undo:
-            undo.callback(loop.environment.close)
+            undo.callback(loop.close)
+            source = interventions
+            if isinstance(source, Cfg):
+                source = source_of(settings, loop.environment.env)
+            if source is not None:
+                let_take_over(loop, source, settings.interventions, given(send_every, settings.send_every))
             link: WorkerLink | None = None
             if connection is not None:
                 full = given(when_full, settings.when_full)
@@ -241,7 +252,7 @@ class RolloutWorker(Worker):
             )
             if link is not None:
                 link.start()
-            close_unreferenced(self, loop.environment.close, loop.uplink)
+            close_unreferenced(self, loop.close if loop.takeover is not None else loop.environment.close, loop.uplink)
             undo.pop_all()
 
     def close(self) -> CloseReport | None:
@@ -250,6 +261,64 @@ class RolloutWorker(Worker):
         if self._unclaim is not None:
             self._unclaim()
         return report
+
+
+def source_of(settings: WorkerSection, env: Any) -> InterventionSource | None:
+    """Return the configured source of interventions; None: there is none.
+
+    Raises:
+        ConfigError: it cannot be made; the message begins with its key.
+    """
+    section = settings.interventions
+    if section is None:
+        return None
+    make = resolve_with(section.cls, section.kwargs, f"{KEY}.cls")
+    try:
+        wants_space = "action_space" in inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        wants_space = False
+    try:
+        made = make(action_space=env.action_space) if wants_space else make()
+        return as_source(made, section.cls)
+    except TmrlError:
+        raise
+    except Exception as exc:
+        raise ConfigError(
+            f"{KEY}.cls: {section.cls} cannot be made: {type(exc).__name__}: {exc}. Correct {KEY}.kwargs or the "
+            f"device, or set {KEY}: null on this machine"
+        ) from exc
+
+
+def let_take_over(
+    loop: EnvironmentLoop, source: InterventionSource, section: InterventionsSection | None, send_every: int
+) -> None:
+    """Let a source of interventions act in place of a loop's policy.
+
+    Raises:
+        ConfigError: there are several environments, or the action space is not supported.
+    """
+    if loop.recorder.rows > 1:
+        source.close()
+        raise one_environment_only("interventions", loop.recorder.rows)
+    section = section or InterventionsSection(cls="script:source")  # a script's source has the defaults
+    try:
+        takeover = Takeover(
+            source,
+            loop.environment.env.action_space,
+            loop.recorder,
+            executed=section.executed,
+            success_reward=section.success_reward,
+        )
+    except ConfigError:
+        source.close()
+        raise
+    loop.let_take_over(takeover)
+    if send_every:
+        logger.warning(
+            "worker.send_every: %d sends parts of episodes before the person can discard them; these stay in the "
+            "memory. Set it to 0 to send episodes at their end",
+            send_every,
+        )
 
 
 def worker_label(name: str | None, *, standalone: bool, credentials: Path | None) -> Label:

@@ -59,7 +59,7 @@ from gymnasium import Space
 
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
-from tmrl_core.config import CFG, Cfg, Config, current, given
+from tmrl_core.config import CFG, Cfg, Config, current, given, ratios_conflict, with_changes
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.run_folder import check_run_folder, run_id, write_in_force
 from tmrl_core.config.sections import NetworkSection
@@ -67,6 +67,7 @@ from tmrl_core.errors import ConfigError, NetworkError, StorageError
 from tmrl_core.metrics import names
 from tmrl_core.metrics.branch import cut_after
 from tmrl_core.metrics.console import show_messages
+from tmrl_core.metrics.latest import LatestSink
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.standard import WandbSettings, open_sinks
 from tmrl_core.networking.transports.selection import link_settings
@@ -167,6 +168,8 @@ class Trainer:
             configured=self._configured,
         )
         self._checkpoint_told: tuple[int, int] | None = None
+        self._latest: LatestSink | None = None
+        """Sink of the run's records whose values viewers see."""
         self._linked = LinkedTraining(settings, config, self._run_name, self._write_weights)
         self._running: threading.Thread | None = None
         self._idle = threading.Event()
@@ -395,6 +398,9 @@ class Trainer:
             )
         except OSError as exc:
             raise ConfigError(f"no records can be written to {self._config.run_folder}: {exc}") from exc
+        if self._config.trainer.offline is None:
+            self._latest = LatestSink(self._config.metrics_path)
+            sinks.append(self._latest)
         recorder = Recorder(
             sinks,
             elapsed_s=max(training.elapsed_s, 0.0 if cut is None else cut.elapsed_s),
@@ -407,7 +413,7 @@ class Trainer:
 
     def open_interface(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
         """Connect to the Server."""
-        interface = self._linked.open(training, recorder)
+        interface = self._linked.open(training, recorder, self._latest)
         interface.on_admitted = self._write_configuration
         interface.event(names.EVENT_START, **self._start_facts(training))
         return interface
@@ -506,7 +512,8 @@ class Trainer:
             if self._config.trainer.offline is not None:
                 self._train_offline(training, recorder)
                 return
-            interface = self._linked.open(training, recorder)
+            interface = self._linked.open(training, recorder, self._latest)
+            interface.operations.controls = _Controls(self._config, training, self._checkpoints)
             interface.on_admitted = self._write_configuration
             self._watch_rests(interface, training, recorder)
             closing.callback(self._linked.close)
@@ -684,7 +691,9 @@ class Trainer:
             # The last checkpoint adds only the samples that arrived while the workers finished.
             if at != self._checkpoint_told:
                 self._checkpoint_told = at
-                recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0])
+                name = self._checkpoints.latest_name
+                folder = {names.CHECKPOINT: name} if name else {}
+                recorder.event(names.EVENT_CHECKPOINT, step=at[1], epoch=at[0], **folder)
 
         return self._checkpoints.write(training.own, score=score, wait=wait, on_written=written)
 
@@ -703,3 +712,30 @@ class Trainer:
         # Also after a failure: otherwise Ctrl-C would call the handler of a module that could not be used.
         finally:
             take_back()  # for modules and loops of users that install signal handlers
+
+
+class _Controls:
+    """Parts of a Trainer that orders of operators can change; see `training.remote.operations`."""
+
+    def __init__(self, config: Config, training: TrainingLoop, checkpoints: RunCheckpoints) -> None:
+        self._config = config
+        self._training = training
+        self._checkpoints = checkpoints
+
+    def checkpoint_now(self) -> str:
+        """Request a checkpoint. Return the reason against it; empty: it is written at the next occasion."""
+        if self._checkpoints.path is None:
+            return "this run writes no checkpoints (checkpoint.path)"
+        self._checkpoints.asked = True
+        return ""
+
+    def change_ratio(self, updates_per_step: float) -> None:
+        """Limit the updates for each environment step from now on.
+
+        Raises:
+            ConfigError: the ratio is not possible here, or workers and trainer would wait for each other.
+        """
+        changed = with_changes(self._config, [f"trainer.max_training_steps_per_env_step={updates_per_step!r}"])
+        if not ratios_conflict(self._config) and (conflict := ratios_conflict(changed)):
+            raise ConfigError(conflict)
+        self._training.limit_updates(updates_per_step)

@@ -162,8 +162,9 @@ def training_from_config(config: Config) -> Callable[[], Any]:
         **memory.kwargs,
     }
     memory_cls = resolve_with(memory.cls, memory_kwargs, "memory.cls")
-    if memory.recorded is not None:
-        memory_cls = _mixed(config, memory_cls, memory_kwargs)
+    if memory.recorded is not None or (memory.shares is not None and memory.shares.interventions):
+        marked = declarations_of(agent_cls).wants_extras
+        memory_cls = _mixed(config, memory_cls, memory_kwargs, marked)
     loop = resolve_with(trainer.loop, {}, "trainer.loop")
     made = partial(
         loop,
@@ -178,20 +179,26 @@ def training_from_config(config: Config) -> Callable[[], Any]:
     return made
 
 
-def _mixed(config: Config, live: Callable[..., Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return a function that makes the memory of live samples and recorded sessions."""
-    from tmrl_core.training.memories.mixed import MixedMemory
+def _mixed(config: Config, live: Callable[..., Any], kwargs: Mapping[str, Any], marked: bool) -> Callable[..., Any]:
+    """Return a function that makes the memory of live samples, recorded sessions and interventions."""
+    from tmrl_core.training.memories.interventions import InterventionMemory
+    from tmrl_core.training.memories.mixed import HALF_AND_HALF, INTERVENTIONS, MixedMemory
 
-    # Recorded sessions come from their folder again, or from a checkpoint; they belong to no policy of this run.
+    # Recorded sessions come from their folder again, or from a checkpoint; they belong to no policy of this run. A
+    # person's action does not depend on the policy's age either.
     of_live = {"storage", "folder", "sync", "max_drawn_lag", "crc_debug"}
-    recorded = {name: value for name, value in kwargs.items() if name not in of_live}
+    others = {name: value for name, value in kwargs.items() if name not in of_live}
     memory = config.memory
+    shares = HALF_AND_HALF if memory.shares is None else msgspec.structs.asdict(memory.shares)
+    recorded = None if memory.recorded is None else resolve_with(memory.cls, others, "memory.cls")
     return partial(
         MixedMemory,
         live,
-        resolve_with(memory.cls, recorded, "memory.cls"),
+        recorded,
+        make_interventions=partial(InterventionMemory, **others) if shares.get(INTERVENTIONS) else None,
         batch_size=memory.batch_size,
-        share=memory.recorded_share,
+        shares=shares,
+        marked=marked,
     )
 
 

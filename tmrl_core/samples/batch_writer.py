@@ -3,7 +3,7 @@
 # Theory of operation
 #
 # The writer knows neither environments nor policies: it is given batches, arrays [lanes, ...]. Its columns are arrays
-# [slots, lanes, ...], and each step fills one slot. With two lanes (a, b), where b's episode ends at its second step:
+# [lanes, slots, ...], and each step fills one slot. With two lanes (a, b), where b's episode ends at its second step:
 #
 #     slot          0       1       2           3            4
 #     a             reset   step    step        step         step
@@ -13,9 +13,9 @@
 # is a slot of its own between 2 and 3, in which a has no row; `_there` then says which lanes have a row in a slot.
 #
 # Rows of one lane have to follow each other, because neighbouring rows become transitions. `finish` therefore makes one
-# chunk of all of a's rows, then all of b's: one copy of each column, whatever the number of rows. Ids of episodes say
-# of which lane they are (`Segment.lane`), so that the trainer treats each lane as a stream of its own, and an episode
-# goes on in the next chunk although rows of other lanes are between its parts.
+# chunk of all of a's rows, then all of b's. Lanes come first in the columns, so a full one is that already, without a
+# copy. Ids of episodes say of which lane they are (`Segment.lane`), so that the trainer treats each lane as a stream of
+# its own, and an episode goes on in the next chunk although rows of other lanes are between its parts.
 #
 # Unlike `ChunkWriter`, it takes arrays of one dtype and shape only, since batches are nothing else.
 #
@@ -85,7 +85,7 @@ class BatchWriter:
         self._trees: dict[str, Tree] = {}
         self._leaves: dict[str, list[Array]] = {}
         self._there: Array | None = None
-        """[capacity, lanes] bool: True where a row is; None: everywhere."""
+        """[lanes, capacity] bool: True where a row is; None: everywhere."""
         self._infos: list[tuple[int, dict[Any, Any]]] = []
         """Slots and the infos of their rows, by lane."""
         self._runs: list[list[tuple[int, int, int, Version]]] = [[] for _ in range(lanes)]
@@ -116,20 +116,20 @@ class BatchWriter:
         if slot.infos:
             owned = {lane: own_info(info, self._left_out) for lane, info in slot.infos.items()}
             self._infos.append((at, {lane: info for lane, info in owned.items() if info}))
-        self._reward[at] = slot.reward
+        self._reward[:, at] = slot.reward
         if slot.ended:
-            self._terminated[at], self._truncated[at] = slot.terminated, slot.truncated
+            self._terminated[:, at], self._truncated[:, at] = slot.terminated, slot.truncated
         steps = self._lanes
         if slot.resets is not None:
-            self._present[at, slot.resets] = False
+            self._present[slot.resets, at] = False
             steps -= int(slot.resets.sum())
             if slot.action is not None:
                 for column in self._leaves["action"]:
-                    column[at, slot.resets] = 0
+                    column[slot.resets, at] = 0
         if slot.only is not None:
             if self._there is None:
-                self._there = np.ones((self._capacity, self._lanes), np.bool_)
-            self._there[at] = slot.only
+                self._there = np.ones((self._lanes, self._capacity), np.bool_)
+            self._there[:, at] = slot.only
         self.rows += self._lanes if slot.only is None else int(slot.only.sum())
         self.steps += steps if slot.only is None else 0
         self._slots = at + 1
@@ -138,7 +138,7 @@ class BatchWriter:
     def _begin(self, first: Slot) -> None:
         row_bytes = sum(leaf.nbytes for leaf in leaves(first.observation) if isinstance(leaf, np.ndarray))
         self._capacity = max(1, min(MAX_CHUNK_ROWS // self._lanes, MAX_CHUNK_BYTES // max(1, row_bytes)))
-        shape = self._capacity, self._lanes
+        shape = self._lanes, self._capacity
         self._reward = np.zeros(shape)
         self._terminated, self._truncated = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
         self._present = np.ones(shape, np.bool_)
@@ -154,9 +154,13 @@ class BatchWriter:
         if len(arrays) != len(columns):
             return False
         for column, array in zip(columns, arrays, strict=True):
-            if array.dtype != column.dtype or array.shape != column.shape[1:]:
+            if (
+                array.dtype != column.dtype
+                or array.shape[:1] != column.shape[:1]
+                or array.shape[1:] != column.shape[2:]
+            ):
                 return False
-            column[slot] = array
+            column[:, slot] = array
         return True
 
     def _column(self, name: str, leaf: Any) -> Array:
@@ -165,7 +169,7 @@ class BatchWriter:
                 f"{name.removeprefix(_EXTRA)} of several environments is a {type(leaf).__name__} that no columns can "
                 "hold: arrays of numbers of one shape are wanted. Set worker.envs: 1."
             )
-        column: Array = np.zeros((self._capacity, *leaf.shape), leaf.dtype)
+        column: Array = np.zeros((self._lanes, self._capacity, *leaf.shape[1:]), leaf.dtype)
         return column
 
     def finish(self) -> Chunk | None:
@@ -173,11 +177,11 @@ class BatchWriter:
         slots = self._slots
         if not slots:
             return None
-        there = None if self._there is None else self._there[:slots]
-        order = None if there is None else np.flatnonzero(there.T)
+        there = None if self._there is None else self._there[:, :slots]
+        order = None if there is None else np.flatnonzero(there)
 
         def by_lane(column: Array) -> Array:
-            rows: Array = column[:slots].swapaxes(0, 1).reshape(-1, *column.shape[2:])
+            rows: Array = column[:, :slots].reshape(-1, *column.shape[2:])
             return rows if order is None else rows[order]
 
         def tree(name: str) -> Any:
@@ -212,7 +216,7 @@ class BatchWriter:
         for lane, runs in enumerate(self._runs):
             ends = [*[run[0] for run in runs[1:]], slots][: len(runs)]
             for (start, episode, step, version), end in zip(runs, ends, strict=True):
-                rows = end - start if there is None else int(there[start:end, lane].sum())
+                rows = end - start if there is None else int(there[lane, start:end].sum())
                 if rows:
                     segments.append(Segment(rows, episode, step, *version))
         return tuple(segments)

@@ -46,6 +46,8 @@ MAX_LANES = 256
 
 IS_SUCCESS = "is_success"
 """Key of the info with which environments report that an episode reached its goal."""
+INTERVENTION_RATE, TAKEOVERS = "intervention_rate", "takeovers"
+"""Metrics of an episode beside a person: the share of its steps that the person acted, and the number of takeovers."""
 MOST_METRICS, MOST_METRIC_CHARACTERS = 32, 100
 """Maximum number of metrics of an episode, and of characters in a metric's name."""
 

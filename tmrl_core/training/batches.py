@@ -20,6 +20,9 @@ TICKS = "ticks"
 FIRST_TICK = "first_tick"
 """Extra of a batch of sequences: [B] float32, number of the first tick in its episode."""
 
+SHOWN = "shown"
+"""Extra of a batch: [B] float32, 1 where a person or an expert chose the action."""
+
 
 class Transitions(NamedTuple):
     """Transitions of a batch, or sequences: `next_obs`, `action`, `reward_B` and `terminated_B` are then [B, T, ...].
@@ -33,6 +36,8 @@ class Transitions(NamedTuple):
         weight_B: [B] importance of each row, from a memory with non-uniform sampling; None: all equal.
         sequence: the extras `TICKS` and `FIRST_TICK` of sequences and the state before their first tick; None: the rows
             are transitions.
+        shown_B: [B] 1 where a person or an expert chose the action, from a memory of several origins; None: unknown.
+        shown_B: [B] 1 where a person or an expert chose the action, from a memory of several origins; None: unknown.
     """
 
     obs: Tree
@@ -43,6 +48,7 @@ class Transitions(NamedTuple):
     discount: float | Tensor
     weight_B: Tensor | None
     sequence: dict[str, Tensor] | None = None
+    shown_B: Tensor | None = None
 
 
 def transitions_of(batch: Batch, gamma: float) -> Transitions:
@@ -50,13 +56,14 @@ def transitions_of(batch: Batch, gamma: float) -> Transitions:
 
     Args:
         batch: `(prev_obs, new_act, rew, new_obs, terminated, truncated)`, and, from some memories, a dict of further
-            columns. Of these, `discount` [B] (gamma^n) and `weights` [B] are used.
+            columns. Of these, `discount` [B] (gamma^n), `weights` [B] and `shown` [B] are used.
         gamma: discount factor of one step, for a batch without `discount`.
     """
     obs, action, reward_B, next_obs, terminated_B, _ = batch[:6]
     extras = batch[6] if len(batch) > 6 else {}
     discount, weight_B = extras.get("discount", gamma), extras.get("weights")
     if TICKS not in extras:
-        return Transitions(obs, action, reward_B, next_obs, terminated_B, discount, weight_B)
+        shown_B = extras.get(SHOWN)
+        return Transitions(obs, action, reward_B, next_obs, terminated_B, discount, weight_B, None, shown_B)
     sequence = {name: extras[name] for name in extras if name in (TICKS, FIRST_TICK) or name.startswith(STATE_COLUMN)}
     return Transitions(obs, action, reward_B, next_obs, terminated_B, discount, weight_B, sequence)

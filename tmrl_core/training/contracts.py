@@ -333,6 +333,14 @@ class TrainingLoop(ABC):
             return False
         return True
 
+    def limit_updates(self, updates_per_sample: float) -> None:
+        """Limit the updates for each received sample from now on. Default: raise ConfigError.
+
+        Raises:
+            ConfigError: this loop has no such limit, or the number is not above 0.
+        """
+        raise ConfigError(f"{type(self.own).__name__} has no ratio of updates to samples")
+
     def follow_memory(self) -> None:  # noqa: B027  # not abstract: only a disk is newer than a checkpoint
         """Load counters and offsets that a memory on disk has recorded after the checkpoint."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,3 +127,17 @@ def test_backends_explore_alike_in_batches(name: str, space: Any, seen: Any) -> 
         state_B = policy.initial_state(BATCH)
         found.append([policy.act_batch(obs_B, state_B, rng, False)[0] for _ in range(4)])
     np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_scripts_use_both_backends_alike(name: str, tmp_path: Path) -> None:
+    """Arrays in `act`, and no device in `load`."""
+    observations, actions = OBSERVATIONS["nested"], ACTIONS["box" if "box" in ACTORS[name] else "discrete"][0]
+    getattr(actors, name)(observations, actions).save(tmp_path / "policy.tmod")
+    obs = observations.sample()
+    with_torch, with_numpy = (
+        getattr(actors, each)(observations, actions).load(tmp_path / "policy.tmod").act(obs, test=True)
+        for each in (name, f"Numpy{name}")
+    )
+    np.testing.assert_allclose(with_torch, with_numpy, atol=1e-5)
+    assert np.asarray(with_torch).dtype == np.asarray(with_numpy).dtype

@@ -11,7 +11,15 @@ from gymnasium import spaces
 
 from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPActor
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
-from tmrl_core.actor.policies.weights import difference, exploration_in, with_exploration, with_sorted_metadata
+from tmrl_core.actor.policies.weights import (
+    decode_arrays,
+    difference,
+    encode_arrays,
+    exploration_in,
+    with_bfloat16_matrices,
+    with_exploration,
+    with_sorted_metadata,
+)
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.config.algorithms import ACTORS
 from tmrl_core.envs import GenericGymEnv
@@ -123,3 +131,35 @@ def test_a_damaged_exploration_changes_nothing(text: str, tmp_path: Path) -> Non
     with pytest.raises(WeightsError, match=r"^the exploration parameters beside the weights are "):
         policy.load(tmp_path / "policy.tmod", "cpu")
     assert policy.to_bytes() == before
+
+
+def test_matrices_are_rounded_to_the_nearest_bfloat16_and_vectors_stay() -> None:
+    torch = pytest.importorskip("torch")
+    generator = np.random.default_rng(0)
+    matrix = generator.standard_normal((64, 33)).astype(np.float32)
+    matrix[0, :6] = (0.0, -0.0, 3.4e38, -np.inf, np.nan, 1e-40)
+    bits = matrix.view(np.uint32)
+    bits[1, :4] = (0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001)  # ties, to even, and their neighbours
+    vector = generator.standard_normal(33).astype(np.float32)
+    arrays: dict[str, Any] = {
+        "norm.mean": vector,
+        "net.0.weight": matrix,
+        "half": vector.reshape(11, 3).astype(np.float16),
+        "whole": matrix.view("i4"),
+    }
+    data = encode_arrays(arrays, {"activation": "relu"})
+    rounded = with_bfloat16_matrices(data)
+    found, metadata = decode_arrays(rounded)
+    assert (len(rounded), metadata, found.keys()) == (len(data), {"activation": "relu"}, arrays.keys())
+    expected = torch.from_numpy(matrix.copy()).bfloat16().float().numpy()
+    expected[0, 2] = matrix[0, 2]  # torch makes it infinite, and a worker refuses that
+    assert np.array_equal(found["net.0.weight"][0], expected[0], equal_nan=True)
+    assert np.array_equal(found["net.0.weight"][1:].view("u4"), expected[1:].view("u4"))
+    for name in ("norm.mean", "half", "whole"):
+        assert found[name].tobytes() == arrays[name].tobytes()
+    assert with_bfloat16_matrices(rounded) == rounded
+
+
+def test_weights_in_another_format_are_not_rounded() -> None:
+    assert with_bfloat16_matrices(b"anything") == b"anything"
+    assert with_bfloat16_matrices(b"") == b""

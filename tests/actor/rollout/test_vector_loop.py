@@ -407,3 +407,61 @@ def test_infos_and_the_order_of_keys_are_those_of_each_environment() -> None:
 def test_one_environment_keeps_its_loop_and_recorder() -> None:
     worker = compose(lambda: Told(0), Echo, rows=1)
     assert type(worker.recorder) is StepRecorder
+
+
+class Drawn(gymnasium.Env[Any, Any]):
+    """Observations of a space, drawn from the seed and the actions; episodes of one to six steps."""
+
+    def __init__(self, observation_space: Any, action_space: Any, odd: bool) -> None:
+        self.observation_space, self.action_space, self._odd = observation_space, action_space, odd
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = int(self.np_random.integers(1, 7))
+        return self._observation(0.0), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        told = float(sum(np.sum(part) for part in action.values()) if isinstance(action, dict) else np.sum(action))
+        over = self._left == 0
+        return self._observation(told), np.float32(told), over and told > 0, over and told <= 0, {}
+
+    def _observation(self, told: float) -> Any:
+        self.observation_space.seed(int(1000 * abs(told)) + int(self.np_random.integers(1000)))
+        drawn = self.observation_space.sample()
+        # Some steps have another dtype, which is cast to that of the space.
+        return drawn.astype(np.float64) if self._odd and self._left % 2 else drawn
+
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+PARTS = spaces.Dict({"b": BOX, "a": spaces.Discrete(5)})
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions", "odd"),
+    [
+        (BOX, BOX, False),
+        (BOX, spaces.Discrete(3), True),
+        (spaces.Box(0, 255, (4, 4, 1), np.uint8), PARTS, False),
+        (PARTS, spaces.MultiBinary(2), False),
+        (spaces.Tuple([BOX, PARTS]), BOX, False),
+        (spaces.Discrete(4), BOX, False),
+    ],
+    ids=str,
+)
+def test_each_step_is_that_of_gymnasiums_vector_environment(observations: Any, actions: Any, odd: bool) -> None:
+    def make() -> Drawn:
+        return Drawn(observations, actions, odd)
+
+    ours, theirs = VectorEnvironment(make, 3), SyncVectorEnv([make] * 3)
+    batched = theirs.action_space
+    batched.seed(0)
+    np.testing.assert_equal(ours.reset_rows(7)[0], theirs.reset(seed=7)[0])
+    for _ in range(30):
+        action_B = batched.sample()
+        found, expected = ours.step(action_B), theirs.step(action_B)
+        np.testing.assert_equal(found[:4], expected[:4])
+        dtypes = [[getattr(part, "dtype", None) for part in side[:4]] for side in (found, expected)]
+        assert dtypes[0] == dtypes[1]
+    ours.close()
+    theirs.close()

@@ -228,7 +228,7 @@ class Weightless(ActorModule):
 class NewModule(QValueMLPActor):
     """A torch policy that loads weights into a new object."""
 
-    def from_bytes(self, data: bytes, device: Any) -> NewModule:
+    def from_bytes(self, data: bytes, device: Any = None) -> NewModule:
         return super(type(self), copy.deepcopy(self)).from_bytes(data, device)
 
 

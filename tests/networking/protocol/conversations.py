@@ -34,6 +34,8 @@ from tmrl_core.networking.end_to_end.identity import Signer, Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.observer import ObserverConnection, ObserverState
 from tmrl_core.networking.observer.admission_probe import ProbeConnection
+from tmrl_core.networking.observer.seal import ViewerSeal
+from tmrl_core.networking.observer.viewer import ViewerConnection, ViewerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender, WrittenMessage
 from tmrl_core.networking.protocol.messages import (
@@ -50,11 +52,14 @@ from tmrl_core.networking.protocol.messages import (
     Probe,
     Progress,
     Report,
+    Show,
     encode_body,
 )
+from tmrl_core.networking.protocol.telemetry import History, Order, Scene
 from tmrl_core.networking.relay import MemorySpool, Relay, RelaySettings
 from tmrl_core.networking.security.certificates import Signed, make_authority, make_client_certificate
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer.orders import Orders
 from tmrl_core.networking.trainer.seal import TrainerSeal
 from tmrl_core.networking.worker import WorkerConnection, WorkerState
 from tmrl_core.networking.worker.seal import Mode, WorkerSeal
@@ -316,9 +321,9 @@ class Trainer:
             self.state.acknowledge(one, "it is of another environment" if one.number == refuse else None)
         return [(one.number, one.samples, bytes(one.payload[:5])) for one in taken]
 
-    def publish(self, size: int) -> None:
+    def publish(self, size: int, letter: bytes = b"w") -> None:
         version = (self.state.version[0], self.state.version[1] + 1)
-        self.state.publish(PolicyUpdate(version, {"": Blob("safetensors", b"w" * size)}, {"noise": 0.5}))
+        self.state.publish(PolicyUpdate(version, {"": Blob("safetensors", letter * size)}, {"noise": 0.5}))
 
     def direct(self, stream: bytes | None, **wanted: Any) -> None:
         before = self.state.directives.get(stream, Directive())
@@ -459,6 +464,34 @@ def links_that_break(talk: Talk) -> None:
     talk.lose(again.link)
     talk.open(again.connection())
     talk.wait(20.0)
+
+
+def deltas(talk: Talk) -> None:
+    """Packed policies, complete and as deltas, to a worker that keeps its base, loses it, connects again, or joins."""
+    worker, trainer = Worker("robot7", 1), Trainer(3, packs=True)
+    talk.open(trainer.link)
+    talk.open(worker.link)
+    for letter in b"abc":
+        trainer.publish(200, bytes((letter,)))
+        talk.run()
+    assert worker.state.policy_version == (1, 3)
+    assert worker.state.kept.base == (1, 1)
+    talk.lose(worker.link)
+    trainer.publish(200, b"d")
+    talk.run()
+    talk.open(worker.connection())
+    assert worker.state.policy_version == (1, 4)
+    worker.state.kept.clear()
+    trainer.publish(200, b"e")
+    talk.run()
+    assert worker.state.policy_version == (1, 4)
+    trainer.publish(200, b"f")
+    talk.run()
+    assert worker.state.policy_version == (1, 6)
+    late = Worker("robot9", 9)
+    talk.open(late.link)
+    assert late.state.policy is not None
+    assert late.state.policy == worker.state.policy
 
 
 def namesakes(talk: Talk) -> None:
@@ -669,6 +702,76 @@ def other_settings(talk: Talk) -> None:
     assert plain.state.trainer_authenticates
 
 
+class _Telemetry:
+    """A trainer's telemetry with the same values each time."""
+
+    def scene(self) -> bytes:
+        return encode_body(Scene(run="run", version=(1, 2), time_s=WALL_CLOCK, state="training", takes_orders=True))
+
+    def history(self) -> bytes:
+        return encode_body(History(run="run", series={"eval/mean_reward": ((1_000, 2.5, -3.0),)}))
+
+
+def _shown_by(trainer: Trainer) -> Trainer:
+    trainer.state.telemetry = _Telemetry()
+    trainer.state.orders = Orders("run", lambda: WALL_CLOCK)
+    trainer.state.orders.obeys = True
+    return trainer
+
+
+def viewers(talk: Talk) -> None:
+    """One viewer comes before the trainer and one after it; they give orders and see what came of them."""
+    state = ViewerState(run="run", name="anna", peer=b"v" * 16)
+    viewer = ViewerConnection(state, **TIMES)
+    talk.open(viewer)
+    viewer.command(*state.envelope(Order(kind="checkpoint")))
+    talk.run()
+    assert [outcome.done for outcome in state.answered.values()] == [False]
+    trainer = _shown_by(Trainer(3))
+    talk.open(trainer.link)
+    assert state.scene is not None
+    assert state.history is not None
+    later = ViewerConnection(ViewerState(run="", name="ben", peer=b"w" * 16), **TIMES)
+    talk.open(later)
+    assert later.viewer.scene == state.scene
+    viewer.command(*state.envelope(Order(kind="pause_worker", worker="robot7")))
+    viewer.command(*state.envelope(Order(kind="ratio", value=0.5)))
+    talk.run()
+    for kind in ("pause_worker", "ratio"):
+        order = trainer.state.orders.take()
+        assert order is not None
+        assert order.order.kind == kind
+    talk.wait(1.5)
+    later.request_status()
+    talk.run()
+    later.close()
+    talk.run()
+
+
+def proven_viewers(talk: Talk) -> None:
+    """The trainer proves what it shows, and an operator the orders; a scene of somebody else is not believed."""
+    trainer = _shown_by(Trainer(3, seal=trainer_seal(talk, "authenticate")))
+    talk.open(trainer.link)
+    state = ViewerState(
+        run="run", name="anna", peer=b"v" * 16, seal=ViewerSeal(_signer(talk, "trainer"), _verifier(talk))
+    )
+    viewer = ViewerConnection(state, **TIMES)
+    talk.open(viewer)
+    assert state.scene is not None
+    viewer.command(*state.envelope(Order(kind="pause")))
+    talk.run()
+    order = trainer.state.orders.take()
+    assert order is not None
+    assert order.by == "robot7"
+    trainer.link.send(Show("scene", encode_body(Scene(run="run", updates=7))))
+    talk.run()
+    assert state.scene.updates == 0
+    assert state.unproven
+    talk.lose(trainer.link)
+    talk.open(trainer.connection())
+    assert not state.unproven
+
+
 def refusals(talk: Talk) -> None:
     """A wrong token, another version of the protocol, a worker too many, a second trainer, and no greeting at all."""
     wrong = Worker("robot7", 1, token="wrong")
@@ -692,6 +795,7 @@ CONVERSATIONS: dict[str, Callable[[Talk], None]] = {
     for one in (
         samples_and_policies,
         links_that_break,
+        deltas,
         namesakes,
         hand_over,
         killed_worker,
@@ -701,6 +805,8 @@ CONVERSATIONS: dict[str, Callable[[Talk], None]] = {
         authenticated,
         encrypted,
         other_settings,
+        viewers,
+        proven_viewers,
     )
 }
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tmrl_core.errors import NetworkError, RefusedError, RemoteProtocolError
-from tmrl_core.networking.observer import ObserverConnection, ObserverState
+from tmrl_core.networking.observer import ObserverConnection, ObserverState, ViewerConnection, ViewerState
 from tmrl_core.networking.protocol.connection import SEND_BYTES, Connection, Identity
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.framing import (
@@ -32,6 +32,7 @@ from tmrl_core.networking.protocol.messages import (
     Announce,
     Bye,
     CloseStream,
+    Command,
     Control,
     Credit,
     Diagnosis,
@@ -44,6 +45,7 @@ from tmrl_core.networking.protocol.messages import (
     Have,
     Hello,
     Incarnation,
+    Lacks,
     Lateness,
     Notice,
     OpenStream,
@@ -54,19 +56,24 @@ from tmrl_core.networking.protocol.messages import (
     Report,
     Resume,
     Revoked,
+    Show,
     StatusPage,
     StatusRequest,
     Stored,
     StreamClosed,
     StreamOpened,
+    Undelivered,
     Unused,
     Waits,
     Want,
+    Watch,
+    Watched,
     Welcome,
     control_frame,
     decode_control,
     encode_body,
 )
+from tmrl_core.networking.protocol.telemetry import Scene
 from tmrl_core.networking.relay import MemorySpool, Relay, RelayConnection, RelaySettings
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.worker import WorkerConnection, WorkerState
@@ -423,12 +430,18 @@ MESSAGES: dict[type, Control] = {
     Want: Want(0, 0, 10),
     Credit: Credit(0, 0, 1 << 20),
     Have: Have(1, 1),
+    Lacks: Lacks(),
     Incarnation: Incarnation(4),
     Direct: Direct(0, 1, encode_body(Directive())),
     Report: Report(encode_body(Progress())),
     Notice: Notice(1, 0, 0),
     StatusRequest: StatusRequest(0),
     StatusPage: StatusPage(0, 2, b"page"),
+    Watch: Watch("run"),
+    Show: Show("scene", encode_body(Scene(run="run"))),
+    Watched: Watched(1, 1),
+    Command: Command(0, b"order"),
+    Undelivered: Undelivered(0, "no trainer"),
 }
 
 
@@ -449,6 +462,12 @@ def observer() -> ObserverConnection:
     return connection
 
 
+def viewer() -> ViewerConnection:
+    connection = ViewerConnection(ViewerState(run="", name="v", peer=b"v" * 16), silent_s=10, heartbeat_s=3)
+    connection.request_status()
+    return connection
+
+
 def relay_end() -> Connection:
     return Relay(spool=MemorySpool(1 << 20)).connection()
 
@@ -458,6 +477,7 @@ ENDS: dict[str, Callable[[], Connection]] = {
     "worker": worker,
     "trainer": trainer,
     "observer": observer,
+    "viewer": viewer,
 }
 
 # (end, what is said before, state, what is legal then): written out, not taken from the code
@@ -468,16 +488,23 @@ STATES = [
         "relay",
         (HELLO_WORKER, OpenStream(0, b"s" * 16, "w")),
         "worker",
-        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have, Forged, Lateness, Place},
+        {OpenStream, CloseStream, HandOver, Want, Unused, Waits, Have, Lacks, Forged, Lateness, Place},
     ),
-    ("relay", (HELLO_TRAINER,), "trainer", {Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged}),
-    ("relay", (HELLO_OBSERVER,), "observer", {StatusRequest}),
+    ("relay", (HELLO_TRAINER,), "trainer", {Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged, Show}),
+    ("relay", (HELLO_OBSERVER,), "observer", {StatusRequest, Watch, Command}),
+    ("viewer", (), "greeting", {Welcome}),
+    ("viewer", (WELCOME,), "open", {StatusPage, Show, Announce, Revoked, Undelivered}),
     ("observer", (), "greeting", {Welcome}),
     ("observer", (WELCOME,), "open", {StatusPage}),
     ("worker", (), "greeting", {Welcome}),
     ("worker", (WELCOME,), "open", {Resume, Halt, Ack, Stored, Announce, Credit, Direct, Report, Revoked, Place}),
     ("trainer", (), "greeting", {Welcome}),
-    ("trainer", (WELCOME,), "open", {StreamOpened, StreamClosed, Incarnation, Have, Waits, Lateness, Notice, Revoked}),
+    (
+        "trainer",
+        (WELCOME,),
+        "open",
+        {StreamOpened, StreamClosed, Incarnation, Have, Waits, Lateness, Notice, Revoked, Watched, Command},
+    ),
 ]
 
 

@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 from unittest.mock import patch
+
+import numpy as np
 
 from tests.networking.simulation.actors import Client, Trainer, Worker, held
 from tests.networking.simulation.checker import Checker, queued_bytes
@@ -28,6 +31,7 @@ from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import Network, Route, Violation
 from tests.networking.simulation.seals import TrainerMachine, WorkerMachine
 from tests.networking.simulation.spools import Disk, SimulatedDiskSpool
+from tmrl_core.actor.policies.weights import encode_arrays, with_bfloat16_matrices
 from tmrl_core.networking.protocol.delivery import StreamSender
 from tmrl_core.networking.protocol.framing import message_bytes
 from tmrl_core.networking.protocol.messages import SAMPLES_HEAD, Progress
@@ -37,6 +41,10 @@ from tmrl_core.networking.relay.streams import RelayStream
 from tmrl_core.networking.spools.spool import MemorySpool, Spool
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
 from tmrl_core.networking.worker.seal import Mode
+
+Weights = Literal["whole", "delta", "bfloat16"]
+_WEIGHTS = np.random.default_rng(0).standard_normal(40_000, np.float32)
+"""Each packed policy is a little different from the one before it, as policies are."""
 
 EVENTS = 1_000
 """A seed has at least so many."""
@@ -111,9 +119,19 @@ class Scenario:
         core: what is simulated.
         hostile: add a thief with a stolen bundle.
         unsigned: the thief signs and seals nothing, also where machines authenticate each other.
+        weights: form of policies, as `network.weights`.
     """
 
-    def __init__(self, seed: int, core: Core | None = None, *, hostile: bool = False, unsigned: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        core: Core | None = None,
+        *,
+        hostile: bool = False,
+        unsigned: bool = False,
+        weights: Weights = "whole",
+    ) -> None:
+        self.weights = weights
         self.random = random = Random(seed)
         self.core = core or Core()
         self.result = Result(seed)
@@ -255,6 +273,7 @@ class Scenario:
             connection=self.core.trainer_connection,
             machine=self.machines[self.memories.index(memory)] if self.authenticated else None,
             others=others,
+            packs=self.weights != "whole",
         )
         self.trainers.append(trainer)
         self._work(trainer)
@@ -301,7 +320,13 @@ class Scenario:
         self.published += 1
         small = not large and self.random.random() < self.small
         size = self.random.choice((10, 500, 3_000)) if small else 70_000 * self.random.randint(1, 4)
-        trainer.publish(b"<%b>%d" % (trainer.state.run.encode(), self.published) + bytes(size))
+        name = b"<%b>%d" % (trainer.state.run.encode(), self.published)
+        if self.weights == "whole":
+            trainer.publish(name + bytes(size))
+            return
+        values = _WEIGHTS[: 800 if small else 40_000] + np.float32(self.published / 1_000)
+        body = encode_arrays({"matrix": values[None]}, {"name": name.ljust(24, b"-").decode()})
+        trainer.publish(with_bfloat16_matrices(body) if self.weights == "bfloat16" else body)
 
     def _make(self) -> None:
         """One worker hands over a message; again and again until there is peace."""
@@ -849,9 +874,10 @@ def simulate(
     keep_events: bool = False,
     hostile: bool = False,
     unsigned: bool = False,
+    weights: Weights = "whole",
 ) -> Result:
     """Play one seed; a violation, or what the core raised, is in the result's `failure`."""
-    scenario = Scenario(seed, core, hostile=hostile, unsigned=unsigned)
+    scenario = Scenario(seed, core, hostile=hostile, unsigned=unsigned, weights=weights)
     result = scenario.result
     if keep_events:
         result.trace = scenario.network.trace = []

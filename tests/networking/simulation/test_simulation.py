@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.networking.simulation.scenario import EVENTS, FAULTS, KINDS, simulate
+from tests.networking.simulation.scenario import EVENTS, FAULTS, KINDS, Weights, simulate
 
 ROOT = Path(__file__).resolve().parents[3]
 # The seeds of the first block show each mutation.
@@ -30,6 +30,13 @@ def test_every_promise_is_kept(block: int, full: bool) -> None:
         assert len(result.faults) >= KINDS
         faults.update(result.faults)
     assert faults.keys() == FAULTS.keys(), "each kind of fault is tried"
+
+
+@pytest.mark.parametrize("weights", ["delta", "bfloat16"])
+def test_policies_for_thin_links_keep_the_promises(weights: Weights, full: bool) -> None:
+    for seed in range(500 if full else 8):
+        result = simulate(seed, weights=weights)
+        assert not result.failure, f"seed {seed}: {result.failure}"
 
 
 @pytest.mark.parametrize("seed", [1968, 2026, 2029759])

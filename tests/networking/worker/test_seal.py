@@ -13,8 +13,9 @@ from tmrl_core.networking.end_to_end.identity import Verifier
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import RunCard, StreamRecord, decode_statement, encode_statement
 from tmrl_core.networking.protocol.messages import Version
+from tmrl_core.networking.protocol.packed_policy import pack
 from tmrl_core.networking.trainer.seal import OpenedStream, TrainerSeal
-from tmrl_core.networking.worker.seal import WorkerSeal
+from tmrl_core.networking.worker.seal import Mode, WorkerSeal
 
 REFUSED = ((4, "no room"), (5, "NaN"))
 
@@ -209,6 +210,27 @@ def test_a_worker_with_its_record_takes_no_earlier_policy() -> None:
     assert ends.worker.open_policy((3, 5), policies[5]) is not None, "its file of weights may be lost"
     assert ends.worker.open_policy((3, 5), policies[5]) is None
     assert ends.worker.open_policy((3, 6), policies[6]) is not None
+
+
+@pytest.mark.parametrize("mode", ["authenticate", "encrypt"])
+def test_an_older_packed_policy_serves_as_a_base_and_is_proved(mode: Mode) -> None:
+    ends = Ends(mode)
+    if mode == "encrypt":
+        ends.worker.open_directive(ends.stream, ends.opened().letter(3, b""))
+    ends.worker.accepted = (3, 5)
+    old = pack(b"weights")
+    sealed = [memoryview(b"".join(ends.trainer.seal_policy((3, n), body))) for n, body in ((4, old), (2, b"weights"))]
+    content = ends.worker.open_policy((3, 4), memoryview(bytes(sealed[0])), base=True)
+    assert content is not None
+    assert bytes(content) == old
+    assert (ends.worker.accepted, ends.worker.outdated) == ((3, 5), 0)
+    assert ends.worker.open_policy((3, 4), memoryview(bytes(sealed[0]))) is None, "it is not to act with"
+    assert ends.worker.open_policy((3, 2), sealed[1], base=True) is None, "no delta refers to what is not packed"
+    assert ends.worker.outdated == 2
+    sealed[0] = memoryview(bytearray(sealed[0]))
+    sealed[0][len(sealed[0]) // 2] ^= 1
+    with pytest.raises(ForgedError):
+        ends.worker.open_policy((3, 4), sealed[0], base=True)
 
 
 @pytest.mark.parametrize("version", [(3, 2), (4, 1), (2, 1), (1, 3)])

@@ -176,13 +176,11 @@ def test_the_other_kind_of_action_space_is_refused(cls: Any, space: Any, setting
 
 def test_each_algorithm_with_a_replay_memory_compiles_its_updates_if_asked() -> None:
     # A class whose base declares kinds of updates is not compiled unless it declares its own.
-    # FlashSAC refuses to be compiled.
-    rows = [row for row in algorithms().values() if "ReplayMemory" in row.memories and row.name != "FlashSACAgent"]
-    assert len(rows) > 6
+    rows = [row for row in algorithms().values() if "ReplayMemory" in row.memories]
+    assert len(rows) > 7
     for row in rows:
-        agent = resolve(row.cls)(
-            OBSERVATIONS, BOX if "box" in row.action_spaces else DISCRETE, "cpu", hidden_sizes=(8,), compile=True
-        )
+        space, cls = BOX if "box" in row.action_spaces else DISCRETE, resolve(row.cls)
+        agent = cls(OBSERVATIONS, space, "cpu", compile=True, **widths(cls, 8))
         assert agent._compiles, row.name
 
 

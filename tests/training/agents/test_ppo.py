@@ -9,8 +9,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from tmrl_core.actor.interventions import IS_INTERVENTION
 from tmrl_core.errors import ConfigError
-from tmrl_core.training.agents.ppo import PPOAgent
+from tmrl_core.samples.columns import map_leaves
+from tmrl_core.training.agents.ppo import PPOAgent, own_rows
 from tmrl_core.training.agents.recurrent_ppo import RecurrentPPOAgent
 from tmrl_core.training.batches import ENDS, PLACES
 from tmrl_core.training.checkpoints.capture import capture
@@ -163,6 +165,38 @@ def test_a_run_bootstraps_from_its_next_observation_unless_terminated() -> None:
     # Truncated after two steps: 0.25 of the value of where it led; terminated: nothing.
     assert returns.tolist() == [2.0, 4.0, 0.0]
     assert advantages.tolist() == [-6.0, -4.0, -8.0]
+
+
+def test_steps_of_persons_are_left_out() -> None:
+    """Trained with rows of a person between, the policy is that of the others alone."""
+    once: dict[str, Any] = {"update_epochs": 1, "minibatch_size": 1000, "normalize_advantages": False}
+    one, other = make(BOX, **once), make(BOX, **once)
+    batch, _ = play(one, 60, 0.5)
+    taken_T = torch.zeros(60)
+    taken_T[[3, 4, 30, 59]] = 1.0
+    action, reward = batch[1].clone(), batch[2].clone()
+    action[taken_T > 0], reward[taken_T > 0] = 0.99, 100.0
+    metrics = one.train((batch[0], action, reward, *batch[3:6], {**batch[6], IS_INTERVENTION: taken_T}))
+    kept = map_leaves(lambda leaf: leaf[taken_T == 0], batch)
+    other.train(kept)
+    assert metrics["updates"] == 1
+    for left, right in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-6, rtol=1e-4)
+
+
+def test_a_run_ends_before_a_person_takes_over() -> None:
+    own_T, ends_T = own_rows({ENDS: torch.tensor([0.0, 0, 0, 0, 1]), IS_INTERVENTION: torch.tensor([0.0, 0, 1, 1, 0])})
+    assert ends_T.tolist() == [0, 1, 1, 0, 1]
+    assert own_T is not None
+    assert own_T.tolist() == [True, True, False, False, True]
+    assert own_rows({ENDS: torch.ones(2)})[0] is None
+
+
+def test_a_round_of_a_person_alone_changes_nothing() -> None:
+    agent = make(FEW)
+    batch, _ = play(agent, 40, 5.0)
+    metrics = agent.train((*batch[:6], {**batch[6], IS_INTERVENTION: torch.ones(40)}))
+    assert metrics["updates"] == 0
 
 
 def test_the_rate_falls_in_a_straight_line() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -105,3 +106,30 @@ def test_changed_settings_apply_after_the_checkpoint() -> None:
     off = RateLimiter(None, min_size=10)
     off.load_state_dict(limiter.state_dict())
     assert off.updates_left(samples, 10**9)
+
+
+def test_a_ratio_that_is_set_in_the_middle_of_a_run_takes_the_counts_as_balanced() -> None:
+    limiter = RateLimiter(max_updates_per_sample=1.0)
+    assert limiter.updates_left(1_000, 1_001) == 0
+    limiter.change_most(0.5, 1_000, 1_001)
+    assert limiter.changes == 1
+    assert limiter.updates_left(1_000, 1_001) == 1
+    assert limiter.updates_left(1_010, 1_001) == 6
+    assert "6 updates / 10 samples received since an operator set the ratio is above 0.5" in limiter.shortfall(
+        1_010, 1_007
+    )
+    for wrong in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="must be above 0"):
+            limiter.change_most(wrong, 1_010, 1_007)
+
+
+def test_a_ratio_that_was_set_outlives_a_resume_until_the_configured_one_is_changed() -> None:
+    limiter = RateLimiter(max_updates_per_sample=1.0)
+    assert "most" not in limiter.state_dict(), "a checkpoint is as before"
+    limiter.change_most(0.5, 1_000, 1_001)
+    state = limiter.state_dict()
+    resumed, changed = RateLimiter(max_updates_per_sample=1.0), RateLimiter(max_updates_per_sample=2.0)
+    resumed.load_state_dict(state)
+    assert resumed.updates_left(1_010, 1_001) == 6
+    changed.load_state_dict(state)
+    assert changed.updates_left(1_010, 1_001) == 1_020

@@ -343,3 +343,15 @@ def test_the_rows_of_an_open_episode_are_dropped_with_its_part(make_rows: Rows) 
     memory.append(buffer(*[new(make_rows, 2, episode, 0, 3, end="terminated") for episode in range(2)]))
     assert dict(round_.poll([(B, "b"), (A, "a")], 26.0, lambda stream, what: False)).keys() == {A, B}
     assert (round_.collected, len(memory), round_.surplus) == (3, 9 + 4, 10)
+
+
+def test_workers_with_and_without_a_person_fill_one_round(memory: RoundMemory, make_rows: Rows) -> None:
+    flags: dict[str, Any] = {
+        "is_intervention": np.array([False, True, False]),
+        "policy_action": np.zeros((3, 1), np.float32),
+    }
+    beside = dataclasses.replace(new(make_rows, 1, 0, 0, 3), extras=flags)
+    memory.append(buffer(beside, new(make_rows, 2, 0, 0, 3)))
+    extras = memory.batch()[6]
+    assert extras["is_intervention"].tolist() == [1, 0, 0, 0]
+    assert extras.keys() == {"is_intervention", ENDS, PLACES}

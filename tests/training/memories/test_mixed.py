@@ -20,7 +20,7 @@ def make(batch_size: int = 8, share: float = 0.5, live: Any = ReplayMemory, **kw
         partial(live, memory_size=50, seed=0),
         partial(ReplayMemory, memory_size=50, seed=1, **kwargs),
         batch_size=batch_size,
-        share=share,
+        shares={"online": 1 - share, "demonstrations": share},
         nb_steps=20,
     )
 
@@ -32,7 +32,7 @@ def filled(make_rows: Any, make_buffer: Any, **settings: Any) -> MixedMemory:
     return memory
 
 
-@pytest.mark.parametrize(("batch_size", "share", "recorded"), [(8, 0.5, 4), (10, 0.25, 2), (4, 0.8, 3), (3, 0.5, 2)])
+@pytest.mark.parametrize(("batch_size", "share", "recorded"), [(8, 0.5, 4), (10, 0.25, 2), (4, 0.8, 3), (3, 0.5, 1)])
 def test_each_batch_has_the_share_of_recorded_rows(
     make_rows: Any, make_buffer: Any, batch_size: int, share: float, recorded: int
 ) -> None:
@@ -45,17 +45,23 @@ def test_each_batch_has_the_share_of_recorded_rows(
     assert count == 20
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, 0.01])
-def test_a_share_without_rows_of_both_kinds_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=rf"memory.recorded_share: {share:g} of memory.batch_size = 8 rows is"):
-        make(share=share)
+def test_a_share_of_less_than_a_row_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"memory.shares: .* of memory.batch_size = 8 rows are .*at least 1"):
+        make(share=0.01)
+
+
+def test_a_share_needs_a_memory_and_a_memory_a_share() -> None:
+    with pytest.raises(ConfigError, match=r"memory.shares.demonstrations: 0 of a batch, but there is a memory"):
+        make(share=0.0)
+    with pytest.raises(ConfigError, match=r"memory.shares.interventions: 0.5 of a batch, and there is no memory"):
+        MixedMemory(ReplayMemory, shares={"online": 0.5, "interventions": 0.5})
 
 
 def test_live_samples_replace_no_recorded_ones(make_rows: Any, make_buffer: Any) -> None:
     memory = filled(make_rows, make_buffer)
     for episode in range(1, 30):
         memory.append(make_buffer([make_rows(LIVE, episode, 0, 11)]))
-    assert (len(memory.live), len(memory.recorded_sessions), len(memory)) == (50, 10, 60)
+    assert (len(memory.live), len(memory.for_sessions), len(memory)) == (50, 10, 60)
     assert memory.memory_size == 100
 
 

@@ -242,6 +242,7 @@ def test_recorded_and_live_rewards_have_one_scale() -> None:
     make = partial(ReplayMemory, memory_size=1000, seed=1)
     tested = MixedMemory(make, make, batch_size=8)
     tested.expect_agent(agent())
+    assert tested.recorded_sessions is not None
     live, recorded = chunks(10), chunks(10, 2)
     for one, other in zip(live, recorded, strict=True):
         tested.append(one)

@@ -72,8 +72,8 @@ class Bare:
         return "file", b"weights"
 
 
-def published(actor: Any) -> PolicyUpdate:
-    link = TrainerLink(LinkSettings(transport="local"), name="t", run="run")
+def published(actor: Any, **settings: Any) -> PolicyUpdate:
+    link = TrainerLink(LinkSettings(transport="local", **settings), name="t", run="run")
     RemoteInterface(link).broadcast_model(actor)
     assert link.trainer.policy is not None
     update: PolicyUpdate = decode_body(link.trainer.policy[1], PolicyUpdate)
@@ -252,6 +252,52 @@ def test_a_worker_is_idle_when_it_waits_for_a_round_and_not_for_a_policy() -> No
     ):
         link.trainer.waits[stream] = text
         assert interface.says_idle(stream) == idle
+
+
+class Linear(Bare):
+    """An actor with one matrix, and one that is stored as a file of its own."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+
+    def to_blob(self) -> tuple[str, bytes]:
+        return self._tag, encode_arrays({"matrix": np.full((2, 2), 1 / 3, np.float32)}, {})
+
+
+@pytest.mark.parametrize(
+    ("weights", "tag", "exact"),
+    [
+        ("whole", "safetensors", True),
+        ("delta", "safetensors", True),
+        ("bfloat16", "safetensors", False),
+        ("bfloat16", "file", True),
+    ],
+)
+def test_the_setting_rounds_published_weights_whose_format_is_known(weights: Any, tag: str, exact: bool) -> None:
+    actor = Linear(tag)
+    (blob,) = published(actor, weights=weights).policies.values()
+    assert (blob.data == actor.to_blob()[1]) is exact
+    assert len(blob.data) == len(actor.to_blob()[1])
+
+
+@pytest.mark.parametrize("weights", ["delta", "bfloat16"])
+def test_a_worker_gets_packed_policies_over_a_link(weights: Any) -> None:
+    with Server(config=from_values({"network": {"transport": "local"}, "server": {"port": 0}})) as server:
+        settings = LinkSettings(transport="local", port=server.port, weights=weights)
+        link, worker = TrainerLink(settings, name="t", run="run"), WorkerLink(settings, name="w", run="run")
+        link.start()
+        worker.start()
+        try:
+            for step in range(3):
+                data = encode_arrays({"matrix": np.full((2, 200), 1 / (step + 3), np.float32)}, {})
+                version = link.publish({"": Blob("safetensors", data)})
+                until(lambda: worker.wait_policy(1.0))
+                update = worker.take_policy()
+                assert update is not None
+                assert (update.version[1], update.policies[""].data) == (version[1], data)
+        finally:
+            worker.close()
+            link.close()
 
 
 def test_the_turn_follows_a_policy_that_gets_its_number_from_the_server() -> None:

@@ -66,6 +66,10 @@ AGENTS: dict[str, Callable[[], Any]] = {
     "crossq": lambda: training.CrossQAgent(
         OBSERVATIONS, ACTIONS, "cpu", critic_sizes=(16,), optimizer_actor="sgd", optimizer_critic="sgd", **WIDE
     ),
+    # Rates that fall at each update, as tensors.
+    "flashsac": lambda: training.FlashSACAgent(
+        OBSERVATIONS, ACTIONS, "cpu", width=8, critic_width=8, blocks=1, bins=11, lr_horizon=5, optimizer_actor="adamw"
+    ),
     "td3": lambda: training.TD3Agent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "ddpg": lambda: training.DDPGAgent(OBSERVATIONS, ACTIONS, "cpu", **SMALL),
     "dqn": lambda: training.DQNAgent(OBSERVATIONS, CHOICES, "cpu", target_interval=3, **DEEP),
@@ -148,14 +152,18 @@ def assert_inputs_are_distinct(graph: torch.fx.GraphModule, inputs: list[Tensor]
     assert all(places.count(place) == 1 for place in kept if place in places)
 
 
+NO_SQUARES = (training.DQNAgent, training.TQCAgent, training.FlashSACAgent)
+"""Agents with Huber losses, or with values between bounds: they take any finite reward."""
+
+
 def assert_poison_changes_nothing(agent: Any, discrete: bool, extras: bool) -> None:
     """NaN or Inf in any column, or a reward whose square overflows, skips an update of whatever kind."""
     before = [tensor.detach().clone() for tensor in agent_tensors(agent)]
     for update in range(5 * 3):  # TD3 has two kinds of update, REDQ three in a row
         generator = torch.Generator().manual_seed(update)
         poisoned = batch(generator, discrete, extras=extras)
-        if (column := update % 5) == 2 and update > 5 and not isinstance(agent, training.DQNAgent | training.TQCAgent):
-            poisoned[2][:] = 1e30  # finite, but not its square, which Huber losses do without
+        if (column := update % 5) == 2 and update > 5 and not isinstance(agent, NO_SQUARES):
+            poisoned[2][:] = 1e30  # finite, but not its square
         elif column == 1 and discrete:
             continue  # an index
         else:
@@ -352,6 +360,22 @@ def test_bfloat16_applies_to_products_but_not_to_stored_values() -> None:
     train(exact, False, 3)
     assert not torch.equal(agent.critics.net[0].weight, exact.critics.net[0].weight)
     torch.testing.assert_close(agent.critics.net[0].weight, exact.critics.net[0].weight, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_rates_that_change_at_each_update_need_no_further_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    plain, fast = make("flashsac", False), make("flashsac", True, compiled.inductor)
+    train(plain, False, 100)
+    train(fast, False, 100)
+    assert len(fast.compiler._graphs) == 2, "one for each kind of update"
+    for a, b in zip(agent_tensors(fast), agent_tensors(plain), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    rate = optimizer_metrics(fast)["learning_rate"]
+    assert rate == optimizer_metrics(plain)["learning_rate"] == pytest.approx(1.5e-4)
 
 
 @pytest.mark.full

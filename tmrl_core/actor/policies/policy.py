@@ -57,6 +57,7 @@ class Policy(ActorModule):
         ConfigError: a space or a setting that this policy cannot take.
 
     Attributes:
+        convolutions: as given.
         layout: of a flattened observation.
         masked: True: the environment has an action mask.
         heads: number of outputs of each last layer by its name, in order.
@@ -87,6 +88,7 @@ class Policy(ActorModule):
         super().__init__(observation_space, action_space)
         self.arrays, self.extras = {}, {}
         self.set_actions(**settings)
+        self.convolutions = convolutions
         self.layout = layout_of(observation_space, action_space, convolutions)
         self.masked = is_masked(observation_space, action_space)
         self._activation = activation_name(activation)

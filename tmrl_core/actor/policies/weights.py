@@ -71,6 +71,31 @@ def with_sorted_metadata(data: bytes, more: Mapping[str, str] | None = None) -> 
     return len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :]
 
 
+def with_bfloat16_matrices(data: bytes) -> bytes:
+    """Return weights whose float32 arrays of two or more dimensions are rounded to the nearest bfloat16, ties to even.
+
+    Names, shapes, dtypes and size stay, so every backend reads them: the lower half of each rounded number is zero,
+    which costs nothing after compression. Weights in another format than safetensors are returned as they are.
+    """
+    # Vectors keep all of their digits. Their bytes hardly count, and the mean of an observation needs them: 1,000 with
+    # a deviation of 0.1 would be rounded by 2.
+    header = _header(data)
+    if header is None:
+        return data
+    rounded = bytearray(data)
+    begin = 8 + int.from_bytes(data[:8], "little")
+    for name, entry in header.items():
+        if name == "__metadata__" or entry["dtype"] != "F32" or len(entry["shape"]) < 2:
+            continue
+        first, last = entry["data_offsets"]
+        words = np.frombuffer(rounded, "<u4", (last - first) // 4, begin + first)
+        # As torch rounds. No NumPy has a dtype for it, and integers need none.
+        nearest = (words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+        # A number that would overflow stays; so does NaN, which the receiver refuses by name.
+        np.copyto(words, nearest, where=np.isfinite(words.view("<f4")) & np.isfinite(nearest.view("<f4")))
+    return bytes(rounded)
+
+
 def with_exploration(data: bytes, exploration: Mapping[str, float]) -> bytes:
     """Return weights as a file keeps them: with the exploration parameters, which messages send beside the weights.
 

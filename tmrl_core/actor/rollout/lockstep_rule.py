@@ -42,7 +42,7 @@ import math
 from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.schedule import Rule
 from tmrl_core.errors import ConfigError, RemoteProtocolError
-from tmrl_core.networking.protocol.messages import NEXT_ROUND, Collect, decode_body
+from tmrl_core.networking.protocol.messages import NEXT_ROUND, PAUSE_END, Collect, decode_body
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,8 @@ class LockstepRule(Rule):
         request, mine = self._requested, self._recorder.version
         if request is not None and request == self._current:
             return request.done
+        if self._uplink.link is not None and self._uplink.link.directive.pause:
+            return PAUSE_END
         # The version of a round that ended without this worker does not arrive any more.
         if request is None or (mine[0] == request.version[0] and mine > request.version):
             return NEXT_ROUND

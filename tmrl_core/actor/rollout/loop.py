@@ -54,12 +54,13 @@ from tmrl_core.actor.rollout.polling import next_slice
 from tmrl_core.actor.rollout.recorder import Episode, StepRecorder
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.actor.rollout.step_checks import unpacking_hint
+from tmrl_core.actor.rollout.takeover import Takeover
 from tmrl_core.blas_threads import one_blas_thread
 from tmrl_core.envs.filmed import Filmed
 from tmrl_core.errors import EnvironmentFailedError, ObservationError, PolicyFailedError
 from tmrl_core.long_calls import remarks
 from tmrl_core.metrics.text import return_text
-from tmrl_core.networking.protocol.messages import EPISODE_END, Evaluation
+from tmrl_core.networking.protocol.messages import EPISODE_END, PAUSE_END, Evaluation
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,9 @@ class EnvironmentLoop(Collector):
         stepper: object that makes the steps of `play`; None: this loop. For subclasses of `Worker` that override its
             methods.
         lateness: lateness of the steps; None: the environment has no rate.
+        takeover: lets a person act in place of the policy; None: only the policy acts. See `let_take_over`.
         env_step: step of the environment, which records its lateness.
+        record: records a step, as `StepRecorder.step`.
     """
 
     def __init__(
@@ -127,11 +130,23 @@ class EnvironmentLoop(Collector):
         self.evaluation_videos: Path | None = None
         self.lateness = Lateness() if environment.time_step is not None else None
         self.env_step = environment.step if self.lateness is None else self._timed_step
+        self.record = recorder.step
+        self.takeover: Takeover | None = None
         self._obs: Any = None
         self._seeds = np.random.default_rng(seed)
         self._rest_logged = False
         self._unsent_logged = self._shows_unsent = False
         self._logged_at = -math.inf
+
+    def let_take_over(self, takeover: Takeover) -> None:
+        """Let a person act in place of the policy from the next episode on. Without this call, steps cost the same."""
+        env_step = self.env_step
+
+        def step(action: Any, keep: bool = False) -> tuple[Any, Any, Any, Any, Any]:
+            return takeover.outcome(env_step(action, keep))
+
+        self.takeover, self.runner.override = takeover, takeover.decide
+        self.env_step, self.record = step, takeover.record
 
     # --- single steps -------------------------------------------------------------------------------------------------
 
@@ -148,6 +163,8 @@ class EnvironmentLoop(Collector):
             obs = self.obs_preprocessor(obs)
         self.runner.reset()
         extras = self.runner.reset_extras() if collect_samples and self.runner.keeps_extras else None
+        if self.takeover is not None:
+            extras = self.takeover.begin(extras)
         action = self.environment.default_action
         self.recorder.begin(obs, info, collect=collect_samples, limit=math.inf, seed=seed, action=action, extras=extras)
         self._obs = obs
@@ -174,9 +191,7 @@ class EnvironmentLoop(Collector):
         if last_step and not terminated:
             truncated = True
         self._obs = new_obs
-        truncated = self.recorder.step(
-            action, new_obs, reward, terminated, truncated, info, extras, collect_samples, test
-        )
+        truncated = self.record(action, new_obs, reward, terminated, truncated, info, extras, collect_samples, test)
         if terminated or truncated:
             self._note_success()
         return new_obs, reward, terminated, truncated, info
@@ -248,6 +263,8 @@ class EnvironmentLoop(Collector):
                 with one_blas_thread:
                     if not self._play(collect, test, limit, allow, evaluation):
                         return False
+                if self.takeover is not None and self.takeover.pop_discarded():
+                    continue
             except PolicyFailedError as failure:
                 self.recorder.end()
                 self._await_better_policy(failure)
@@ -327,7 +344,7 @@ class EnvironmentLoop(Collector):
     def _advance_by_itself(self, episode: Episode, longest: int) -> int:
         """Run up to `longest` steps of the open episode. Return their number."""
         # The same as `step`, with local variables only, because a worker spends most of its time here.
-        runner, env_step, record = self.runner, self.env_step, self.recorder.step
+        runner, env_step, record = self.runner, self.env_step, self.record
         preprocess, test, collect, obs = self.obs_preprocessor, episode.test, episode.collect, self._obs
         act, any_action, few, extras = runner.plain_act(collect), runner.always_finite, runner.few, None
         single = few == (1,)
@@ -396,15 +413,21 @@ class EnvironmentLoop(Collector):
         A worker also waits while no policy of the trainer fits it and its samples are refused. Samples of its untrained
         policy would only use bandwidth.
         """
-        uplink = self.uplink
+        uplink, paused = self.uplink, False
         while uplink.link is not None and not uplink.ending():
             directive = uplink.link.directive
             if directive.evaluation is not None and self.evaluate_if_due():
                 continue
             unfit = bool(uplink.refusal) and uplink.unfit
+            if not directive.pause and paused:
+                paused = False
+                uplink.link.say_waits("")
             if not directive.pause and not unfit:
                 return
             uplink.send()
+            if directive.pause:
+                paused = True
+                uplink.link.say_waits(PAUSE_END)
             if unfit and not self._rest_logged:
                 self._rest_logged = True
                 logger.warning("worker %s waits until a policy fits: its samples are refused", self.name)
@@ -435,5 +458,7 @@ class EnvironmentLoop(Collector):
         return self.play(collect=False, test=True, seed=evaluation.seeds[index], evaluation=evaluation.id)
 
     def close(self) -> None:
-        """Close the environment."""
+        """Close the environment, and release the device of a person."""
         self.environment.close()
+        if self.takeover is not None:
+            self.takeover.close()

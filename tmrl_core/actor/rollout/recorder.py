@@ -113,6 +113,7 @@ class StepRecorder:
         steps_collected: number of samples recorded, resets included.
         samples_dropped: number of samples that `drop_unsent` has removed.
         compared: number of samples that were stored with their original transition.
+        own_metrics: returns metrics of the episode that ends, besides those of its infos; None: there are none.
     """
 
     rows = 1
@@ -145,6 +146,7 @@ class StepRecorder:
         self._info_metrics = InfoMetrics(info_metrics)
         self._adds_steps = self._info_metrics.each_step
         self.compared = 0
+        self.own_metrics: Callable[[], Mapping[str, float]] | None = None
         self._last_obs: Any = None
 
     @property
@@ -365,6 +367,8 @@ class StepRecorder:
         episode.open = False
         if metrics is None:
             metrics = {} if end == "aborted" else self._info_metrics.take(episode.info)
+            if self.own_metrics is not None:
+                metrics = {**metrics, **self.own_metrics()}
         self.buffer.end_episode(
             EpisodeRecord(
                 agent="",

@@ -2,9 +2,13 @@
 
 # Theory of operation
 #
-# The worker makes `worker.envs` environments, and Gymnasium's SyncVectorEnv steps one after the other: what is saved is
-# everything around the environments, since the policy acts, and the recorder writes, once for all of them. A user's
-# callable may also make a vector environment of its own, which may well step faster.
+# The worker makes `worker.envs` environments, and steps one after the other: what is saved is everything around the
+# environments, since the policy acts, and the recorder writes, once for all of them. A user's callable may also make a
+# vector environment of its own, which may well step faster.
+#
+# The environments are those of a SyncVectorEnv of Gymnasium's, which makes and resets them and compares their spaces.
+# Its loop over `step` is replaced (`_Stepper`), because it takes 2.4 us for each row: it stacks observations that could
+# be written where they belong, copies arrays, and makes infos where there are none. A test compares both, step by step.
 #
 # Vector environments begin the next episode of a row by themselves, in one of three modes. With n rows, let row 1 end
 # at step 7:
@@ -33,6 +37,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, iterate
 
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.actor.rollout.lateness import Timed
@@ -85,24 +90,65 @@ class _Row:
 
 
 class _Stepper(SyncVectorEnv):
-    """Gymnasium's loop over environments, with the infos and the order of keys that each environment returns.
+    """Gymnasium's environments, with a faster loop, and the infos and the order of keys that each of them returns.
 
     Gymnasium's arrays of infos take their type from the first environment that has a key: 0.75 beside an int becomes 0,
     as happens with an environment that has just been reset beside one that is stepped (gymnasium 1.4). Its Dicts have
     the order of keys of the space, where samples have that of the environment.
+
+    Args:
+        rows: the environments.
+        limit: number of steps after which an episode is truncated.
     """
 
+    def __init__(self, rows: Sequence[Callable[[], Any]], limit: float) -> None:
+        # Each observation is written into columns, or acted on, before the next step.
+        super().__init__([lambda one=one: _Row(one(), limit) for one in rows], copy=False)  # type: ignore[arg-type,misc]  # it needs no more than a _Row has
+        made: list[Any] = self.envs
+        self._step_row = [row.step if limit < math.inf else row.env.step for row in made]
+        self._over: list[int] = []
+        """Rows whose next episodes begin with the next step."""
+
     def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
-        vector_infos.setdefault(_BY_ROW, [{}] * self.num_envs)[env_num] = env_info
+        if env_info:
+            vector_infos.setdefault(_BY_ROW, [{}] * self.num_envs)[env_num] = env_info
         return vector_infos
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        self._over = []
         obs_B, infos = super().reset(seed=seed, options=options)
         return _in_order(obs_B, self._env_obs[0]), infos
 
     def step(self, actions: Any) -> Any:
-        obs_B, *others = super().step(actions)
-        return _in_order(obs_B, self._env_obs[0]), *others
+        rows, over, infos = self.num_envs, self._over, {}
+        all_obs: Any = self._env_obs
+        reward_B, terminated_B, truncated_B = np.zeros(rows), np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        # The batch of arrays of one dtype and shape is written row by row; Gymnasium converts and stacks all others.
+        obs_B: Any = self._observations
+        is_array = type(obs_B) is np.ndarray
+        dtype, shape = (obs_B.dtype, obs_B.shape[1:]) if is_array else (None, None)
+        self._over = []
+        # The rows of an array of actions are the actions of every space that is batched to an array.
+        each = actions if type(actions) is np.ndarray else iterate(self.action_space, actions)
+        for row, (action, step) in enumerate(zip(each, self._step_row, strict=True)):
+            if over and row in over:
+                obs, info = self.envs[row].reset()
+            else:
+                obs, reward, terminated, truncated, info = step(action)
+                reward_B[row] = reward
+                if terminated or truncated:
+                    terminated_B[row], truncated_B[row] = terminated, truncated
+                    self._over.append(row)
+            all_obs[row] = obs
+            if is_array and type(obs) is np.ndarray and obs.dtype is dtype and obs.shape == shape:
+                obs_B[row] = obs
+            else:
+                is_array = False
+            if info:
+                infos = self._add_info(infos, info, row)
+        if not is_array:
+            obs_B = self._observations = concatenate(self.single_observation_space, all_obs, obs_B)
+        return _in_order(obs_B, all_obs[0]), reward_B, terminated_B, truncated_B, infos
 
 
 def _in_order(tree_B: Any, like: Any) -> Any:
@@ -200,9 +246,7 @@ class VectorEnvironment(CheckedEnvironment):
                 "workers (--workers)"
             )
         self.by_row, self._one, self._mode = True, first, AutoresetMode.NEXT_STEP
-        makers = [lambda: _Row(first, self._limit), *[lambda: _Row(self._make(), self._limit)] * (self.rows - 1)]
-        # Each observation is written into columns, or acted on, before the next step.
-        return _Stepper(makers, copy=False)  # type: ignore[arg-type]  # it needs no more than a _Row has
+        return _Stepper([lambda: first, *[self._make] * (self.rows - 1)], self._limit)
 
     @property
     def one(self) -> Any:
@@ -254,7 +298,8 @@ class VectorEnvironment(CheckedEnvironment):
             if self._first_step:
                 self._first_step = False
                 take_back()
-            terminated_B, truncated_B = self._flags(terminated_B), self._flags(truncated_B)
+            if not self.by_row:  # the flags of a user's vector environment may be anything
+                terminated_B, truncated_B = self._flags(terminated_B), self._flags(truncated_B)
             if self._mode is not AutoresetMode.NEXT_STEP:
                 ended = terminated_B | truncated_B
                 if ended.any():

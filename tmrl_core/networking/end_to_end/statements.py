@@ -10,7 +10,7 @@ import msgspec
 from tmrl_core.errors import ForgedError
 from tmrl_core.networking.end_to_end.identity import MAX_CERTIFICATE_BYTES, PROOF_BYTES, digest, statement
 from tmrl_core.networking.end_to_end.stream_keys import KEY_BYTES, NONCE_BYTES, StreamKeys
-from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, PROOF_ENDS, Number, Version
+from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES, PROOF_ENDS, PROVEN_BYTES, Number, Version
 
 _STREAM_ID = struct.Struct(">I4s8s")
 MAX_STARTED_S = (1 << 32) - 1
@@ -27,6 +27,7 @@ _RECORD_MAGIC = b"\xc1tmrl_core stream 1\x00"
 _CARD_MAGIC = b"\xc1tmrl_core card 1\x00"
 _TRAILER = struct.Struct(f"<QQ{PROOF_BYTES}s8s")
 TRAILER_BYTES = _TRAILER.size
+assert TRAILER_BYTES == PROVEN_BYTES, "a viewer without this package skips the trailer"
 
 
 class StreamRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -109,6 +109,8 @@ class Link:
         """Set: something has changed since the last call of `WorkerLink.wait_change`."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._lost_text = ""
+        """Reason why the latest attempt to connect, or the latest connection, has ended."""
         self._connection: Connection | None = None
         self._stop: asyncio.Future[None] | None = None
         """Done: the thread is to end."""
@@ -329,6 +331,7 @@ class Link:
             answered = welcomed or isinstance(reason, RefusedError | HandshakeError)
             most = settings.backoff_max_s if answered else min(settings.backoff_max_s, _UNREACHABLE_WAIT_S)
             text = str(reason) if reason is not None else "the Server has closed the connection"
+            self._lost_text = text
             if text not in self._logged_reasons:
                 self._lost_line(f"{text.rstrip('.')}; trying again, at most every {most:g} s", time.monotonic())
                 self._logged_reasons.append(text)

@@ -41,11 +41,18 @@ from tmrl_core.networking.security.handshakes import BUNDLE
 from tmrl_core.networking.security.revocations import ISSUED_FILE, NO_LIST, SIGNED_FILE, read_list, read_signed
 from tmrl_core.networking.security.run_keys import RunKeyFiles
 from tmrl_core.networking.security.secret_files import LINK_WAIT_S, folder_of, need, write_file, writing
-from tmrl_core.networking.security.tls_contexts import ClientRole, client_certificate, read_bundle, read_revoked
+from tmrl_core.networking.security.tls_contexts import (
+    OPERATOR_ROLES,
+    CertifiedRole,
+    client_certificate,
+    read_bundle,
+    read_revoked,
+)
 from tmrl_core.networking.transports.selection import LinkSettings, uses_plaintext
 
 if TYPE_CHECKING:
     from tmrl_core.networking.end_to_end.identity import Signer
+    from tmrl_core.networking.observer.seal import ViewerSeal
     from tmrl_core.networking.trainer.seal import TrainerSeal
     from tmrl_core.networking.worker.seal import WorkerSeal
 
@@ -60,7 +67,7 @@ _LOCAL_NAME = "local"
 """Name in the certificate that a role issues to itself where the CA's key is."""
 
 
-def mode_of(settings: LinkSettings, role: ClientRole) -> Mode:
+def mode_of(settings: LinkSettings, role: CertifiedRole) -> Mode:
     """Return the mode of end-to-end authentication of a client with these settings on this machine.
 
     Raises:
@@ -97,7 +104,7 @@ def _has_issued(folder: Path) -> bool:
 
 
 class Seal(Protocol):
-    """End of the authentication; `WorkerSeal` and `TrainerSeal` are the two."""
+    """End of the authentication: `WorkerSeal`, `TrainerSeal` or `ViewerSeal`."""
 
     signer: Signer
 
@@ -126,7 +133,7 @@ class Identity:
         reconnecting: called before the link connects again because of such a change.
     """
 
-    def __init__(self, directory: Path, role: ClientRole) -> None:
+    def __init__(self, directory: Path, role: CertifiedRole) -> None:
         from tmrl_core.networking.end_to_end.identity import Signer, Verifier
 
         self._directory = directory
@@ -263,6 +270,32 @@ def card_problem(settings: LinkSettings, run: str, card: bytes) -> str:
     said: list[str] = []
     seal = WorkerSeal(run, identity.signer, identity.verifier, mode="authenticate", on_forged=said.append)
     return "" if seal.announced(card) else said[0]
+
+
+def seal_viewer(settings: LinkSettings, log: RemarkLog) -> tuple[Identity, ViewerSeal] | tuple[None, None]:
+    """Return the certificate and the seal of a viewer's link; None: it checks and signs nothing.
+
+    An operator's certificate is used, else the trainer's. Where the CA's key is, the viewer issues one to itself.
+
+    Raises:
+        CredentialsError: a file is missing or damaged.
+    """
+    if settings.transport != "tls" or uses_plaintext(settings):
+        return None, None
+    folder = find(settings.credentials_dir)
+    role = next((role for role in OPERATOR_ROLES if client_certificate(folder, role) is not None), None)
+    if role is None:
+        if not (folder / "ca.key").exists():
+            return None, None
+        role = "operator"
+    if mode_of(settings, role) == "off":
+        return None, None
+    from tmrl_core.networking.observer.seal import ViewerSeal
+
+    identity = Identity(folder, role)
+    identity.seal = seal = ViewerSeal(identity.signer, identity.verifier, on_forged=log.forged)
+    identity.recheck = seal.recheck
+    return identity, seal
 
 
 def seal_trainer(

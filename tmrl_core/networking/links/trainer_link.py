@@ -105,6 +105,7 @@ class TrainerLink(Link):
             refusals=refusals,
             seal=seal,
             hold=hold,
+            packs=settings.weights != "whole",
         )
         self.trainer.inbox.cost_of = cost_of
         self.trainer.inbox.max_message_bytes = settings.max_message_bytes
@@ -182,6 +183,11 @@ class TrainerLink(Link):
             if (connection := self._connection) is not None:
                 self._call(connection.report)
 
+    def show(self) -> None:
+        """Send viewers a scene soon, because something has changed that somebody waits for."""
+        if (connection := self._connection) is not None:
+            self._call(connection.show_now)
+
     def announce(self) -> None:
         """Send the run card again, because the certificate was renewed."""
         if (connection := self._connection) is not None:
@@ -248,6 +254,7 @@ class TrainerLink(Link):
     def close(self, timeout_s: float = 5.0) -> None:
         """Send pending acknowledgements, weights and directives, then close the link."""
         deadline = time.monotonic() + timeout_s
+        self.show()  # the end
         while not self.closed and self.connected and not self._all_sent() and time.monotonic() < deadline:
             if (connection := self._connection) is not None:
                 self._call(connection.wake)

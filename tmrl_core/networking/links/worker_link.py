@@ -359,6 +359,11 @@ class WorkerLink(Link):
             with self._changed:
                 self._policy, worker.policy = worker.policy, None
                 self.versions_published = worker.versions_published
+        if worker.kept.misfits and self._is_new("misfits"):
+            logger.warning(
+                "a policy of the trainer could not be made of the difference that was sent, so the Server sends it "
+                "completely (logged once)"
+            )
         refusal = worker.directive.refusal
         if refusal and self._is_new(refusal):
             logger.warning("the trainer uses no samples of this worker: %s (logged once)", plain(refusal))

@@ -121,6 +121,8 @@ class Connection:
         """Called once, when the other side is authenticated."""
         self.pause: Callable[[float], None] = lambda seconds: None
         """Ask the transport to read nothing for some seconds; 0: until other links were read."""
+        self.rtt_s: Callable[[], float | None] = lambda: None
+        """Returns the round-trip time of the link, if the transport knows it."""
         self.source: Callable[[], bytes | bytearray | memoryview | Wire | None] = lambda: None
         """Returns the next frame of data to send; None: nothing now."""
         self.takes: Kind | None = None

@@ -720,6 +720,13 @@ class StreamReceiver:
         self.in_message = False
         """True: the rest of a message is expected."""
         self._ignored_epoch: int | None = None
+        self.heard_at: float | None = None
+        """Time of the latest message; None: there was none."""
+
+    @property
+    def position(self) -> int:
+        """Return the samples of the stream up to the latest message that has arrived."""
+        return self._position
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:

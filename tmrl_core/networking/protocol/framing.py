@@ -296,15 +296,20 @@ class Wire:
         return b"".join(self.buffers)
 
 
-def cut(kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: int, channel: int) -> Iterator[Wire]:
+def cut(
+    kind: Kind, head: bytes, body: Sequence[bytes | memoryview], *, epoch: int, channel: int, flags: int = 0
+) -> Iterator[Wire]:
     """Yield the frames that carry `head` and the buffers of `body` in order, each created on request.
 
     They refer to the memory of `body`, which must not change while they are in use.
+
+    Args:
+        flags: further flags of the first frame.
     """
     left = len(head) + sum(map(len, body))
     pieces = iter((head, *body))
     piece = memoryview(b"")
-    flags = FIRST
+    flags |= FIRST
     while True:
         length = min(left, MAX_PAYLOAD_BYTES)
         left -= length

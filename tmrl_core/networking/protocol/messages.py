@@ -12,9 +12,9 @@ application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes 
 #
 # - heads: fixed structs at the start of a DATA or WEIGHTS message. The relay reads them to count and to limit.
 # - control messages: MessagePack arrays with a tag, one in a frame. Both ends of a link decode them.
-# - envelopes (`PolicyUpdate`, `Directive`, `Progress`): bytes inside a control message or a policy. Worker and trainer
-#   decode them; the relay forwards them. It can therefore neither be broken by their content nor change with it, and
-#   they may be sealed or encrypted without its knowledge.
+# - envelopes (`PolicyUpdate`, `Directive`, `Progress`, and those of `telemetry.py`): bytes inside a control message or
+#   a policy. Worker, trainer and viewer decode them; the relay forwards them. It can therefore neither be broken by
+#   their content nor change with it, and they may be sealed or encrypted without its knowledge.
 #
 # A peer's bytes become one of the declared types with values in the declared ranges, or a RemoteProtocolError that ends
 # its link. Ranges stand in the types (`Number`, `Label`, ...), so that msgspec checks them while it decodes: no code
@@ -27,12 +27,17 @@ application envelopes (`PolicyUpdate`, `Directive`, `Progress`) as opaque bytes 
 #
 # Which message travels where:
 #
-#     worker   -> relay             OpenStream, CloseStream, HandOver, Want, Unused, Have, Forged, Place
+#     worker   -> relay             OpenStream, CloseStream, HandOver, Want, Unused, Have, Lacks, Forged, Place
 #     worker   -> relay -> trainer  DATA, Waits, Lateness
 #     trainer  -> relay             Credit, Announce, Forged, WEIGHTS
 #     trainer  -> relay -> worker   Resume, Halt, Ack, Direct, Report, Announce, WEIGHTS
 #     relay    -> worker            Welcome, Refused, Resume, Halt, Stored, Credit, Place, Revoked
-#     relay    -> trainer           Welcome, Refused, StreamOpened, StreamClosed, Have, Notice, Incarnation, Revoked
+#     relay    -> trainer           Welcome, Refused, StreamOpened, StreamClosed, Have, Notice, Incarnation, Revoked,
+#                                   Watched
+#     observer -> relay             StatusRequest, Watch
+#     observer -> relay -> trainer  Command
+#     trainer  -> relay -> observer Show, Announce
+#     relay    -> observer          Welcome, Refused, StatusPage, Undelivered, Revoked
 #
 # One message of samples, with everything around it, for a stream that the trainer has never seen:
 #
@@ -61,6 +66,7 @@ import msgspec
 from tmrl_core.decodable import decodable
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.protocol.framing import HEADER, MAX_PAYLOAD_BYTES, Kind
+from tmrl_core.networking.protocol.telemetry import MAX_ORDER_BYTES
 
 PROTOCOL_VERSION = 1
 """Version of the protocol. Raise it with each change of what is sent, and record `tests/networking/protocol` anew."""
@@ -88,7 +94,9 @@ AUTHENTICATED = b"\xc1"
 FIRST_START_S = 1_767_225_600
 """2026-01-01. Ids of authenticated streams begin with a later time, or this one; earlier times mark random ids."""
 PROOF_ENDS = b"\xc1tmrl e2"
-"""End of a policy, directive or report with a proof of its origin."""
+"""End of a policy, directive, report or part of the telemetry with a proof of its origin."""
+PROVEN_BYTES = 88
+"""Size of that proof with its end; `end_to_end/statements.py` defines it."""
 MAX_CARD_BYTES = 16_384
 """Maximum size of a run card."""
 MOST_RAISED = 1 << 20
@@ -134,6 +142,10 @@ before this message, so that a receiver can count the samples of a gap. *bytes*:
 """
 POLICY_HEAD = struct.Struct("<QQQ")
 """Head of a policy update: incarnation, counter, bytes."""
+POLICY_DELTA = 4
+"""Flag of the first frame of a policy that is a delta to a complete one; see `packed_policy.py`."""
+POLICY_DELTA_HEAD = struct.Struct("<QQQQQ")
+"""Head of such a policy: `POLICY_HEAD`, then incarnation and counter of the complete one."""
 MAX_NUMBER = 1 << 62
 """Upper bound of message numbers, positions and policy versions; control messages hold twice as much."""
 
@@ -307,6 +319,8 @@ class Hello(Control, frozen=True, tag="hello"):
             chosen; 0: none yet.
         have: for a worker, its newest policy, which need not be sent again.
         announces: for a trainer, True: it authenticates, so it chooses its incarnation and announces it with its card.
+        base: for a worker, the complete policy that it keeps for deltas; (0, 0): none. It also keeps `have` if it
+            reports a base.
     """
 
     versions: tuple[Number, ...]
@@ -319,6 +333,7 @@ class Hello(Control, frozen=True, tag="hello"):
     holding: Number = 0
     have: Version = (0, 0)
     announces: bool = False
+    base: Version = (0, 0)
 
     def __repr__(self) -> str:
         return f"Hello(role={self.role!r}, run={self.run!r}, name={self.name!r})"  # leave out the token
@@ -538,8 +553,15 @@ class Have(Control, frozen=True, tag="have"):
     counter: Number
 
 
+class Lacks(Control, frozen=True, tag="lacks"):
+    """Worker -> relay: a delta did not fit what this worker has kept, so it keeps nothing now.
+
+    The relay sends a complete policy before the next delta.
+    """
+
+
 class Announce(Control, frozen=True, tag="announce"):
-    """Trainer -> relay -> all workers of its run: the run card, and the incarnation that it proves.
+    """Trainer -> relay -> all workers and viewers of its run: the run card, and the incarnation that it proves.
 
     A last value, which the relay keeps for the run, also after the trainer has left. A trainer that announces its
     incarnation is not assigned one.
@@ -581,7 +603,7 @@ class Lateness(Control, frozen=True, tag="lateness"):
 
 
 class Revoked(Control, frozen=True, tag="revoked"):
-    """Relay -> worker or trainer: the list of revoked certificates with the CA's signature, as PEM.
+    """Relay -> worker, trainer or viewer: the list of revoked certificates with the CA's signature, as PEM.
 
     A last value.
     """
@@ -628,13 +650,15 @@ def waits_for_round(text: str) -> bool:
     return text == NEXT_ROUND or text.startswith(_ROUND_AFTER)
 
 
+PAUSE_END = "the end of its pause"
+"""Wait reason of a worker that an operator has paused."""
 EPISODE_END = "the end of its episode"
 """Beginning of the wait reason of a worker that plays a long episode, whose samples are sent when it ends."""
 
 
 def starves(text: str) -> bool:
     """Return True for a wait reason of a worker that sends nothing before the trainer does something."""
-    return bool(text) and not text.startswith(EPISODE_END)
+    return bool(text) and not text.startswith((EPISODE_END, PAUSE_END))
 
 
 def turn_text(version: Version) -> str:
@@ -684,6 +708,46 @@ class StatusPage(Control, frozen=True, tag="seen"):
     body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
 
 
+class Watch(Control, frozen=True, tag="watch"):
+    """Observer -> relay: send the telemetry of this run from now on. Empty: of the run that is trained at present."""
+
+    run: Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Show(Control, frozen=True, tag="show"):
+    """Trainer -> relay -> observers that watch its run: an encoded `Scene` or `History`.
+
+    A last value for each part, which the relay keeps for the run, also after the trainer has left.
+    """
+
+    part: Literal["scene", "history"]
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+
+
+class Watched(Control, frozen=True, tag="watched"):
+    """Relay -> trainer: number of observers that watch its run, and number of those that have come on this link.
+
+    A last value.
+    """
+
+    viewers: Number
+    joined: Number
+
+
+class Command(Control, frozen=True, tag="command"):
+    """Observer -> relay -> trainer: an encoded order, with a number that the observer chooses."""
+
+    number: Number
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER_BYTES)]
+
+
+class Undelivered(Control, frozen=True, tag="undelivered"):
+    """Relay -> observer: the command of that number was not forwarded to a trainer, for the reason given."""
+
+    number: Number
+    reason: Label
+
+
 class Bye(Control, frozen=True, tag="bye"):
     """Either side: the link is closed in order."""
 
@@ -692,9 +756,11 @@ LEGAL: dict[str, dict[str, frozenset[type]]] = {
     "server": {
         "greeting": frozenset({Hello, Probe}),
         "probe": frozenset({Echo}),
-        "worker": frozenset({OpenStream, CloseStream, HandOver, Want, Unused, Have, Waits, Forged, Lateness, Place}),
-        "trainer": frozenset({Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged}),
-        "observer": frozenset({StatusRequest}),
+        "worker": frozenset(
+            {OpenStream, CloseStream, HandOver, Want, Unused, Have, Lacks, Waits, Forged, Lateness, Place}
+        ),
+        "trainer": frozenset({Resume, Halt, Ack, Announce, Credit, Direct, Report, Forged, Show}),
+        "observer": frozenset({StatusRequest, Watch, Command}),
     },
     "worker": {
         "greeting": frozenset({Welcome}),
@@ -702,11 +768,17 @@ LEGAL: dict[str, dict[str, frozenset[type]]] = {
     },
     "trainer": {
         "greeting": frozenset({Welcome}),
-        "open": frozenset({StreamOpened, StreamClosed, Waits, Lateness, Incarnation, Have, Notice, Revoked}),
+        "open": frozenset(
+            {StreamOpened, StreamClosed, Waits, Lateness, Incarnation, Have, Notice, Revoked, Watched, Command}
+        ),
     },
     "observer": {
         "greeting": frozenset({Welcome}),
         "open": frozenset({StatusPage}),
+    },
+    "viewer": {
+        "greeting": frozenset({Welcome}),
+        "open": frozenset({StatusPage, Show, Announce, Revoked, Undelivered}),
     },
     "probe": {
         "greeting": frozenset({Diagnosis}),

@@ -34,6 +34,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
         outdated: number of policies, directives, reports and announcements of a trainer that it has ignored because
             they were older than accepted ones.
         weight: of its certificate in the division between credentials.
+        rtt_s: round-trip time of the link; left out if the Server's system does not measure it.
     """
 
     role: str
@@ -50,6 +51,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     forged: int = 0
     outdated: int = 0
     weight: int = 1
+    rtt_s: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):

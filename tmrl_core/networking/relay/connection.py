@@ -144,6 +144,8 @@ class RelayConnection(Connection):
         self.unanswered = 0
         """Number of incarnations that a trainer was told since its last announcements, each of which answers one."""
         self.have: Version = (0, 0)
+        self.base: Version = (0, 0)
+        """Complete policy that this worker keeps for deltas, beside `have`; (0, 0): it keeps nothing."""
         self.forged = 0
         """Number of messages without a valid proof of their origin, as the peer reports it."""
         self.outdated = 0
@@ -155,6 +157,8 @@ class RelayConnection(Connection):
         """Time at which it may begin with another version, if its principal has received too many of them."""
         self.sent: Version | None = None
         """Version that was sent completely and is not confirmed yet."""
+        self._sent_base: Version | None = None
+        """Its base; None: it is complete."""
         self._read_size = ReadSize()
         self.read_bytes = self._read_size.bytes
         self._sample_frames = 0.0
@@ -309,7 +313,17 @@ class RelayConnection(Connection):
         self._policy_index += 1
         if policy.whole and self._policy_index == len(policy.frames):
             self.sent, self.policy = policy.version, None  # its memory is not needed until it is confirmed
+            self._sent_base = policy.base
         return frame
+
+    def confirm_policy(self, version: Version) -> None:
+        """Handle a worker's report that a version has arrived."""
+        if version != self.sent:
+            return
+        self.have, self.sent = version, None
+        if self._sent_base is None:
+            self.base = version
+        self.wake()
 
     def send_latest_policy(self) -> None:
         """Leave the version that is being sent, and begin with the latest one."""

@@ -15,7 +15,7 @@ samples of workers that end while no trainer is linked.
 # Parts with rules of their own stand beside it: `credit_flow.py` forwards samples, `spooling.py` acts as trainer while
 # there is none, `latest_policy.py` stores weights, `status.py` takes snapshots; `processor_time.py`,
 # `stream_budget.py`, `id_registry.py`, `sent_weights.py` and `places.py` bound what one principal may take from the
-# others.
+# others; `viewers.py` shows observers what the trainer of a run tells of it.
 #
 # Who is who. A *peer* is a process, named by 16 random bytes of its own. A *principal* is the holder of a certificate,
 # or of a role's token: the owner of ids, the unit of every limit. A *stream* belongs to the principal that opened it
@@ -81,6 +81,7 @@ from tmrl_core.networking.protocol.messages import (
     Ack,
     Announce,
     CloseStream,
+    Command,
     Control,
     Credit,
     Direct,
@@ -90,6 +91,7 @@ from tmrl_core.networking.protocol.messages import (
     HandOver,
     Have,
     Hello,
+    Lacks,
     Lateness,
     Notice,
     OpenStream,
@@ -97,6 +99,7 @@ from tmrl_core.networking.protocol.messages import (
     Probe,
     Report,
     Resume,
+    Show,
     StatusPage,
     StatusRequest,
     StreamClosed,
@@ -105,6 +108,7 @@ from tmrl_core.networking.protocol.messages import (
     Version,
     Waits,
     Want,
+    Watch,
     Welcome,
     negotiate,
     plain,
@@ -129,9 +133,10 @@ from tmrl_core.networking.relay.processor_time import (
 from tmrl_core.networking.relay.sent_weights import SentWeights
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.relay.spooling import SpoolHandoff
-from tmrl_core.networking.relay.status import MAX_OBSERVERS, Snapshots
+from tmrl_core.networking.relay.status import FRESH_S, MAX_OBSERVERS, WATCHED_S, Snapshots
 from tmrl_core.networking.relay.stream_budget import LINKS_OF_ONE, StreamBudget
 from tmrl_core.networking.relay.streams import RelayStream
+from tmrl_core.networking.relay.viewers import Viewers
 from tmrl_core.networking.spools.spool import MemorySpool, Spool
 
 _MAX_STREAMS_PER_LINK = 1_024
@@ -202,6 +207,7 @@ class Relay:
         self.workers: dict[bytes, RelayConnection] = {}
         self.trainer: RelayConnection | None = None
         self.observers = Places(MAX_OBSERVERS)
+        self.viewers = Viewers()
         self.snapshots = Snapshots(self)
         self.process: Callable[[], Mapping[str, Any]] = dict
         """Return facts about the process for observers: any of `uptime_s`, `pid`, `memory_bytes`, ..."""
@@ -255,9 +261,9 @@ class Relay:
             case Credit():
                 self.flow.trainer_credit(message)
             case Have():
-                if (message.incarnation, message.counter) == link.sent:
-                    link.have, link.sent = link.sent, None
-                    link.wake()
+                link.confirm_policy((message.incarnation, message.counter))
+            case Lacks():
+                link.base = (0, 0)
             case Report():
                 self._report = message
                 for worker in self._workers_of_run():
@@ -303,6 +309,12 @@ class Relay:
                 link.outdated = min(message.outdated, MAX_COUNT)
             case StatusRequest():
                 self._show(link, message.page)
+            case Show():
+                self.viewers.show(link, message)
+            case Watch():
+                self._watch(link, message.run)
+            case Command():
+                self.viewers.command(link, message)
             case Echo():
                 link.echoes.take(message)
                 link.wake()
@@ -336,7 +348,7 @@ class Relay:
 
     def next_policy(self, link: RelayConnection) -> Policy | None:
         """Return the version that a worker's link begins to send; None: nothing is to be sent, or not yet."""
-        policy = self.policies.version_for(link.run, link.have)
+        policy = self.policies.version_for(link.run, link.have, link.base)
         if policy is None or link.identity.role is None:  # a fleet may share a token
             return policy
         wait_s = self.sent_weights.wait_s(link.principal, policy.version, policy.size, link.now)
@@ -369,6 +381,8 @@ class Relay:
         """Handle the passing of time; send the trainer the size of the queues."""
         if self.unfinished:
             self.flow.grant()
+        if link in self.viewers and not link.closing:
+            link.tell_revocations(self.signed_revocations())
         if link.state not in REGISTERED or link.closing:
             return
         if now >= link.checked_at + link.heartbeat_s:
@@ -392,6 +406,7 @@ class Relay:
             self.probes.places.discard(link)
         elif link.state == "observer":
             self.observers.discard(link)
+            self.viewers.left(link)
 
     def misused(self, link: RelayConnection, reason: str) -> None:
         """Count a violation of the protocol."""
@@ -403,7 +418,7 @@ class Relay:
         if link.unread_bytes > MAX_BODY_BYTES:
             raise RemoteProtocolError("status pages are requested faster than they are read")
         if page == 0:
-            link.snapshot = self.snapshots.take(link.now)
+            link.snapshot = self.snapshots.take(link.now, WATCHED_S if link in self.viewers else FRESH_S)
         pages = -(-len(link.snapshot) // MAX_BODY_BYTES)
         if page >= pages:
             raise RemoteProtocolError(f"there is no page {page} of {pages}")
@@ -412,6 +427,14 @@ class Relay:
             link.snapshot = b""
         link.answers_s += len(body) * STATUS_BYTE_S
         link.send(StatusPage(page, pages, body))
+
+    def _watch(self, link: RelayConnection, run: str) -> None:
+        """Show an observer the telemetry of a run, after what it needs to check it."""
+        link.tell_revocations(self.signed_revocations())
+        link.flush("revoked")
+        self.viewers.watch(link, run)  # last values, which leave after messages in order
+        if (card := self._cards.get(self.viewers.run_of(link))) is not None:
+            link.send(card)
 
     # --- admission ---
 
@@ -432,7 +455,7 @@ class Relay:
             # Many workers may share a token. A worker that has used up its reports does not exclude the others.
             connection.anew |= self._raises[connection.principal] > _MOST_RAISES
         if connection.anew:
-            hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0))
+            hello = msgspec.structs.replace(hello, incarnation=0, holding=0, have=(0, 0), base=(0, 0))
         link = self.workers.get(hello.peer)
         taken = link is not None and link.principal != connection.principal  # also if the identity was forgotten
         if hello.role != "observer" and (taken or not self._peer_ids.claim(hello.peer, connection.principal)):
@@ -543,7 +566,7 @@ class Relay:
         self.workers[hello.peer] = connection
         connection.state, connection.takes = "worker", Kind.DATA
         connection.sink, connection.source = self.flow.frame, connection.next_policy_frame
-        connection.have = hello.have
+        connection.have, connection.base = hello.have, hello.base
         connection.claimed = hello.incarnation
         self._welcome(connection, self.incarnation)
         if connection.place > 1:
@@ -601,7 +624,7 @@ class Relay:
         self.policies.begin_run(hello.run)
         self._lasting.pop(hello.run, None)
         if not hello.announces and self._cards.pop(hello.run, None) is not None:
-            self.policies.latest = None  # this trainer does not authenticate, and workers that do not cannot use it
+            self.policies.clear()  # this trainer does not authenticate, and workers that do not cannot use it
         self.limit_old_policies()
         self.trainer = connection
         self.flow.trainer_came()
@@ -609,6 +632,7 @@ class Relay:
         connection.sink, connection.source = self._take_policy, self.flow.next_frame
         connection.unanswered = 1  # the welcome has an incarnation
         self._welcome(connection, self.incarnation)
+        self.viewers.trainer_came(connection)
         for stream in self.streams.values():
             if stream.worker is not None:
                 self.introduce(stream)
@@ -759,6 +783,7 @@ class Relay:
         self.limit_old_policies()
         self.notify_policy()  # workers may have received only a part of it
         self.trainer = None
+        self.viewers.trainer_left()
         self._by_trainer_channel.clear()
         self._report = None
         self._direct_all = None
@@ -869,6 +894,7 @@ class Relay:
         self._cards[connection.run] = message
         if len(self._cards) > _MAX_RUNS:
             self._cards.popitem(last=False)
+        self.viewers.announce(connection.run, message)
         for worker in self._workers_of_run():
             worker.put("announce", message)
             if worker.unread_bytes <= MAX_CARD_BYTES:
@@ -913,7 +939,7 @@ class Relay:
 
     def old_policies(self) -> dict[RelayConnection, Policy]:
         """Return the versions that links still send and that are not the latest: memory that is kept for them alone."""
-        new = (self.policies.latest, self.policies.arriving)
+        new = self.policies.held
         links = self.workers.values()
         return {link: link.policy for link in links if link.policy is not None and link.policy not in new}
 

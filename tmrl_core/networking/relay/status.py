@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 FRESH_S = 0.2
 """Maximum age of a snapshot that is sent again."""
+WATCHED_S = 1.0
+"""The same for observers that watch a run: they ask all the time, and several of them cost as much as one."""
 MAX_OBSERVERS = 16
 """Limit on observers, which occupy no places of workers. Each costs a link and, for each request, a snapshot."""
 _LABEL_CHARACTERS = 80
@@ -67,9 +69,9 @@ class Snapshots:
         self._taken = float("-inf")
         self._body = b""
 
-    def take(self, now: float) -> bytes:
-        """An encoded `ServerStatus`, at most `MAX_STATUS_BYTES` long and `FRESH_S` old."""
-        if now - self._taken >= FRESH_S:
+    def take(self, now: float, fresh_s: float = FRESH_S) -> bytes:
+        """An encoded `ServerStatus`, at most `MAX_STATUS_BYTES` long and `fresh_s` old."""
+        if now - self._taken >= fresh_s:
             self._body = encode_body(snapshot(self._relay, now))
             self._taken = now
         return self._body
@@ -87,7 +89,7 @@ def snapshot(relay: Relay, now: float, limit_bytes: int = MAX_STATUS_BYTES) -> S
     spooled, spooled_left_out = _that_fit(
         relay.spool_handoff.spool.streams.values(), lambda kept: kept.info.principal, _spooled, eighth
     )
-    policy, facts = relay.policies.latest, relay.process()
+    policy, facts = relay.policies.newest, relay.process()
     return ServerStatus(
         clock_s=now,
         version=__version__,
@@ -154,6 +156,8 @@ def _budgets(relay: Relay) -> dict[str, BudgetStatus]:
         ),
         "policy": BudgetStatus(used_bytes=relay.policies.held_bytes, limit_bytes=relay.settings.max_policy_bytes),
     }
+    if shown := relay.viewers.held_bytes:
+        budgets["telemetry"] = BudgetStatus(used_bytes=shown)
     old = {id(policy): policy.received for policy in relay.old_policies().values()}
     if old:
         budgets["old policies"] = BudgetStatus(used_bytes=sum(old.values()))
@@ -192,6 +196,7 @@ def _peer(connection: RelayConnection, now: float) -> PeerStatus:
         forged=connection.forged,
         outdated=connection.outdated,
         weight=connection.identity.weight,
+        rtt_s=msgspec.UNSET if (rtt_s := connection.rtt_s()) is None else rtt_s,
     )
 
 

@@ -50,8 +50,11 @@ from tmrl_core.networking.security.logins import check_login
 from tmrl_core.networking.security.revocations import SIGNED_FILE, add_revoked, revoked_file
 from tmrl_core.networking.security.secret_files import LINK_WAIT_S, folder_of, read_file, writing
 from tmrl_core.networking.security.tls_contexts import (
+    CERTIFIED_ROLES,
+    OPERATOR_ROLES,
     ContextRole,
     client_context,
+    observer_files,
     read_bundle,
     read_revoked,
     server_context,
@@ -293,7 +296,7 @@ class ServerAccess:
         """Return code and reason of the rejection of a revoked certificate or a replaced CA; None: no rejection."""
         if identity.serial is None:
             return None
-        role = identity.role if identity.role in ("worker", "trainer") else "ROLE"
+        role = identity.role if identity.role in CERTIFIED_ROLES else "ROLE"
         # OpenSSL checked the chain when the link was made; the CA may have been replaced since.
         if identity.issuer is not None and identity.issuer not in self._authorities:
             return (
@@ -316,7 +319,9 @@ class ServerAccess:
         # Revocation comes before the role: the holder of a revoked certificate learns nothing about what it
         # could be used for.
         verdict = self.check_certificate(identity) or check_login(hello, identity, self.verifier)
-        if verdict is None and (identity.role is None or (hello.role == "observer" and identity.role != "trainer")):
+        if verdict is None and (
+            identity.role is None or (hello.role == "observer" and identity.role not in OPERATOR_ROLES)
+        ):
             # An observer may have shown either token, and both checks always run, so which one fitted is
             # not known here.
             roles = ("observer", "trainer") if hello.role == "observer" else (hello.role,)
@@ -396,7 +401,7 @@ class ClientAccess:
                 return []
             found = [(content.name, content.certificate)]
         else:
-            files = sorted(place.glob(f"{'trainer' if self._role == 'observer' else self._role}-*.pem"))
+            files = observer_files(place) if self._role == "observer" else sorted(place.glob(f"{self._role}-*.pem"))
             found = [(file.stem.partition("-")[2], read_file(file)) for file in files]
         return [
             (

@@ -7,7 +7,7 @@ A credentials folder holds
     server.pem, server.key      the Server's certificate and key
     server.tokens.json          SHA-256 of each role's token, for the Server's checks
     worker.token, trainer.token the token of the role, for clients
-    worker-NAME.pem, .key       a client certificate (also trainer-NAME), from a bundle
+    worker-NAME.pem, .key       a client certificate (also trainer-NAME, operator-NAME), from a bundle
     issued.json                 list of issued certificates: beside the CA's key only
     revoked.json                list of revoked certificates, for the Server and the trainer
     revoked.crl                 the same with the CA's signature, which the Server sends to the other machines
@@ -98,6 +98,7 @@ from tmrl_core.networking.security.revocations import (
 from tmrl_core.networking.security.secret_files import need, read_file, write_file, write_record, writing
 from tmrl_core.networking.security.tls_contexts import (
     BUNDLE_FORMAT,
+    CERTIFIED_ROLES,
     CLIENT_ROLES,
     TOKENS_FILE,
     Bundle,
@@ -110,6 +111,7 @@ from tmrl_core.networking.security.tls_contexts import (
     server_context,
     token_for,
     token_hash,
+    with_article,
 )
 
 __all__ = [
@@ -271,7 +273,7 @@ def _create(
     if new:
         forget_lists(folder)  # files of the earlier CA
         # Otherwise roles would send certificates of the old CA, which are rejected although the new tokens are valid.
-        for pattern in (f"{role}-*.{kind}" for role in CLIENT_ROLES for kind in ("pem", "key")):
+        for pattern in (f"{role}-*.{kind}" for role in CERTIFIED_ROLES for kind in ("pem", "key")):
             for old in list(folder.glob(pattern)):
                 old.unlink()
         for role, token in tokens.items():
@@ -299,15 +301,16 @@ def bundle(
 ) -> Path:
     """Write one file with exactly the credentials that another machine needs. Return its path.
 
-    The bundle of a worker or trainer has its own client certificate and no token, because a token cannot be revoked for
-    one machine alone. The bundle of a server has the server certificate and the hashes of both tokens. The bundles of a
-    server and a trainer have the revoked certificates. Each has the files that rooms add, such as the one
-    password of another transport, which is valid on that transport only. None has the CA's key.
+    The bundle of a worker, trainer or operator has its own client certificate and no token, because a token cannot be
+    revoked for one machine alone. The bundle of a server has the server certificate and the hashes of both tokens. The
+    bundles of a server, a trainer and an operator have the revoked certificates. Each but an operator's has the files
+    that rooms add, such as the one password of another transport, which is valid on that transport only. None has the
+    CA's key.
 
     Args:
         directory: the folder where `create` ran.
         role: role of that machine.
-        name: name in the certificate; required for a worker or trainer.
+        name: name in the certificate; required except for a server.
         out: the file, or the folder for `<name>.<role>.bundle`. None: that file in the current folder.
         days: validity of the client certificate, limited by the CA's.
         weight: of a worker in the Server's fair division, signed in its certificate; it may serve many clients.
@@ -316,16 +319,19 @@ def bundle(
         CredentialsError: a required file is missing, or the name or the weight does not fit a certificate.
     """
     folder = Path(directory).expanduser()
-    if role not in ("worker", "trainer", "server"):
-        raise CredentialsError(f"{role!r} is not a role. Choose worker, trainer or server.")
+    if role not in (*CERTIFIED_ROLES, "server"):
+        raise CredentialsError(f"{role!r} is not a role. Choose worker, trainer, operator or server.")
     if role != "server" and not name:
-        raise CredentialsError(f"a {role}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
+        raise CredentialsError(f"{with_article(role)}'s bundle needs a name: `{BUNDLE} {role} --name NAME`.")
     if not 1 <= weight <= MAX_WEIGHT or (weight != 1 and role != "worker"):
-        raise CredentialsError(f"the weight of a {role} is {weight}; allowed: 1, and for a worker 1 to {MAX_WEIGHT}.")
+        raise CredentialsError(
+            f"the weight of {with_article(role)} is {weight}; allowed: 1, and for a worker 1 to {MAX_WEIGHT}."
+        )
     name = check_name(name or "server")
     ca = need(folder / "ca.pem")
     texts = {name: files.bundled(folder, server=role == "server") for name, files in added_files().items()}
-    added = {name: found for name, found in texts.items() if found}
+    # An operator's certificate must not carry what would let its holder send samples or policies elsewhere.
+    added = {name: found for name, found in texts.items() if found and role != "operator"}
     if role == "server":
         made = Signed(need(folder / "server.pem"), need(folder / "server.key", private=True))
         revoked = read_lists(folder, ca)
@@ -346,7 +352,7 @@ def bundle(
         with writing(folder):  # recorded before the bundle is written, so that every certificate can be revoked
             note_issued(folder, facts.serial, role, name, facts.not_after, weight)
         # A worker's bundle has none, since the list contains names of other machines.
-        revoked = read_lists(folder, ca) if role == "trainer" else ()
+        revoked = read_lists(folder, ca) if role != "worker" else ()
         content = Bundle(BUNDLE_FORMAT, role, name, ca, *made, revoked=revoked)
     target = Path(out).expanduser() if out is not None else Path()
     if target.is_dir():
@@ -420,8 +426,8 @@ def _check_bundle(content: Bundle, file: Path) -> None:
         )
     if (content.role != "server" and content.token_hashes) or (content.role == "worker" and content.revoked):
         raise CredentialsError(
-            f"{file} is a {content.role}'s bundle and holds token hashes or revocations, which it must not have. "
-            f"Nothing was installed. {made}"
+            f"{file} is {with_article(content.role)}'s bundle and holds token hashes or revocations, which it must not "
+            f"have. Nothing was installed. {made}"
         )
     if facts.not_after < datetime.now(timezone.utc):
         logger.warning("the certificate in %s expired on %s. %s", file, f"{facts.not_after:%Y-%m-%d %H:%M UTC}", made)

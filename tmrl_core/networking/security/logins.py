@@ -10,7 +10,7 @@ import hmac
 
 from tmrl_core.networking.protocol.connection import Identity
 from tmrl_core.networking.protocol.messages import Hello
-from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES, TokenVerifier
+from tmrl_core.networking.security.tls_contexts import CLIENT_ROLES, OPERATOR_ROLES, TokenVerifier, with_article
 
 Rejection = tuple[str, str]
 """Code and reason of a rejection."""
@@ -24,9 +24,10 @@ def check_login(hello: Hello, identity: Identity, verifier: TokenVerifier) -> Re
         return check_token(hello, verifier)
     if identity.role == hello.role:
         return None
+    shown = with_article(identity.role)
     return (
         "role",
-        f"these are a {identity.role}'s credentials: this certificate is a {identity.role}'s; it cannot act as "
+        f"these are {shown}'s credentials: this certificate is {shown}'s; it cannot act as "
         f"{hello.role}. Make a bundle for that role: python -m tmrl_core --credentials bundle {hello.role} --name NAME",
     )
 
@@ -64,21 +65,22 @@ def check_password(hello: Hello, password: str | None) -> Rejection | None:
 
 
 def check_status_request(hello: Hello, identity: Identity, verifier: TokenVerifier) -> Rejection | None:
-    """Check that a peer may request the Server's status.
+    """Check that a peer may request the Server's status, and watch a run.
 
-    A trainer and a holder of the Server's own key may request it. Workers may not: their machines may be stolen, and
-    the status names every other worker with its address.
+    A trainer, an operator and a holder of the Server's own key may do both. Workers may not: their machines may be
+    stolen, and the status names every other worker with its address.
     """
     # Both tokens are always checked, so that the duration reveals nothing about them.
     may = verifier.check("observer", hello.token) | verifier.check("trainer", hello.token)
-    if identity.role == "trainer" or (identity.role is None and may):  # a worker's certificate is never a trainer's
+    # A worker's certificate is never one of these.
+    if identity.role in OPERATOR_ROLES or (identity.role is None and may):
         return None
     if identity.role is not None or not hello.token:
         return (
             "role",
-            "only the trainer's credentials and those on the Server's own machine may ask for the Server's status. "
-            "Run --status there, or make a trainer's bundle: python -m tmrl_core --credentials bundle trainer "
-            "--name NAME",
+            "only the trainer's and an operator's credentials and those on the Server's own machine may ask for the "
+            "Server's status. Run this there, or make an operator's bundle: python -m tmrl_core --credentials bundle "
+            "operator --name NAME",
         )
     return (
         "token",

@@ -28,8 +28,9 @@ from tmrl_core.networking.security.revocations import (
 )
 from tmrl_core.networking.security.secret_files import need, read_file, write_file, writing
 from tmrl_core.networking.security.tls_contexts import (
-    CLIENT_ROLES,
+    CERTIFIED_ROLES,
     TOKENS_FILE,
+    CertifiedRole,
     ClientRole,
     folder_hashes,
     read_bundle,
@@ -37,7 +38,7 @@ from tmrl_core.networking.security.tls_contexts import (
 )
 
 
-def revoke(directory: str | os.PathLike[str], name: str, role: ClientRole | None = None) -> list[Listed]:
+def revoke(directory: str | os.PathLike[str], name: str, role: CertifiedRole | None = None) -> list[Listed]:
     """Revoke the certificates issued to `name` so far. A new bundle for that name is valid again.
 
     A running Server that reads this folder disconnects their holders within two seconds, and sends the signed list to
@@ -118,7 +119,7 @@ def renew(
         need(folder / "server.pem")
         create(folder, days=days)
         return [folder / "server.pem", folder / "server.key"]
-    latest: list[tuple[ClientRole, Listed]] = []
+    latest: list[tuple[CertifiedRole, Listed]] = []
     for name in names:
         found = {one.role: one for one in _not_revoked(folder, issued(folder, name))}
         if not found:
@@ -126,7 +127,7 @@ def renew(
                 f"{name!r} has no certificate to renew: none was issued from {folder}, or all were revoked. Make a "
                 f"bundle: `{BUNDLE} ROLE --name {name}`."
             )
-        latest += [(role, found[role]) for role in CLIENT_ROLES if role in found]
+        latest += [(role, found[role]) for role in CERTIFIED_ROLES if role in found]
     return [bundle(folder, role, one.name, out, days=days, weight=one.weight) for role, one in latest]
 
 

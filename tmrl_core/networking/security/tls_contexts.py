@@ -27,10 +27,15 @@ from tmrl_core.networking.security.secret_files import need, read_file, read_sec
 logger = logging.getLogger(__name__)
 
 ClientRole = Literal["worker", "trainer"]
-BundleRole = Literal["worker", "trainer", "server"]
+CertifiedRole = Literal["worker", "trainer", "operator"]
+"""Role in a client certificate. An operator watches a run and gives it orders; there is no token of that role."""
+BundleRole = Literal["worker", "trainer", "operator", "server"]
 CLIENT_ROLES: tuple[ClientRole, ...] = ("worker", "trainer")
+CERTIFIED_ROLES: tuple[CertifiedRole, ...] = ("worker", "trainer", "operator")
+OPERATOR_ROLES: tuple[CertifiedRole, ...] = ("operator", "trainer")
+"""Roles whose certificates admit an observer and sign orders, the preferred one first."""
 ContextRole = Literal["worker", "trainer", "observer"]
-"""Role of a client. An observer uses the trainer's credentials, or those of the Server's own machine."""
+"""Role of a client. An observer uses an operator's credentials, the trainer's, or those of the Server's own machine."""
 
 BUNDLE_FORMAT = "tmrl_core bundle"
 TOKENS_FILE = "server.tokens.json"
@@ -92,8 +97,8 @@ def server_context(directory: str | os.PathLike[str]) -> tuple[ssl.SSLContext, T
     if folder.is_file():
         content = read_bundle(folder)
         if content.role != "server":
-            what = f"{folder} is a {content.role}'s bundle"
-            raise CredentialsError(_OTHER_ROLE.format(what=what, found=content.role, role="server"))
+            what = f"{folder} is {with_article(content.role)}'s bundle"
+            raise _other_role(what, content.role, "server")
         ca, hashes = content.ca, content.token_hashes
     else:
         warn_if_writable(folder)
@@ -136,7 +141,7 @@ def client_context(
 
     It trusts only our CA, checks the host name, and sends a certificate if there is one.
 
-    An observer sends the trainer's certificate, if there is one.
+    An observer sends an operator's certificate, else the trainer's, if there is one.
 
     Args:
         directory: the credentials folder or bundle file.
@@ -158,13 +163,13 @@ def client_context(
             if content.role == "server":  # its certificate is a server's, so it authenticates by token
                 return context
         elif content.role != role:
-            what = f"{folder} is a {content.role}'s bundle"
-            raise CredentialsError(_OTHER_ROLE.format(what=what, found=content.role, role=role))
+            what = f"{folder} is {with_article(content.role)}'s bundle"
+            raise _other_role(what, content.role, role)
         _load_text_chain(context, Signed(content.certificate, content.key), folder)
         return context
     warn_if_writable(folder)
     _load_authority(context, need(folder / "ca.pem"), folder)
-    own = _certificate_files(folder, "trainer" if role == "observer" else role, name)
+    own = observer_files(folder) if role == "observer" else _certificate_files(folder, role, name)
     if not own and not has_token and token_for(folder, role) is None:
         if role == "observer":
             raise CredentialsError(_NOT_FOR_WORKERS.format(folder=folder))
@@ -185,13 +190,18 @@ def client_context(
     return context
 
 
-def _certificate_files(folder: Path, role: ClientRole, name: str | None = None) -> list[Path]:
+def observer_files(folder: Path) -> list[Path]:
+    """Return the certificates that an observer may use: those of operators, else those of trainers."""
+    return next((files for role in OPERATOR_ROLES if (files := _certificate_files(folder, role))), [])
+
+
+def _certificate_files(folder: Path, role: CertifiedRole, name: str | None = None) -> list[Path]:
     """Return the certificate of that name, else all certificates of the role."""
     certificates = sorted(folder.glob(f"{role}-*.pem"))
     return [file for file in certificates if file.stem == f"{role}-{name}"] or certificates
 
 
-def client_certificate(directory: str | os.PathLike[str], role: ClientRole) -> Signed | None:
+def client_certificate(directory: str | os.PathLike[str], role: CertifiedRole) -> Signed | None:
     """Return the client certificate of that role with its key; None: there is none, or there are several.
 
     Raises:
@@ -227,18 +237,29 @@ def _check_role(folder: Path, role: BundleRole) -> None:
     Raises:
         CredentialsError: the folder has credentials of another role.
     """
-    others = (other for other in ("worker", "trainer", "server") if other != role)
+    others = (other for other in ("worker", "trainer", "operator", "server") if other != role)
     if found := next((other for other in others if [*folder.glob(f"{other}*.pem")]), None):
-        raise CredentialsError(_OTHER_ROLE.format(what=folder, found=found, role=role))
+        raise _other_role(folder, found, role)
 
 
-_OTHER_ROLE = (
-    "these are a {found}'s credentials ({what}), and this is a {role}. Make a {role}'s bundle where the CA is "
-    f"(`{BUNDLE} {{role}} --name NAME`) and install it here, or let network.credentials_dir name the {{role}}'s folder."
-)
+def with_article(role: str) -> str:
+    """Return the name of a role after its article."""
+    return f"{'an' if role == 'operator' else 'a'} {role}"
+
+
+def _other_role(what: object, found: str, role: str) -> CredentialsError:
+    wanted = with_article(role)
+    return CredentialsError(
+        f"these are {with_article(found)}'s credentials ({what}), and this is {wanted}. Make {wanted}'s bundle where "
+        f"the CA is (`{BUNDLE} {role} --name NAME`) and install it here, or let network.credentials_dir name the "
+        f"{role}'s folder."
+    )
+
+
 _NOT_FOR_WORKERS = (
-    "{folder} has a worker's credentials only. Only the Server's own machine and the trainer's may ask for its status: "
-    "a stolen worker must not learn of the other machines. Run this there, or point network.credentials_dir at theirs."
+    "{folder} has a worker's credentials only. Only the Server's own machine, the trainer's and an operator's may ask "
+    "for its status: a stolen worker must not learn of the other machines. Run this there, or point "
+    "network.credentials_dir at theirs."
 )
 
 

@@ -33,9 +33,10 @@
 # A stream of a machine with another mode of authentication is left where it is (`Halt`): its samples are neither forged
 # nor lost, and a person has to decide.
 #
-# The policy. One version is in transit; `Have` from the Server lets the next one begin, and it is then the latest. MACs
-# for large ones go to at most 64 streams, 8 of one certificate, since samples wait while they are computed, and in
-# letters, which precede the policy's first frame.
+# The policy. One version is in transit; `Have` from the Server lets the next one begin, and it is then the latest. For
+# thin links it is packed, mostly as a delta to an earlier one (`delta_base.py`). MACs for large ones go to at most 64
+# streams, 8 of one certificate, since samples wait while they are computed, and in letters, which precede the policy's
+# first frame.
 #
 # Incarnations. Without authentication the Server assigns them. A trainer that authenticates takes the number above its
 # checkpoint's and its credentials folder's, stores it before it is used (`hold`), and only follows plausible
@@ -73,10 +74,13 @@ from tmrl_core.networking.protocol.messages import (
     MAX_REASON_CHARACTERS,
     MAX_WAITS_CHARACTERS,
     MOST_RAISED,
+    POLICY_DELTA,
+    POLICY_DELTA_HEAD,
     POLICY_HEAD,
     SAMPLES_HEAD,
     Ack,
     Announce,
+    Command,
     Control,
     Credit,
     Direct,
@@ -93,9 +97,11 @@ from tmrl_core.networking.protocol.messages import (
     Report,
     Resume,
     Revoked,
+    Show,
     StreamClosed,
     StreamOpened,
     Waits,
+    Watched,
     Welcome,
     control_frame,
     decode_body,
@@ -103,10 +109,14 @@ from tmrl_core.networking.protocol.messages import (
     plain,
     samples_head,
 )
+from tmrl_core.networking.protocol.packed_policy import pack
+from tmrl_core.networking.trainer.delta_base import DeltaBase
 from tmrl_core.networking.trainer.forgotten_streams import ForgottenStreams
 from tmrl_core.networking.trainer.inbox import Inbox
 from tmrl_core.networking.trainer.members import Member, Members
+from tmrl_core.networking.trainer.orders import Orders
 from tmrl_core.networking.trainer.postponed import Postponed
+from tmrl_core.networking.trainer.telemetry import TelemetrySource, TelemetryTimes
 from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:  # loaded only where authentication is on
@@ -162,6 +172,7 @@ class TrainerState(ClientState):
         seal: authenticates samples and what goes to the workers; None: nothing is authenticated, and the Server assigns
             the incarnation.
         hold: with a seal, stores an incarnation above `incarnation` durably, before it is used.
+        packs: policies are sent packed, as deltas where that is possible.
     """
 
     role = "trainer"
@@ -180,8 +191,12 @@ class TrainerState(ClientState):
         refusals: Mapping[bytes, Iterable[Refusal]] | None = None,
         seal: TrainerSeal | None = None,
         hold: Callable[[int], None] = lambda incarnation: None,
+        packs: bool = False,
     ) -> None:
         super().__init__(run=run, name=name, peer=peer, token=token)
+        self.packs = packs
+        self._complete: tuple[int, bytes] | None = None
+        """Counter of the last policy that was packed completely, and its bytes."""
         self.on_remark: Callable[[str, str], None] = lambda text, name: None
         """Called with a reason why samples of a stream are not taken, and the name in the certificate of the stream
         (empty: it has no valid record). The callee limits the rate of its log."""
@@ -237,6 +252,10 @@ class TrainerState(ClientState):
         self._prune_above = _MAX_DIRECTIVES
         self._reasons = BoundedTexts(_MAX_REASONS, _MAX_REASONS_EACH)
         self.notice = Notice(0, 0, 0)
+        self.telemetry: TelemetrySource | None = None
+        """Makes scenes and histories for viewers; None: nothing is shown."""
+        self.orders = Orders(run)
+        """Orders of operators."""
 
     def publish(self, update: PolicyUpdate) -> tuple[int, int]:
         """Make `update` the latest policy. Return its present version, which a new incarnation may raise.
@@ -255,6 +274,15 @@ class TrainerState(ClientState):
         self.published += 1
         self.policy = (self.counter, body)  # one assignment, because a link's thread may read it at the same time
         return self.version
+
+    def complete(self, counter: int, body: bytes) -> bytes:
+        """Return what to send of a policy to those who have none."""
+        if not self.packs:
+            return body
+        # The same bytes over each link: they are never encrypted again under one version.
+        if self._complete is None or self._complete[0] != counter:
+            self._complete = counter, pack(body)
+        return self._complete[1]
 
     @property
     def version(self) -> tuple[int, int]:
@@ -496,9 +524,11 @@ class TrainerConnection(Connection):
         self._inbox_bytes = state.inbox_bytes
         self._max_message_bytes = self._largest_bytes = 0
         self._sent_version = (0, 0)
+        self._deltas = DeltaBase()
         self._told_forged = 0
         self._in_flight = False
         self._cutter: Iterator[Wire] | None = None
+        self._telemetry_times = TelemetryTimes()
 
     def _on_connected(self) -> None:
         state = self.trainer
@@ -522,6 +552,8 @@ class TrainerConnection(Connection):
                 self.report()
                 if None in state.directives:
                     self.direct(None)
+                if state.telemetry is not None:
+                    self._telemetry_times.begin(self._now)
             case StreamOpened():
                 self._joined(message)
             case StreamClosed():
@@ -540,12 +572,21 @@ class TrainerConnection(Connection):
                 self._given(message.incarnation)
             case Have():
                 self._in_flight = False
+                self._deltas.confirmed((message.incarnation, message.counter), state.holding)
                 self.wake()
             case Notice():
                 state.notice = message
                 return
             case Revoked():
                 state.on_revocations(message.body)
+            case Watched():
+                if state.telemetry is not None:
+                    self._telemetry_times.watched(message.viewers, message.joined, self._now)
+                    self._show_due()
+                return
+            case Command():
+                state.orders.received(message.body, state.seal)
+                self.show_now()
         state.on_change()
 
     def suggest(self, incarnation: int) -> None:
@@ -731,6 +772,7 @@ class TrainerConnection(Connection):
                 self._request_later(frame.channel)
                 received, ask = None, False
             if received is not None:
+                receiver.heard_at = self._now
                 state.inbox.append(received, origin)
                 state.samples_received += received.samples
                 state.messages_received += 1
@@ -769,6 +811,7 @@ class TrainerConnection(Connection):
         super().tick(now)
         if now >= self._postponed.due_at:
             self._request_postponed()
+        self._show_due()
         if self.state == "open" and not self.closing and now >= self.trainer.suggestion_at:
             before = self.trainer.holding
             self.trainer.take_suggestion(now)
@@ -795,7 +838,24 @@ class TrainerConnection(Connection):
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
         suggestion_at = self.trainer.suggestion_at if self.state == "open" and not self.closing else float("inf")
-        return min(super().deadline(), self._retry_at, suggestion_at, self._postponed.due_at)
+        shown_at = float("inf") if self.closing else self._telemetry_times.due_at
+        return min(super().deadline(), self._retry_at, suggestion_at, self._postponed.due_at, shown_at)
+
+    def show_now(self) -> None:
+        """Send viewers a scene soon, because something has changed that somebody waits for."""
+        self._telemetry_times.hurry(self._now)
+        self.wake()
+
+    def _show_due(self) -> None:
+        """Send viewers what is due."""
+        state = self.trainer
+        if state.telemetry is None or self.state != "open" or self.closing or self._now < self._telemetry_times.due_at:
+            return
+        for part in self._telemetry_times.take_due(self._now):
+            body = state.telemetry.scene() if part == "scene" else state.telemetry.history()
+            if state.seal is not None:
+                body = state.seal.seal_telemetry(state.holding, part, body)
+            self.put(part, Show(part, body))
 
     def direct(self, stream: bytes | None) -> None:
         """Send the directive for `stream` (None: for all streams) if the stream is linked."""
@@ -835,6 +895,7 @@ class TrainerConnection(Connection):
             self._slots["forged"] = Forged(self._told_forged)
         if self._postponed.due_at != float("inf"):
             self._request_postponed()  # what was taken has made room
+        self._show_due()
         if state.to_acknowledge:
             with state.lock:
                 streams, state.to_acknowledge = state.to_acknowledge, {}
@@ -867,10 +928,21 @@ class TrainerConnection(Connection):
         # Also before it has arrived: if the link breaks, the next one begins with (0, 0) and sends the latest again.
         self._sent_version = version
         self._in_flight = True
-        parts: Body = (body,) if state.seal is None else state.seal.seal_policy(version, body)
-        head = POLICY_HEAD.pack(*version, sum(map(len, parts)))
-        self._cutter = cut(Kind.WEIGHTS, head, parts, epoch=0, channel=0)
-        if len(body) >= PROVEN_POLICY_BYTES:
+        delta = self._deltas.delta(version, body) if state.packs else None
+        if delta is None:
+            content = state.complete(counter, body)
+            if state.packs:
+                self._deltas.begin(version, body, content)
+        else:
+            content = delta[1]
+        parts: Body = (content,) if state.seal is None else state.seal.seal_policy(version, content)
+        size = sum(map(len, parts))
+        if delta is None:
+            self._cutter = cut(Kind.WEIGHTS, POLICY_HEAD.pack(*version, size), parts, epoch=0, channel=0)
+        else:
+            head = POLICY_DELTA_HEAD.pack(*version, size, *delta[0])
+            self._cutter = cut(Kind.WEIGHTS, head, parts, epoch=0, channel=0, flags=POLICY_DELTA)
+        if len(content) >= PROVEN_POLICY_BYTES:
             for stream, opener in self._proven():
                 opener.prove_policy(version, *parts[:-1])
                 self.direct(stream)  # control messages are sent before the policy's first frame

@@ -10,7 +10,8 @@
 # `OpenedStream` then has the keys that this worker and this trainer share. It opens messages, makes the tags of
 # acknowledgements, and the letters that this worker alone can read.
 #
-# What goes to all workers (policies, reports, directives) is signed with the run's signing key, which the card names.
+# What goes to all workers (policies, reports, directives) and to viewers (telemetry) is signed with the run's signing
+# key, which the card names.
 # Rejected: a MAC under one key of the run, which any worker could forge for the others, and signing with the
 # certificate's key, after whose renewal stored policies and directives would be invalid.
 #
@@ -39,6 +40,7 @@ import msgspec
 from tmrl_core.errors import ForgedError, UnknownRunKeyError
 from tmrl_core.networking.end_to_end.group_key import GroupKey
 from tmrl_core.networking.end_to_end.identity import Peer, Signer, Verifier, digest, is_signed, sign
+from tmrl_core.networking.end_to_end.orders import check_order
 from tmrl_core.networking.end_to_end.run_key import RunKey
 from tmrl_core.networking.end_to_end.statements import (
     Letter,
@@ -56,6 +58,7 @@ from tmrl_core.networking.end_to_end.statements import (
 from tmrl_core.networking.end_to_end.stream_keys import NONCE_BYTES, SIGNED, Sealed, StreamKeys
 from tmrl_core.networking.protocol.delivery import Body
 from tmrl_core.networking.protocol.messages import MessageHead, Version
+from tmrl_core.networking.protocol.telemetry import OrderEnvelope
 
 Mode = Literal["authenticate", "encrypt"]
 
@@ -157,6 +160,23 @@ class TrainerSeal:
     def seal_report(self, incarnation: int, body: bytes) -> bytes:
         """Return a report with its proof."""
         return self._numbered("report", incarnation, self._secret("report", body))
+
+    def seal_telemetry(self, incarnation: int, part: str, body: bytes) -> bytes:
+        """Return a scene or history with its proof. It is readable, because viewers have no key of the run."""
+        return self._numbered(part, incarnation, body)
+
+    def check_order(self, envelope: OrderEnvelope) -> str:
+        """Return the name of the operator that has signed an order.
+
+        Raises:
+            ForgedError: no operator with a valid certificate has signed it.
+        """
+        return check_order(envelope, self._verifier).name
+
+    @property
+    def encrypts(self) -> bool:
+        """Return True if the relay cannot read what this trainer sends."""
+        return self._group is not None
 
     def renew_group_key(self) -> None:
         """Encrypt under another key from now on. Streams must be opened again: their letters contain it."""

@@ -51,6 +51,7 @@ import ipaddress
 import logging
 import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -73,6 +74,8 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 262_144
 _HIGH_WATER_BYTES = 65_536
 _UNSENT_BYTES = 131_072
+_TCP_INFO_RTT = struct.Struct("=68xI")
+"""Linux' `struct tcp_info` up to `tcpi_rtt`, in microseconds."""
 _POLL_S = 1.0
 """Interval at which a Server checks its credentials for changes."""
 _GREETING_BYTES = 65_536
@@ -391,6 +394,8 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
                 if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                     # Acknowledgements and heartbeats cannot overtake unsent data in the kernel.
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            if sys.platform == "linux":
+                self.connection.rtt_s = partial(_rtt_s, sock)
         self._address = _address_of(transport)
         self._raw = _shared_buffer()
         context = self._owner.context
@@ -709,6 +714,15 @@ def _address_of(transport: asyncio.BaseTransport) -> str:
     # A socket for both versions shows addresses of IPv4 as a part of IPv6, where all of them would be one network.
     # A Unix socket's is no tuple.
     return f"{peer[0].removeprefix('::ffff:')}:{peer[1]}" if peer and isinstance(peer, tuple) else "?"
+
+
+def _rtt_s(sock: socket.socket) -> float | None:
+    """Return the round-trip time that Linux has measured for a connection; None: the socket is closed."""
+    try:
+        (microseconds,) = _TCP_INFO_RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size))
+    except (OSError, struct.error):
+        return None
+    return float(microseconds) / 1e6
 
 
 def _is_about_credentials(exc: Exception) -> bool:

@@ -22,7 +22,9 @@
 # A policy goes through three hands: `PolicyReceiver` assembles its frames in pooled memory, the seal checks its origin,
 # and `policy_arrived` keeps it if it is newer. `Have` is sent when it has arrived and not when it is used: the Server
 # may send the next one then, and a worker that is busy skips those in between. A large encrypted policy is decrypted
-# while it arrives, frame by frame (`arriving_policy.py`), which takes the place of the copy.
+# while it arrives, frame by frame (`arriving_policy.py`), which takes the place of the copy. On a thin link it is
+# packed: `kept_policies.py` makes the policy of it here, in the I/O thread, so that the environment loop gets the bytes
+# that it would get otherwise. A complete one that is older than the newest is opened too, as a base.
 #
 # What cannot be opened yet. The Server sends last values before the letter that brings the group key, because it stores
 # them. The latest policy, report and directive without a key are kept, one of each (`_unopened`), and handled when a
@@ -53,7 +55,7 @@ from tmrl_core.networking.protocol.messages import (
     ALL_CHANNELS,
     LEGAL,
     MAX_SIGNATURE_BYTES,
-    POLICY_HEAD,
+    POLICY_DELTA,
     PROOF_ENDS,
     Ack,
     Announce,
@@ -66,6 +68,7 @@ from tmrl_core.networking.protocol.messages import (
     Halt,
     HandOver,
     Have,
+    Lacks,
     Lateness,
     OpenStream,
     Place,
@@ -79,8 +82,9 @@ from tmrl_core.networking.protocol.messages import (
     Welcome,
     decode_body,
     plain,
-    policy_head,
 )
+from tmrl_core.networking.protocol.policy_heads import read_head
+from tmrl_core.networking.worker.kept_policies import KeptPolicies
 
 if TYPE_CHECKING:  # loaded only where authentication is on
     from tmrl_core.networking.worker.seal import WorkerSeal
@@ -126,10 +130,10 @@ class PolicyReceiver:
         """
         payload = frame.payload
         if frame.flags & FIRST:
-            self._version, length = policy_head(payload, self.max_bytes)
+            self._version, length, _, begin = read_head(frame, self.max_bytes)
             self._body = self._bodies.take(length)
             self._filled = 0
-            payload = payload[POLICY_HEAD.size :]
+            payload = payload[begin:]
             self._add = self._begin(self._version, payload, self._body) if self._begin is not None else None
         if self._body is None:
             raise RemoteProtocolError("a policy update was continued without a beginning")
@@ -174,6 +178,8 @@ class WorkerState(ClientState):
         """Number of versions published since the first connection, skipped versions included."""
         self.bodies = BodyPool(_POLICY_KEEP_BYTES)
         """Memory in which policies are assembled; successive links share it."""
+        self.kept = KeptPolicies()
+        """Policies that the trainer's deltas refer to."""
         self.directives: dict[str, Directive] = {}
         """The trainer's directives for all workers and for this one."""
         self.directive = Directive()
@@ -257,6 +263,7 @@ class WorkerState(ClientState):
             return
         self.incarnation = 0
         self.policy_version = (0, 0)
+        self.kept.clear()
 
     def policy_arrived(self, version: tuple[int, int], body: bytes | memoryview) -> None:
         """Store a policy if it is newer than the current one, and count the versions in between."""
@@ -296,6 +303,7 @@ class WorkerConnection(Connection):
         """Channels that were halted and have not requested the handoff."""
         begin = state.seal.receive_policy if state.seal is not None else None
         self._policy = PolicyReceiver(max_policy_bytes, state.bodies, begin)
+        self._is_delta = False
         self._turn = 0
         self._told_ignored = (0, 0)
         self._told_lateness = (0, 0, 0)
@@ -305,7 +313,7 @@ class WorkerConnection(Connection):
 
     def _on_connected(self) -> None:
         state = self.worker
-        self.send(msgspec.structs.replace(state.hello(), have=state.policy_version))
+        self.send(msgspec.structs.replace(state.hello(), have=state.policy_version, base=state.kept.base))
 
     def _on_control(self, message: Control) -> None:
         state = self.worker
@@ -414,16 +422,32 @@ class WorkerConnection(Connection):
             progress = decode_body(report, Progress)
             state.progress = msgspec.structs.replace(progress, lack=plain(progress.lack))
 
-    def _published(self, version: Version, body: memoryview) -> None:
+    def _published(self, version: Version, body: memoryview, delta: bool) -> None:
         state = self.worker
+        if not delta:
+            self._unopened.pop("delta", None)  # it was to an earlier one
         content = self._opened(
-            "policy", body, lambda seal: seal.open_policy(version, body), partial(self._published, version, body)
+            "delta" if delta else "policy",
+            body,
+            lambda seal: seal.open_policy(version, body, base=not delta),
+            partial(self._published, version, body, delta),
         )
         if content is not None:
-            state.policy_arrived(version, content)
-        elif state.policy_version == (0, 0) and state.incarnation > 0 and "policy" not in self._unopened:
+            self._unpacked(version, content)
+        elif (
+            state.policy_version == (0, 0) and state.incarnation > 0 and not self._unopened.keys() & {"policy", "delta"}
+        ):
             self._contest(version[0])  # older than what an earlier process of this worker has accepted
         state.on_change()
+
+    def _unpacked(self, version: Version, content: bytes | memoryview) -> None:
+        state = self.worker
+        policy = state.kept.body_of(version, content)
+        if policy is None:
+            # `Have` was said: the Server goes on, with a complete policy before the next delta.
+            self.put("lacks", Lacks())
+        elif state.seal is None or version >= state.seal.accepted:  # otherwise it is a base
+            state.policy_arrived(version, policy)
 
     def _announced(self, seal: WorkerSeal, message: Announce) -> None:
         state = self.worker
@@ -473,13 +497,15 @@ class WorkerConnection(Connection):
         return self.worker.senders[channel][0]
 
     def _on_frame(self, frame: Frame) -> None:
+        if frame.flags & FIRST:
+            self._is_delta = bool(frame.flags & POLICY_DELTA)
         update = self._policy.frame(frame)
         # Its payload is in the policy's memory by now.
         spare(frame.buffer)
         if update is not None:
             version, body = update
             self.put("have", Have(*version))
-            self._published(version, body)
+            self._published(version, body, self._is_delta)
 
     def to_send(self, now: float) -> list[bytes | bytearray | memoryview]:
         """Return the buffers to send now, credit that is wanted, and last values, included."""

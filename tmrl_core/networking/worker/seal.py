@@ -73,6 +73,7 @@ from tmrl_core.networking.end_to_end.statements import (
 from tmrl_core.networking.end_to_end.stream_keys import ENCRYPTED, MAC, SEAL_BYTES, SIGNED, StreamKeys, body_statement
 from tmrl_core.networking.protocol.delivery import Body, StreamSecret
 from tmrl_core.networking.protocol.messages import FIRST_START_S, MessageHead, Version
+from tmrl_core.networking.protocol.packed_policy import is_packed
 from tmrl_core.networking.worker.arriving_policy import ArrivingPolicy
 
 Mode = Literal["authenticate", "encrypt"]
@@ -327,21 +328,27 @@ class WorkerSeal:
                 return self._arriving.add
         return None
 
-    def open_policy(self, version: Version, body: memoryview) -> memoryview | None:
+    def open_policy(self, version: Version, body: memoryview, *, base: bool = False) -> memoryview | None:
         """Return the content of a policy; None: it is not newer than the accepted one.
 
         The newest version that an earlier process has accepted is returned once: the file of its weights may be lost.
+
+        Args:
+            version: version in the head of the message.
+            body: its content, with its proof.
+            base: return a packed policy also if it is older: the caller makes deltas usable with it, and does not act
+                with it. It is what the trainer has published, and each delta is proved by itself.
 
         Raises:
             ForgedError: no trainer of this run published these bytes as this version.
             UnknownGroupKeyError: its key has not arrived yet.
         """
         try:
-            return self._policy(version, body)
+            return self._policy(version, body, base)
         finally:
             self._arriving = None
 
-    def _policy(self, version: Version, body: memoryview) -> memoryview | None:
+    def _policy(self, version: Version, body: memoryview, base: bool) -> memoryview | None:
         signed, content = self._checked("policy", body)
         if content is None:
             return None
@@ -349,6 +356,8 @@ class WorkerSeal:
             raise self._forged(f"policy {version[0]}.{version[1]} has the proof of another version")
         # Not `<=`: the version that an earlier process has accepted passes once, see above.
         if version < self.accepted or version == self._opened:
+            if base and is_packed(content := self._decrypted("policy", content)):
+                return content
             self.outdated += 1
             return None
         content = self._decrypted("policy", content)

@@ -172,7 +172,7 @@ class CrossQAgent(SacAgent):
         if self.updates % self.settings.policy_delay == 0:
             with batch_statistics(self.model.actor):
                 action, log_prob_B = self.model.actor(transitions.obs)
-            metrics |= self._update_policy(transitions.obs, action, log_prob_B)
+            metrics |= self._update_policy(transitions, action, log_prob_B)
             metrics |= self._update_temperature(log_prob_B)
         return metrics
 

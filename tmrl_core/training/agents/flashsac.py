@@ -21,9 +21,10 @@
 # streams that returns belong to (`return_scale`, memories/return_scale.py). A batch of another source is taken as it
 # is; targets beyond the last bins count as these.
 #
-# Learning rates follow a cosine of `lr_horizon` updates, from the counter of updates alone, so a resumed run has the
-# same ones. They are numbers, so each update would be another graph: there is no `update_kind`, and the settings refuse
-# `compile: true`.
+# Learning rates follow a cosine of `lr_horizon` updates, from a counter of updates alone, so a resumed run has the same
+# ones. Counter and rates are tensors that an update itself changes: a compiled graph reads and writes them like
+# weights, where numbers would be constants of it, and each update another graph. A skipped update does not count, since
+# the counter is rolled back with the weights. On a CPU the rates are float64, which torch's fused Adam computes with.
 #
 # Workers get linear layers (`ResidualActor.publish`): each batch normalization follows a linear layer and folds into
 # it, in float64, as the scale of the last normalization folds into the heads. The normalization of the raw observation
@@ -35,7 +36,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -232,6 +233,8 @@ class FlashSACAgent(SacAgent):
     def prepare(self) -> None:
         """Make the parts of soft actor-critic, and evaluate from now on."""
         self.updates = 0
+        # One-dimensional: tracing takes a tensor without dimensions for a constant.
+        self.scheduled = torch.zeros(1, dtype=torch.int64, device=self.device)
         super().prepare()
         if self.settings.target_entropy is None:
             elements = math.prod(self.action_space.shape or ())
@@ -257,48 +260,64 @@ class FlashSACAgent(SacAgent):
         self.model.actor.publish(self._acting)
         return self._acting
 
+    def update_kind(self) -> Hashable:
+        """Tell whether the next update moves the policy and the temperature too."""
+        return self.updates % self.settings.policy_delay == 0
+
     def update(self, transitions: Transitions) -> dict[str, Tensor]:
         """Update the critics; every `policy_delay` updates, first the policy and the temperature."""
         self._set_rates()
         metrics: dict[str, Tensor] = {}
         both = tree_map(lambda now, later: torch.cat([now, later]), transitions.obs, transitions.next_obs)
         if self.updates % self.settings.policy_delay == 0:
-            metrics |= self._update_joint_policy(transitions.obs, both)
+            metrics |= self._update_joint_policy(transitions, both)
         self.updates += 1
         metrics |= self._update_distributions(transitions, both)
         self._update_targets()
         return metrics
 
+    # A cached property is not part of checkpoints: each update sets the rates anew.
+    @cached_property
+    def _rates(self) -> list[tuple[torch.optim.Optimizer, float, Tensor]]:
+        """Each optimizer with its rate at the start of the schedule, and its present rate [1]."""
+        s = self.settings
+        pairs = [(self.optimizer_actor, s.lr_actor), (self.optimizer_critic, s.lr_critic)]
+        if self.optimizer_alpha is not None:
+            pairs.append((self.optimizer_alpha, s.lr_entropy))
+        dtype = torch.float64 if self.device.type == "cpu" else torch.float32
+        return [(optimizer, rate, torch.zeros(1, dtype=dtype, device=self.device)) for optimizer, rate in pairs]
+
     def _set_rates(self) -> None:
         """Set the learning rates of the cosine schedule."""
         s = self.settings
-        share = min(1.0, self.updates / s.lr_horizon)
-        factor = s.lr_final + (1.0 - s.lr_final) * 0.5 * (1.0 + math.cos(math.pi * share))
-        rates = ((self.optimizer_actor, s.lr_actor), (self.optimizer_critic, s.lr_critic))
-        for optimizer, rate in (*rates, (self.optimizer_alpha, s.lr_entropy)):
-            for group in optimizer.param_groups if optimizer is not None else ():
-                group["lr"] = rate * factor
+        with torch.no_grad():
+            for optimizer, rate, present in self._rates:
+                share = torch.clamp(self.scheduled.to(present.dtype) / s.lr_horizon, max=1.0)
+                cosine = 0.5 * (1.0 + torch.cos(math.pi * share))
+                present.copy_(rate * (s.lr_final + (1.0 - s.lr_final) * cosine))
+                for group in optimizer.param_groups:
+                    group["lr"] = present
+            self.scheduled += 1
 
-    def _update_joint_policy(self, obs: Tree, both: Tree) -> dict[str, Tensor]:
-        rows = len(self._rows_of(obs))
+    def _update_joint_policy(self, t: Transitions, both: Tree) -> dict[str, Tensor]:
+        rows = len(t.reward_B)
         with batch_statistics(self.model.actor):
             action, log_prob = self.model.actor(both)
         action, log_prob_B = action[:rows], log_prob[:rows]
         with frozen(self.critics.parameters()):
-            q_KB = self.critics.mean(self.critics(obs, action))
+            q_KB = self.critics.mean(self.critics(t.obs, action))
             loss = policy_loss(q_KB.amin(dim=0), log_prob_B, self.log_alpha.detach().exp())
-            minimise(self.optimizer_actor, loss)
+            imitation = self._imitation(t)
+            minimise(self.optimizer_actor, loss if imitation is None else loss + imitation)
         project(self.model.actor)
         metrics = {"loss_actor": loss.detach(), "entropy_coef": self.log_alpha.detach().exp()}
+        if imitation is not None:
+            metrics["loss_imitation"] = imitation.detach()
         if self.optimizer_alpha is not None:
             loss_alpha = self.log_alpha.exp() * (-log_prob_B.detach().mean() - self.target_entropy)
             minimise(self.optimizer_alpha, loss_alpha)
             metrics["loss_entropy"] = loss_alpha.detach()
         return metrics
-
-    def _rows_of(self, obs: Tree) -> Tensor:
-        leaf: Tensor = self.model.actor.layout[0].of(obs)
-        return leaf
 
     def _update_distributions(self, t: Transitions, both: Tree) -> dict[str, Tensor]:
         critics, targets = self.critics, self.target_critics

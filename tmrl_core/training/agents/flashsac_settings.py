@@ -52,7 +52,5 @@ class FlashsacSettings(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compile is True:
-            raise ConfigError("agent.kwargs.compile: found True, allowed for FlashSACAgent: auto, false")
         if self.bins < 2:
             raise ConfigError(f"agent.kwargs.bins: found {self.bins}, allowed: at least 2")

@@ -291,6 +291,25 @@ def policy_loss(q_B: Tensor, log_prob_B: Tensor, alpha: Tensor, weight_B: Tensor
     return weighted_mean(loss_B, weight_B)
 
 
+def imitation_loss(found: Tensor, action: Tensor, width_A: Tensor, shown_B: Tensor) -> Tensor:
+    """Mean squared distance of a policy's actions to those that persons or experts chose, over the rows that have some.
+
+    Args:
+        found: [B, *action shape] most likely actions of the policy.
+        action: actions of the batch, of the same shape.
+        width_A: [A] width of the bounds of each flattened element, which are scaled to [-1, 1].
+        shown_B: [B] 1 in rows of persons and experts, else 0. Without such a row, the loss is 0.
+
+    Raises:
+        ValueError: `shown_B` is not 1-D.
+
+    Source: Nair et al., arXiv:1709.10089, eq. 5, without the filter of values.
+    """
+    _one_dimensional(shown_B=shown_B)
+    error_BA = (found - action).reshape(len(found), -1) * (2.0 / width_A)
+    return (error_BA.square().mean(dim=1) * shown_B).sum() / shown_B.sum().clamp(min=1.0)
+
+
 def discrete_policy_loss(q_BN: Tensor, log_prob_BN: Tensor, alpha: Tensor) -> Tensor:
     """`policy_loss` for discrete actions, as an exact expectation.
 

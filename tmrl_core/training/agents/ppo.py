@@ -28,6 +28,11 @@
 # other ends bootstrap from the observation after the last row, whose value is computed beside the rows' own: in a long
 # run these are few, and the next row has the value of all others.
 #
+# Steps that a person took over are left out: their actions are not the policy's, so the ratio of densities would mean
+# nothing. Their rows are in no minibatch, and a run ends before the first of them, with the value of the observation
+# that the person found: otherwise the policy's last actions would be praised for what the person did then. Running
+# moments see all rows, since the policy may meet these observations too.
+#
 # Here an update waits for its device, unlike in off-policy agents: the check of a gradient, the divergence and the
 # advantages are read.
 #
@@ -47,6 +52,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from tmrl_core.actor.interventions import IS_INTERVENTION
 from tmrl_core.actor.policies.spaces import choice_counts
 from tmrl_core.actor.policies.torch.categorical import CategoricalMLPActor
 from tmrl_core.actor.policies.torch.gaussian import GaussianMLPActor
@@ -165,6 +171,22 @@ class RoundRows:
         return log_prob_B, entropy_B, self._model.value(flat_BD)
 
 
+def own_rows(extras: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
+    """Return [T] bool the rows whose action the policy chose, None: all; and [T] the ends of runs.
+
+    A run also ends before a step that a person took over.
+
+    Args:
+        extras: of the batch.
+    """
+    ends_T = extras[ENDS]
+    taken_T = extras.get(IS_INTERVENTION)
+    if taken_T is None:
+        return None, ends_T
+    before_T = torch.cat([taken_T[1:], taken_T.new_zeros(1)])
+    return taken_T == 0, torch.maximum(ends_T, before_T)
+
+
 @takes(PpoSettings)
 class PPOAgent(TrainingAgent):
     """Proximal policy optimization: several epochs of minibatches on each round of lockstep collection.
@@ -251,11 +273,12 @@ class PPOAgent(TrainingAgent):
             return {"updates": 0, SKIPPED: True}
         flat_TD = flatten_batch(self.model.actor.layout, obs)
         reward_T = self._scaled(reward_T, extras[ENDS], extras.get(PLACES))
+        own_T, ends_T = own_rows(extras)
         # As the worker computed it. The trainer's own, by another backend, would differ by rounding and hide a policy
         # that is not the one that acted.
         old_log_prob_T = extras["logp"].reshape(-1)
         known_T = self.model.actor.trained_action(action, extras)
-        at_E = torch.nonzero(extras[ENDS]).squeeze(1)
+        at_E = torch.nonzero(ends_T).squeeze(1)
         flat_ED = flatten_batch(self.model.actor.layout, map_leaves(lambda leaf: leaf[at_E], next_obs))
         rows = self.model.rows(flat_TD, flat_ED, known_T, extras)
         with torch.no_grad():
@@ -264,7 +287,7 @@ class PPOAgent(TrainingAgent):
             if can_act_E is not None:
                 # Nothing can follow an observation that allows no action, so its value is 0, as in replay.
                 value_E = value_E.masked_fill(~can_act_E, 0.0)
-        advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, extras[ENDS])
+        advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, ends_T)
         self._set_rate()
         sums: dict[str, list[Tensor]] = {}
         updates = skipped = 0
@@ -272,11 +295,18 @@ class PPOAgent(TrainingAgent):
         for _ in range(self.settings.update_epochs):
             for minibatch in rows.minibatches(self.settings.minibatch_size, self.generator):
                 row_B = rows.rows_of(minibatch)
+                keep_B = None if own_T is None else own_T[row_B]
+                row_B = row_B if keep_B is None else row_B[keep_B]
+                if not len(row_B):
+                    continue
                 if self.settings.normalize_advantages and len(row_B) < 2:
                     continue  # one advantage has no standard deviation
                 started = time.perf_counter()
+                evaluated = rows.evaluate(minibatch)
+                if keep_B is not None:
+                    evaluated = evaluated[0][keep_B], evaluated[1][keep_B], evaluated[2][keep_B]
                 loss, metrics = self._loss(
-                    rows.evaluate(minibatch), old_log_prob_T[row_B], advantage_T[row_B], return_T[row_B], value_T[row_B]
+                    evaluated, old_log_prob_T[row_B], advantage_T[row_B], return_T[row_B], value_T[row_B]
                 )
                 # Before the step: this minibatch shows where the steps so far have led.
                 if self.settings.target_kl is not None and mean_kl(metrics["kl"]) > 1.5 * self.settings.target_kl:

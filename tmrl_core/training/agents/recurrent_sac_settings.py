@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tmrl_core.config.algorithms import SEQUENCES
+from tmrl_core.errors import ConfigError
 from tmrl_core.training.agents.sac_settings import SacSettings
 from tmrl_core.training.agents.settings import RecurrentSettings
 
@@ -15,3 +16,10 @@ class RecurrentSacSettings(
     memories=SEQUENCES,
 ):
     """Settings of soft actor-critic on sequences."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.imitation_coef:
+            raise ConfigError(
+                f"agent.kwargs.imitation_coef: found {self.imitation_coef!r}, allowed for recurrent agents: 0"
+            )

@@ -53,7 +53,7 @@ class REDQSACAgent(SacAgent):
         metrics = self._update_critics(transitions)
         if self.updates % self.settings.q_updates_per_policy_update == 0:
             action, log_prob_B = self.model.actor(transitions.obs)
-            metrics |= self._update_policy(transitions.obs, action, log_prob_B)
+            metrics |= self._update_policy(transitions, action, log_prob_B)
             metrics |= self._update_temperature(log_prob_B)
         self._update_targets()
         return metrics

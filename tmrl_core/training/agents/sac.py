@@ -34,14 +34,13 @@ import torch
 from torch import Tensor, nn
 
 from tmrl_core.training.agents.declared import takes
-from tmrl_core.training.agents.losses import critic_target, policy_loss, temperature_loss
+from tmrl_core.training.agents.losses import critic_target, imitation_loss, policy_loss, temperature_loss
 from tmrl_core.training.agents.networks import MLPActorCritic, critics_of
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.agents.optimizers import frozen, make_optimizer, minimise
 from tmrl_core.training.agents.sac_settings import SacSettings
 from tmrl_core.training.agents.target_networks import make_target
 from tmrl_core.training.batches import Transitions
-from tmrl_core.training.value_types import Tree
 
 
 @takes(SacSettings, MLPActorCritic)
@@ -96,7 +95,7 @@ class SacAgent(OffPolicyAgent):
         """Update critics, policy and temperature."""
         action, log_prob_B = self.model.actor(transitions.obs)
         metrics = self._update_critics(transitions)
-        metrics |= self._update_policy(transitions.obs, action, log_prob_B)
+        metrics |= self._update_policy(transitions, action, log_prob_B)
         # Last, as in the paper's algorithm 1: all losses of an update use one temperature.
         metrics |= self._update_temperature(log_prob_B)
         self._update_targets()
@@ -119,12 +118,22 @@ class SacAgent(OffPolicyAgent):
         q_KB = self.critics(t.obs, t.action)
         return self._step_critics(self.optimizer_critic, q_KB, target_B, t.weight_B)
 
-    def _update_policy(self, obs: Tree, action: Tensor, log_prob_B: Tensor) -> dict[str, Tensor]:
+    def _update_policy(self, t: Transitions, action: Tensor, log_prob_B: Tensor) -> dict[str, Tensor]:
         # Gradients go through the critics to the action, not into them.
         with frozen(self.critics.parameters()):
-            loss = policy_loss(self._value(self.critics(obs, action)), log_prob_B, self.log_alpha.detach().exp())
-            minimise(self.optimizer_actor, loss)
-        return {"loss_actor": loss.detach()}
+            loss = policy_loss(self._value(self.critics(t.obs, action)), log_prob_B, self.log_alpha.detach().exp())
+            imitation = self._imitation(t)
+            minimise(self.optimizer_actor, loss if imitation is None else loss + imitation)
+        return {"loss_actor": loss.detach(), **({} if imitation is None else {"loss_imitation": imitation.detach()})}
+
+    def _imitation(self, t: Transitions) -> Tensor | None:
+        """Return the term that keeps the policy near demonstrations and interventions; None: there is none."""
+        coef = self.settings.imitation_coef
+        if coef == 0.0 or t.shown_B is None:
+            return None
+        actor = self.model.actor
+        found, _ = actor(t.obs, test=True, compute_logprob=False)
+        return coef * imitation_loss(found, t.action, actor.high - actor.low, t.shown_B)
 
     def _scaled(self, reward: Tensor) -> Tensor:
         return reward if self.settings.reward_scale == 1.0 else reward * self.settings.reward_scale

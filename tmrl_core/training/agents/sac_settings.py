@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY
 from typing import Annotated
 
 from tmrl_core.config.algorithms import BOX
-from tmrl_core.training.agents.settings import ABOVE_0, Betas, Decay, EntropySettings, Optimizer
+from tmrl_core.training.agents.settings import ABOVE_0, AT_LEAST_0, Betas, Decay, EntropySettings, Optimizer
 
 
 class SacSettings(
@@ -29,3 +29,9 @@ class SacSettings(
     reward_scale: Annotated[
         float, ABOVE_0, "factor of rewards in targets; large returns are learned faster below 1"
     ] = 1.0
+    imitation_coef: Annotated[
+        float,
+        AT_LEAST_0,
+        "coefficient of the squared distance between the policy's most likely actions and those of demonstrations and "
+        "interventions (`memory.shares`); 0: no such term",
+    ] = 0.0

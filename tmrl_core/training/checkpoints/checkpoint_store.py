@@ -99,6 +99,8 @@ class CheckpointStore:
         self.keep_best = keep_best
         self.failures = 0
         self.last_error = ""
+        self.written: int | None = None
+        """Number of the checkpoint that was written last."""
         self._counter: int | None = None
         self._rows: defaultdict[str, SharedRows] = defaultdict(partial(SharedRows, self.rows_folder))
         """Files of rows, by the memory's path."""
@@ -197,6 +199,7 @@ class CheckpointStore:
             self._write(snapshot)
             self._prune()
             self.last_error = ""
+            self.written = snapshot.manifest.counter
             on_written()
         except (OSError, StorageError) as exc:
             self.failures += 1

@@ -182,6 +182,12 @@ class RunCheckpoints:
             and self._written != _progress_of(training)
         )
 
+    @property
+    def latest_name(self) -> str:
+        """Return the name of the folder of the checkpoint that was written last; empty: unknown."""
+        written = self._store.written if self._store is not None else None
+        return "" if written is None else str(written)
+
     def write_separately(self, training: LoopLike, path: Path) -> None:
         """Write a self-contained checkpoint to another path.
 

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping
 
 from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.networking.protocol.messages import plain
-from tmrl_core.samples.segments import IS_SUCCESS, MOST_METRIC_CHARACTERS, MOST_METRICS
+from tmrl_core.samples.segments import (
+    INTERVENTION_RATE,
+    IS_SUCCESS,
+    MOST_METRIC_CHARACTERS,
+    MOST_METRICS,
+    TAKEOVERS,
+)
 from tmrl_core.training.loops.evaluation import mean_of
 
 logger = logging.getLogger(__name__)
@@ -15,6 +21,9 @@ logger = logging.getLogger(__name__)
 MAX_NAMES, MAX_NAMES_EACH = 1_024, 256
 """Maximum number of names of episode metrics in the life of a process, and of those that one source introduces: sinks
 keep a series for each name for ever."""
+
+OWN = {IS_SUCCESS: "success_rate", INTERVENTION_RATE: INTERVENTION_RATE, TAKEOVERS: TAKEOVERS}
+"""Metrics of this package, with the names of their means. Those of users have the group `info`."""
 
 
 class MetricNames:
@@ -33,7 +42,7 @@ class MetricNames:
         """
         found = {}
         for name, value in plain_names(metrics).items():
-            if name == IS_SUCCESS or self._names.keep(name, source) is not None:
+            if name in OWN or self._names.keep(name, source) is not None:
                 found[name] = value
             else:
                 self._log_once(source)
@@ -61,22 +70,22 @@ def info_means(group: str, episodes: Iterable[Mapping[str, float]]) -> dict[str,
 
     The number of metrics is limited to that of one episode.
 
-    `is_success` is always included, so that invented metrics of one worker cannot displace it.
+    Those of this package are always included, so that invented metrics of one worker cannot displace them.
 
     Args:
         group: prefix of the names: `rollout` or `eval`.
         episodes: metrics of each episode.
 
     Returns:
-        `<group>/success_rate` and `<group>/info/<key>`.
+        `<group>/success_rate`, `<group>/intervention_rate`, `<group>/takeovers` and `<group>/info/<key>`.
     """
-    found: dict[str, list[float]] = {IS_SUCCESS: []}
+    found: dict[str, list[float]] = {name: [] for name in OWN}
     for metrics in episodes:
         for name, value in plain_names(metrics).items():
-            if name in found or len(found) <= MOST_METRICS:
+            if name in found or len(found) < MOST_METRICS + len(OWN):
                 found.setdefault(name, []).append(value)
     return {
-        f"{group}/success_rate" if name == IS_SUCCESS else f"{group}/info/{name}": mean_of(values)
+        f"{group}/{OWN[name]}" if name in OWN else f"{group}/info/{name}": mean_of(values)
         for name, values in found.items()
         if values
     }

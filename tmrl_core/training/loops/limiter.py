@@ -22,7 +22,7 @@ Source: Cassirer et al., Reverb, arXiv:2102.04736, section 3.3 (SampleToInsertRa
 # was paid for by its worker too. A retrieval is inserted whole and may exceed the band by its size. While training
 # lacks samples it takes them whatever the band says, so that no two limits stop both sides.
 #
-# A band that is set in the middle of a run takes the present counts as balanced, or a run of a million samples would
+# A limit that is set in the middle of a run takes the present counts as balanced, or a run of a million samples would
 # have to repay the difference first. A checkpoint holds the band together with the settings that made it: unchanged
 # settings continue the band, changed ones begin a new one at the saved counts.
 
@@ -43,6 +43,20 @@ class _Band:
     stored: int
     sampled: int
     """Samples received and transitions sampled before the band was set. The band does not count them."""
+
+
+@dataclass(frozen=True)
+class _Most:
+    ratio: RateLimit
+    samples: int
+    updates: int
+    """Samples received and updates made before the ratio was set, which it does not count."""
+
+    def updates_left(self, samples: int, updates: int) -> float:
+        return self.ratio.most(samples - self.samples) + 1 - (updates - self.updates)
+
+    def allows(self, samples: int, updates: int) -> bool:
+        return self.ratio.allows(updates - self.updates, samples - self.samples)
 
 
 class RateLimiter:
@@ -77,7 +91,8 @@ class RateLimiter:
             raise ConfigError(f"min_size and batch_size must be at least 1, got {min_size} and {batch_size}")
         self.min_size = min_size
         self.batch_size = batch_size
-        self._ratio = RateLimit(max_updates_per_sample)
+        self._most = _Most(RateLimit(max_updates_per_sample), 0, 0)
+        self._configured_most = float(max_updates_per_sample)
         self._configured = (samples_per_insert, error_buffer)
         self._band = self._checked(samples_per_insert, error_buffer, 0, 0)
         self.seen = (0, 0)
@@ -121,13 +136,24 @@ class RateLimiter:
         """
         self._set(samples_per_insert, error_buffer, samples, updates * self.batch_size)
 
+    def change_most(self, updates_per_sample: float, samples: int, updates: int) -> None:
+        """Replace the maximum of updates for each sample. The present counts are taken as balanced.
+
+        Raises:
+            ConfigError: the number is not above 0.
+        """
+        if not (updates_per_sample > 0 and math.isfinite(updates_per_sample)):
+            raise ConfigError(f"the updates for each sample must be above 0, got {updates_per_sample!r}")
+        self._most = _Most(RateLimit(float(updates_per_sample)), samples, updates)
+        self.changes += 1
+
     def _set(self, samples_per_insert: float | None, error_buffer: float | None, stored: int, sampled: int) -> None:
         self._band = self._checked(samples_per_insert, error_buffer, max(0, stored - self.min_size), sampled)
         self.changes += 1
 
     def updates_left(self, samples: int, updates: int) -> float:
         """Return the number of updates that may follow these numbers of updates and received samples."""
-        left, band = self._ratio.most(samples) + 1 - updates, self._band
+        left, band = self._most.updates_left(samples, updates), self._band
         if band is not None:
             paid = samples - band.stored - self.min_size
             most = (band.above.most(paid) + band.sampled) // self.batch_size if samples >= self.min_size else updates
@@ -147,10 +173,16 @@ class RateLimiter:
         if self.updates_left(samples, updates):
             return ""
         band = self._band
-        if band is None or not self._ratio.allows(updates, samples):
+        most = self._most
+        if band is None or not most.allows(samples, updates):
+            if most.samples or most.updates:
+                return (
+                    f"{updates - most.updates} updates / {samples - most.samples} samples received since an operator "
+                    f"set the ratio is above {most.ratio.ratio:g}"
+                )
             return (
                 f"{updates} updates / {samples} samples received is above trainer.max_training_steps_per_env_step = "
-                f"{self._ratio.ratio:g}"
+                f"{most.ratio.ratio:g}"
             )
         return (
             f"{updates * self.batch_size - band.sampled} transitions sampled of {samples - band.stored} samples is "
@@ -161,10 +193,13 @@ class RateLimiter:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
-        """Return the band and its settings, for a checkpoint."""
-        band = self._band
+        """Return the band and its settings, for a checkpoint; also a ratio that was set since the start."""
+        band, most = self._band, self._most
         held = None if band is None else [band.above.ratio, band.above.slack, band.stored, band.sampled]
-        return {"made": self._made, "band": held, "seen": [self.seen[0], self.seen[1] * self.batch_size]}
+        state: State = {"made": self._made, "band": held, "seen": [self.seen[0], self.seen[1] * self.batch_size]}
+        if most.samples or most.updates:
+            state["most"] = [self._configured_most, float(most.ratio.ratio), most.samples, most.updates]
+        return state
 
     @property
     def _made(self) -> list[float | None]:
@@ -178,6 +213,10 @@ class RateLimiter:
         Raises:
             ConfigError: the state is invalid.
         """
+        # A ratio that somebody has set holds until the configured one is changed.
+        configured, *most = state.get("most", [math.nan])
+        if configured == self._configured_most:
+            self._most = _Most(RateLimit(float(most[0])), int(most[1]), int(most[2]))
         stored, sampled = (int(count) for count in state["seen"])
         if state["made"] != self._made:
             self._set(*self._configured, stored, sampled)

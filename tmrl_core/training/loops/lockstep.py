@@ -174,6 +174,14 @@ class TrainingLockstep(TrainingOffline):
         """Number of published versions: each round publishes its own."""
         return int(self.delivery["counter"])
 
+    def limit_updates(self, updates_per_sample: float) -> None:
+        """Refuse: the agent decides how often it trains on a round.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("in lockstep, each round is trained on as its algorithm says: there is no ratio of updates")
+
     def _begin(self, interface: TrainingInterface) -> None:
         self.published = True  # each round publishes its policy itself
         super()._begin(interface)

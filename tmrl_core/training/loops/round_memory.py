@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from tmrl_core.actor.interventions import IS_INTERVENTION, TAKEOVER_EXTRAS, taken_over
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Buffer, Chunk
 from tmrl_core.training.batches import ENDS, PLACES
@@ -116,7 +117,8 @@ class RoundMemory(TrainingMemory):
 
         Returns:
             (prev_obs, new_act, rew, new_obs, terminated, truncated, extras) with tensors [T, ...]; rewards and flags
-            are float32, and float64 becomes float32. `extras` holds the samples' extras, `ends` and `places`.
+            are float32, and float64 becomes float32. `extras` holds the samples' extras, `ends` and `places`;
+            `is_intervention`, if persons may take over.
 
         Raises:
             ValueError: there is no transition.
@@ -134,7 +136,9 @@ class RoundMemory(TrainingMemory):
             [np.concatenate([first, rest[:-1]]) for first, rest in zip(left, right, strict=True)]
             for left, right in zip(before, observations, strict=True)
         ]
-        extras = self._tree("extras", [chunk.extras for chunk in chunks], rows)
+        extras = self._tree("extras", [_of_policy(chunk) for chunk in chunks], rows)
+        if any(IS_INTERVENTION in chunk.extras for chunk in chunks):
+            extras[IS_INTERVENTION] = self._joined([taken_over(chunk) for chunk in chunks], rows, FLAG_DTYPE)
         places = _places(segments, rows)
         extras[PLACES] = torch.from_numpy(places).to(self.device or "cpu")
         extras[ENDS] = torch.from_numpy(_ends(places, segments, rows)).to(self.device or "cpu")
@@ -170,7 +174,12 @@ def _trees(chunk: Chunk) -> State:
     """Return a chunk's columns by name; without actions, the columns of actions and extras have no type."""
     if not chunk.action_present.any():
         return {"observation": chunk.observation}
-    return {"observation": chunk.observation, "action": chunk.action, "extras": chunk.extras}
+    return {"observation": chunk.observation, "action": chunk.action, "extras": _of_policy(chunk)}
+
+
+def _of_policy(chunk: Chunk) -> State:
+    """Return the extras that the policy returned. Workers with a person beside them send more."""
+    return {name: tree for name, tree in chunk.extras.items() if name not in TAKEOVER_EXTRAS}
 
 
 def _places(segments: Sequence[RoundSegment], rows: Sequence[Array]) -> Array:

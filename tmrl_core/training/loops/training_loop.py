@@ -63,7 +63,7 @@ from typing import Any, ClassVar
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.sections import LimiterSection, TrainerSection
 from tmrl_core.envs.identity import identity_of
-from tmrl_core.errors import StorageError
+from tmrl_core.errors import ConfigError, StorageError
 from tmrl_core.long_calls import watched
 from tmrl_core.metrics import names
 from tmrl_core.networking.protocol.messages import Progress, plain
@@ -326,6 +326,16 @@ class TrainingOffline(TrainingLoop):
             ConfigError: the limits are invalid; nothing was changed.
         """
         self.limiter.change(samples_per_insert, error_buffer, self.total_samples, self.total_updates)
+
+    def limit_updates(self, updates_per_sample: float) -> None:
+        """Replace the maximum of updates for each sample. The present counts are taken as balanced.
+
+        Raises:
+            ConfigError: the number is not above 0, or training is from recorded sessions alone.
+        """
+        if self.offline is not None:
+            raise ConfigError("training from recorded sessions alone has no ratio of updates to samples")
+        self.limiter.change_most(updates_per_sample, self.total_samples, self.total_updates)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tmrl_core.actor.interventions import TAKEOVER_EXTRAS
 from tmrl_core.actor.module import STATE_COLUMN
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
@@ -110,6 +111,8 @@ class RowSchema:
         columns = {}
         for name, tree in chunk.extras.items() if chunk.action_present.any() else ():
             if self._sequence is not None and not name.startswith(STATE_COLUMN):
+                continue
+            if name in TAKEOVER_EXTRAS:
                 continue
             if name in RESERVED:
                 self._warn(name, "has the name of an extra of the memory")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 import numpy as np
 from gymnasium import spaces
 
+from tmrl_core.actor.interventions import TAKEOVER_EXTRAS
 from tmrl_core.errors import SampleRefusedError
 from tmrl_core.samples import Chunk
 from tmrl_core.training.memories.layout import Array
@@ -70,7 +71,8 @@ class DeclaredSamples:
             of_action = _of_policy if self._exact else _any_number
             _check(self._action, chunk.action, "the action", None if present.all() else present, of_action)
         if self._extras is not None:
-            self._check_extras(self._extras, chunk.extras)
+            of_policy = {name: tree for name, tree in chunk.extras.items() if name not in TAKEOVER_EXTRAS}
+            self._check_extras(self._extras, of_policy)
 
     def _check_extras(self, declared: Mapping[str, Tree], extras: Mapping[str, Tree]) -> None:
         if extras.keys() != declared.keys():

@@ -53,13 +53,15 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import msgspec
 
+from tmrl_core.actor.interventions import IS_INTERVENTION, taken_over
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.bundle import PolicyBundle
-from tmrl_core.actor.policies.weights import difference
+from tmrl_core.actor.policies.weights import SAFETENSORS_FORMAT, difference, with_bfloat16_matrices
 from tmrl_core.bounded_texts import BoundedTexts
 from tmrl_core.envs.identity import differences
 from tmrl_core.errors import CodecError, SampleRefusedError, StarvedError
@@ -92,6 +94,7 @@ from tmrl_core.networking.trainer.inbox import TAKEN_BYTES, TAKEN_MESSAGES
 from tmrl_core.samples import EpisodeRecord, decode_message, decode_value
 from tmrl_core.samples.codec import most_records
 from tmrl_core.samples.columns import by_lane
+from tmrl_core.samples.segments import INTERVENTION_RATE
 from tmrl_core.token_bucket import TokenBucket
 from tmrl_core.training.interface import Delivery, TrainingInterface, settled
 from tmrl_core.training.loops.episode_metrics import MetricNames, info_means, plain_names
@@ -99,6 +102,8 @@ from tmrl_core.training.loops.evaluation import EvaluationResult, Evaluator, mea
 from tmrl_core.training.memories.memory import MAX_STREAMS
 from tmrl_core.training.memories.sample_check import check_samples
 from tmrl_core.training.remote.equal_ends import EqualEnds
+from tmrl_core.training.remote.operations import Operations
+from tmrl_core.training.remote.telemetry import Progressing
 from tmrl_core.training.value_types import Metrics, Policy, State
 
 logger = logging.getLogger(__name__)
@@ -111,6 +116,8 @@ MAX_RECORDS = 500
 DECODED_BYTES, DECODE_S = 1 << 20, 0.1
 """Bytes (decompressed) of the messages that are decoded between two looks at the clock, and seconds after which the
 rest waits for the next call: a megabyte takes a millisecond in arrays, and a second as a million of tiny values."""
+HOLD_S = 0.1
+"""Seconds between two looks at what arrives while an operator has paused training."""
 SLICE_S = 0.2
 """Maximum wait in seconds between two checks for a stop."""
 NETWORK_RECORD_S = 1.25
@@ -149,17 +156,24 @@ class _Evaluators(Collection[bytes]):
     Args:
         live: all workers that are linked.
         unfit: those with another environment or policy.
+        paused: those that an operator has paused.
         strange: those whose latest samples were refused, which come last.
     """
 
-    def __init__(self, live: Collection[bytes], unfit: Collection[bytes], strange: Collection[bytes]) -> None:
-        self._live, self._unfit, self._strange = live, unfit, strange
+    def __init__(
+        self,
+        live: Collection[bytes],
+        unfit: Collection[bytes],
+        paused: Collection[bytes],
+        strange: Collection[bytes],
+    ) -> None:
+        self._live, self._unfit, self._paused, self._strange = live, unfit, paused, strange
 
     def __contains__(self, stream: object) -> bool:
-        return stream in self._live and stream not in self._unfit
+        return stream in self._live and stream not in self._unfit and stream not in self._paused
 
     def __iter__(self) -> Iterator[bytes]:
-        fit = [stream for stream in self._live if stream not in self._unfit]
+        fit = [stream for stream in self._live if stream in self]
         return iter(sorted(fit, key=self._strange.__contains__))
 
     def __len__(self) -> int:
@@ -252,7 +266,16 @@ class RemoteInterface(TrainingInterface):
         """Linked workers. Nothing that is done often looks at all of them, since one certificate may open thousands."""
         self._live: dict[bytes, None] = {}
         """Those whose worker has not ended, the earliest first."""
-        self._evaluators = _Evaluators(self._live, self._unfit, self._strange)
+        self._paused: set[bytes] = set()
+        """Linked streams of workers that an operator has paused."""
+        self._evaluators = _Evaluators(self._live, self._unfit, self._paused, self._strange)
+        self._counters: dict[bytes, int] = {}
+        """Number of the policy version of each stream's latest samples."""
+        self.operations = Operations(
+            link.trainer.orders, self._labels, self._pause_or_resume, partial(self.event, names.EVENT_ORDER)
+        )
+        self.on_hold: Callable[[], None] | None = None
+        """Called again and again while training is paused; takes the samples that arrive."""
         self._joins = TokenBucket(JOINS_PER_S, JOINS_AT_ONCE)
         self._announced: set[bytes] = set()
         """Streams whose joining was recorded."""
@@ -270,6 +293,8 @@ class RemoteInterface(TrainingInterface):
         self._charted_names = BoundedTexts(MAX_CHARTED_NAMES, MAX_CHARTED_NAMES_EACH)
         self._collected: dict[bytes, int] = {}
         """Number of steps received from each stream since the latest record of the network."""
+        self._taken_over: dict[bytes, int] = {}
+        """Of these, the number that a person acted, of streams with a person."""
         self._collected_since = self._started
 
     # --- samples ------------------------------------------------------------------------------------------------------
@@ -325,6 +350,11 @@ class RemoteInterface(TrainingInterface):
             chunk = message.chunk
             if chunk is not None and chunk.rows:
                 self._collected[one.stream] = self._collected.get(one.stream, 0) + chunk.rows
+                if one.stream in self._members:  # a stream that has left is not removed again
+                    self._counters[one.stream] = chunk.segments[-1].counter
+                if IS_INTERVENTION in chunk.extras:
+                    acted = int(taken_over(chunk).sum())
+                    self._taken_over[one.stream] = self._taken_over.get(one.stream, 0) + acted
             delivery.expert = message.signature == EXPERT
             if one.stream in self._unfit and (not delivery.expert or one.stream in self._foreign):
                 raise SampleRefusedError(self._unfit[one.stream])
@@ -440,7 +470,8 @@ class RemoteInterface(TrainingInterface):
 
     def _starving_workers(self) -> list[tuple[str, str]]:
         """Return the workers and what they wait for, if the trainer and all of them wait for each other."""
-        if self._is_worker_missing(self._clock()) or not self.progress.lack:
+        # Who waits for an operator does not starve.
+        if self.operations.pauses or self._is_worker_missing(self._clock()) or not self.progress.lack:
             return []
         waits = self.link.waits
         return waits if all(starves(text) for _, text in waits) else []
@@ -454,7 +485,11 @@ class RemoteInterface(TrainingInterface):
             for member in self._members.values():
                 self._hold_policy(member)
         bundle = actor if isinstance(actor, PolicyBundle) else _bundle_of(actor)
-        version = self.link.publish(bundle.policies, bundle.exploration)
+        policies = bundle.policies
+        if self.link.settings.weights == "bfloat16":
+            # At the trainer, whose own weights stay as they are: the Server and a packed policy know bytes alone.
+            policies = {name: Blob(one.format, _rounded(one)) for name, one in policies.items()}
+        version = self.link.publish(policies, bundle.exploration)
         if self._on_publish is not None:
             self._on_publish(actor)
         return version
@@ -533,7 +568,8 @@ class RemoteInterface(TrainingInterface):
         self._revision += 1
         directive = Directive(
             self._revision,
-            self._evaluations.get(stream),
+            None if stream in self._paused else self._evaluations.get(stream),
+            pause=stream in self._paused,
             collect=self._shares.get(stream),
             refusal=self._unfit.get(stream, ""),
         )
@@ -542,7 +578,8 @@ class RemoteInterface(TrainingInterface):
     def workers(self) -> list[tuple[bytes, str]]:
         """Return the linked workers."""
         self._note_members()
-        return [(stream, self._members[stream].name) for stream in self._live if stream not in self._unfit]
+        fit = (stream for stream in self._live if stream not in self._unfit and stream not in self._paused)
+        return [(stream, self._members[stream].name) for stream in fit]
 
     def origin(self, stream: bytes) -> str:
         """Return the name in the worker's certificate; without end-to-end authentication, its label."""
@@ -632,9 +669,56 @@ class RemoteInterface(TrainingInterface):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def rest(self) -> None:
-        """Write a checkpoint if one is due."""
+        """Carry out orders, write a checkpoint if one is due, and stay here while an operator has paused training."""
+        self._obey()
         if self.on_rest is not None:
             self.on_rest()
+        if self.operations.paused_by:
+            self._hold()
+
+    def _hold(self) -> None:
+        while self.operations.paused_by and not self.stopping:
+            self.link.check()
+            if self.on_hold is not None:
+                self.on_hold()
+            self._tick()
+            if self.on_rest is not None:
+                self.on_rest()
+            time.sleep(HOLD_S)
+        self.report(self.progress)
+
+    def _obey(self) -> None:
+        if self.operations.obey():
+            self.report(self.progress)
+            self.link.show()
+
+    def _labels(self) -> set[str]:
+        return {member.name for member in self._members.values()}
+
+    def _pause_or_resume(self, label: str) -> None:
+        """Direct the workers of a label, which an operator has paused or resumed."""
+        for stream, member in self._members.items():
+            if member.name == label:
+                self._hold_worker(stream)
+                self._direct(stream)
+
+    def _hold_worker(self, stream: bytes) -> None:
+        if self._members[stream].name in self.operations.paused_workers:
+            self._paused.add(stream)
+        else:
+            self._paused.discard(stream)
+
+    def progressing(self) -> Progressing:
+        """Return what viewers see of the training thread. Safe in the link's thread."""
+        operations = self.operations
+        return Progressing(
+            self.progress,
+            operations.paused_by,
+            # Copies of a dictionary and a set of texts or bytes are one operation of the interpreter.
+            frozenset(operations.paused_workers),
+            self._counters.copy(),
+            self._unfit.copy(),
+        )
 
     def record_round(self, row: Metrics, latest: Collection[EpisodeRecord] = ()) -> None:
         """Write a round's row to the records, with the means over the latest training episodes."""
@@ -722,6 +806,7 @@ class RemoteInterface(TrainingInterface):
             on_admitted, self.on_admitted = self.on_admitted, None
             on_admitted()
         self._note_members()
+        self._obey()
         if self.evaluator is not None:
             self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._evaluators)
         now = self._clock()
@@ -754,6 +839,8 @@ class RemoteInterface(TrainingInterface):
         self._next_numbers.pop(stream, None)
         self._heard.pop(stream, None)
         self._unfit.pop(stream, None)
+        self._counters.pop(stream, None)
+        self._paused.discard(stream)
         self._foreign.discard(stream)
         self._strange.discard(stream)
         if stream in self._announced:
@@ -762,6 +849,9 @@ class RemoteInterface(TrainingInterface):
 
     def _joined(self, member: Member) -> None:
         self._missing_since.pop(member.stream, None)
+        self._hold_worker(member.stream)
+        if member.stream in self._paused:
+            self._direct(member.stream)
         if self._joins.take(self._clock()):
             self._announced.add(member.stream)
             self.event(names.EVENT_WORKER_JOINED, f"worker {member.name} joined", worker=member.name)
@@ -862,15 +952,27 @@ class RemoteInterface(TrainingInterface):
         return charted
 
     def _worker_rates(self) -> dict[str, float]:
-        """Return the steps per second of each worker since the last record, for as many as a chart can show."""
+        """Return the steps per second of each worker since the last record, for as many as a chart can show.
+
+        Of workers with a person, also the share of these steps that the person acted.
+        """
         now = self._clock()
         span_s = max(now - self._collected_since, 1e-9)
         rates = {
             f"{_group(name)}/steps_per_s": self._collected.get(stream, 0) / span_s
             for stream, name in self._charted().items()
         }
-        self._collected, self._collected_since = {}, now
+        rates |= {
+            f"{_group(name)}/{INTERVENTION_RATE}": self._taken_over[stream] / self._collected[stream]
+            for stream, name in self._charted().items()
+            if stream in self._taken_over
+        }
+        self._collected, self._taken_over, self._collected_since = {}, {}, now
         return rates
+
+
+def _rounded(blob: Blob) -> bytes:
+    return with_bfloat16_matrices(blob.data) if blob.format == SAFETENSORS_FORMAT else blob.data
 
 
 def _bundle_of(actor: Policy) -> PolicyBundle:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tmrl_core.config import Config
+from tmrl_core.config.differing import differing
 from tmrl_core.envs.identity import identity_of_spaces
+from tmrl_core.metrics.latest import LatestSink
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Progress
@@ -46,12 +48,19 @@ class LinkedTraining:
         self._stopping = False
         self.make_interface: Callable[..., RemoteInterface] | None = None
 
-    def open(self, training: TrainingLoop, recorder: Recorder) -> RemoteInterface:
-        """Connect to the Server and resume at the training object's offsets. Return without waiting for the link."""
+    def open(self, training: TrainingLoop, recorder: Recorder, latest: LatestSink | None = None) -> RemoteInterface:
+        """Connect to the Server and resume at the training object's offsets. Return without waiting for the link.
+
+        Args:
+            training: the training object.
+            recorder: receives the run's records.
+            latest: its sink whose values viewers see; None: viewers see nothing.
+        """
         from tmrl_core.samples.codec import decoded_bytes
         from tmrl_core.training.loops.evaluation import Evaluator
         from tmrl_core.training.remote.delivery_log import DeliveryLog
         from tmrl_core.training.remote.interface import RemoteInterface
+        from tmrl_core.training.remote.telemetry import RunTelemetry
 
         config = self._config
         delivery = training.delivery
@@ -100,6 +109,11 @@ class LinkedTraining:
         memory = training.training_memory
         if memory is not None and memory.disk is not None:
             interface.keep = DeliveryLog(training, memory, link).keep
+        interface.on_hold = lambda: training.update_buffer(interface)
+        if latest is not None:
+            link.trainer.telemetry = RunTelemetry(
+                link, latest, interface.progressing, lambda: recorder.elapsed_s, differing(config)
+            )
         self.interface, self._link = interface, link
         if self._stopping:
             interface.stop()

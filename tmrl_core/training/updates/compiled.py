@@ -18,8 +18,9 @@
 #
 # Learning rates and other settings are constants of the graph: when they change, another graph is made, up to
 # `MAX_GRAPHS`. Beyond that, compiling does not pay, and updates run uncompiled from then on. The same happens after any
-# failure of the compiler, with one line in the log: it affects the speed only. The first update of each kind runs
-# uncompiled, because optimizers create their state in their first step, and the graph needs it as an input.
+# failure of the compiler, with one line in the log: it affects the speed only. A learning rate that is a tensor [1] is
+# read by the graph as a weight is, and may change at each update. The first update of each kind runs uncompiled,
+# because optimizers create their state in their first step, and the graph needs it as an input.
 #
 # Random numbers come from torch's own generator, in the same order as without compiling. Compiled and uncompiled
 # updates therefore learn the same, apart from rounding, and a run resumed from a checkpoint continues bit for bit. That
@@ -109,9 +110,12 @@ def _check_cache() -> None:
 
 
 def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[Metrics]:
-    """Return the settings of each parameter group."""
+    """Return the settings of each parameter group that are no tensors."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    return [
+        {name: value for name, value in group.items() if name != "params" and not isinstance(value, Tensor)}
+        for group in groups
+    ]
 
 
 class _Update(NamedTuple):

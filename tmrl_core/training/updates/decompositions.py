@@ -33,7 +33,7 @@ def _adam(decoupled: bool) -> Callable[..., None]:
         max_squares: list[Tensor],
         steps: list[Tensor],
         *,
-        lr: float,
+        lr: float | Tensor,
         beta1: float,
         beta2: float,
         weight_decay: float,
@@ -46,10 +46,13 @@ def _adam(decoupled: bool) -> Callable[..., None]:
         """Step Adam (Kingma and Ba, arXiv:1412.6980, algorithm 1) or AdamW (arXiv:1711.05101, algorithm 2)."""
         if amsgrad or maximize or grad_scale is not None or found_inf is not None:
             raise NotImplementedError("this variant of Adam is not compiled")
+        if isinstance(lr, Tensor):
+            lr = lr.reshape(())  # a parameter without dimensions takes no [1]
         # All parameters of a group have the same number of steps.
         # Powers are written as exponentials: the compiler reuses these, but would recompute powers in the inner loop.
-        step_size = lr / (1.0 - torch.exp(steps[0] * math.log(beta1)))
-        root_scale = (1.0 - torch.exp(steps[0] * math.log(beta2))).sqrt()
+        # 1 - exp(x) would lose three digits of seven in the first steps, where x is about -0.001.
+        step_size = lr / -torch.expm1(steps[0] * math.log(beta1))
+        root_scale = (-torch.expm1(steps[0] * math.log(beta2))).sqrt()
         for p, gradient, mean, square in zip(params, grads, means, squares, strict=True):
             if weight_decay and decoupled:
                 p.mul_(1.0 - lr * weight_decay)
@@ -113,7 +116,9 @@ def _lerp_each(tensors: list[Tensor], ends: list[Tensor], weight: float) -> None
 
 DECOMPOSITIONS: dict[torch._ops.OpOverload[..., object], Callable[..., object]] = {
     torch.ops.aten._fused_adam_.default: _adam(decoupled=False),
+    torch.ops.aten._fused_adam_.tensor_lr: _adam(decoupled=False),
     torch.ops.aten._fused_adamw_.default: _adam(decoupled=True),
+    torch.ops.aten._fused_adamw_.tensor_lr: _adam(decoupled=True),
     torch.ops.aten._foreach_add_.Scalar: _add_each,
     torch.ops.aten._foreach_lerp_.Scalar: _lerp_each,
     torch.ops.aten.add.Tensor: _sum,

@@ -152,7 +152,7 @@ class Wrapped(SquashedGaussianMLPActor):
         super().save(path)
         Path(path).write_bytes(b"mine\n" + Path(path).read_bytes())
 
-    def load(self, path: str | Path, device: Any) -> Any:
+    def load(self, path: str | Path, device: Any = None) -> Any:
         content = Path(path).read_bytes()
         assert content.startswith(b"mine\n")
         Path(path).write_bytes(content.removeprefix(b"mine\n"))

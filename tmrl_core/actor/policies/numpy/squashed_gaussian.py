@@ -55,7 +55,7 @@ class SquashedGaussian(Policy):
         super().set_exploration(parameters)
         self._told = self._told or "random" in parameters
 
-    def from_bytes(self, data: bytes, device: Any = "cpu") -> Self:
+    def from_bytes(self, data: bytes, device: Any = None) -> Self:
         """Load the weights as the backend does, and use them from now on, unless `random` was set explicitly."""
         actor: Self = super().from_bytes(data, device)  # type: ignore[assignment]  # each backend returns itself
         if not self._told:

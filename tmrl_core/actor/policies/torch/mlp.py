@@ -36,7 +36,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -51,9 +52,12 @@ from tmrl_core.actor.policies.masks import ACTION_MASK, ALLOWED, FORBIDDEN
 from tmrl_core.actor.policies.policy import OBSERVATION_LIMIT, Policy
 from tmrl_core.actor.policies.spaces import BoxBounds, choice_counts
 from tmrl_core.actor.policies.torch.encoder import ObservationEncoder
-from tmrl_core.actor.policies.torch.module import TorchActorModule
+from tmrl_core.actor.policies.torch.module import TorchActorModule, collate_one
 from tmrl_core.errors import ConfigError
 from tmrl_core.samples.columns import map_leaves
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def make_activation(activation: str | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -255,6 +259,14 @@ class TorchPolicy(Policy, TorchActorModule):
     def _own_device(self) -> torch.device:
         return next(self.parameters()).device
 
+    def from_bytes(self, data: bytes, device: Any = None) -> Self:
+        """Load the weights in place and return self, as `TorchActorModule.from_bytes`; None: on the present device."""
+        return super().from_bytes(data, self._own_device if device is None else device)
+
+    def load(self, path: str | Path, device: Any = None) -> Self:
+        """Load a file in place and return self, as `TorchActorModule.load`; None: on the present device."""
+        return super().load(path, self._own_device if device is None else device)
+
     def weights_metadata(self) -> dict[str, str]:
         """Return the activation and the layout of bytes, which the shapes do not show."""
         return self._metadata
@@ -324,8 +336,15 @@ class TorchPolicy(Policy, TorchActorModule):
         return self.outputs_at(flatten_batch(self.layout, obs_B)), {}
 
     def act(self, obs: Any, test: bool = False) -> Any:
-        """Return the action for one observation, collated with a batch dimension of one."""
-        return self.act_on(flatten_batch(self.layout, obs), test)[0]
+        """Return the action for one observation.
+
+        Args:
+            obs: nested as the observation space is: arrays of one observation, as NumPy's backend takes them, or
+                tensors with a batch dimension of one.
+            test: True: no exploration.
+        """
+        collated = isinstance(self.layout[0].of(obs), Tensor)
+        return self.act_on(flatten_batch(self.layout, obs if collated else collate_one(obs, self.device)), test)[0]
 
     def act_on(self, flat_BD: Tensor, test: bool) -> tuple[Any, dict[str, Any]]:
         """Return the action for one flattened observation, with a batch dimension of one, and its extras."""

@@ -1,0 +1,266 @@
+"""The HTTP application of the live page: its files, the stream of events, orders and logins."""
+
+# Theory of operation
+#
+# The page is three files of this folder and one stream. It loads nothing from elsewhere, which the policy in
+# `_HEADERS` enforces, so that it works on a robot's network without Internet and no text of a worker can run as code.
+#
+# Admission, in this order:
+#
+# 1. Over plain HTTP, the Host must be a name of this server (421): a web page may have its own name resolve to a
+#    loopback address.
+# 2. A request that another site's page makes is refused (403), except for following a link.
+# 3. With a login, everything but the login page needs its cookie. A cookie, because a browser's EventSource sends no
+#    other proof. The link that is printed at the start has the token behind `#`, which browsers send to nobody, so it
+#    stands in no log of a proxy; a script of the login page posts it.
+# 4. An order must come from this page (Origin) and be JSON, which no form of another site can send. It is signed by
+#    the source with the operator's key; the browser never has that key.
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tmrl_core.dashboard.feed import Feed
+from tmrl_core.dashboard.settings import DashboardSection
+from tmrl_core.dashboard.source import Source
+from tmrl_core.errors import TmrlError
+from tmrl_core.networking.protocol.telemetry import Order
+from tmrl_core.web.logins import Logins
+from tmrl_core.web.origins import HostNames, check_origin
+from tmrl_core.web.pages import Link
+
+COOKIE = "tmrl_dashboard"
+_FILES = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "chart.js": "text/javascript",
+    "login.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_MOST_BYTES = 4096
+"""Maximum size of the body of a request."""
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers send a form's Origin as null
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+Links = Callable[[], Awaitable[Sequence[Link]]]
+
+
+def make_app(
+    source: Source,
+    feed: Feed,
+    settings: DashboardSection,
+    *,
+    token: str,
+    about: dict[str, Any],
+    links: Links,
+) -> Starlette:
+    """Return the application.
+
+    Args:
+        source: receives orders.
+        feed: makes the events.
+        settings: names, login, limits.
+        token: of the login.
+        about: facts that do not change, which the page shows.
+        links: returns links to other pages.
+    """
+    pages = _Pages(source, feed, settings, token, about, links)
+    app = Starlette(
+        routes=[
+            Route("/", pages.page),
+            Route("/login/", pages.login_page, methods=["GET"]),
+            Route("/login/", pages.login, methods=["POST"]),
+            Route("/logout/", pages.logout, methods=["POST"]),
+            Route("/events", pages.events),
+            Route("/about", pages.about),
+            Route("/orders", pages.order, methods=["POST"]),
+            *(Route(f"/{name}", _file(name, kind)) for name, kind in _FILES.items()),
+        ],
+        middleware=[Middleware(_Entrance, names=HostNames((settings.host, *settings.hosts)))],
+        exception_handlers={HTTPException: _refused},
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def text_of(name: str) -> bytes:
+    """Return a file of the page."""
+    return files("tmrl_core.dashboard").joinpath("page").joinpath(name).read_bytes()
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    body = text_of(name)
+
+    async def answer(request: Request) -> Response:
+        return Response(body, media_type=kind)
+
+    return answer
+
+
+class _Pages:
+    def __init__(
+        self,
+        source: Source,
+        feed: Feed,
+        settings: DashboardSection,
+        token: str,
+        about: dict[str, Any],
+        links: Links,
+    ) -> None:
+        self._source = source
+        self._feed = feed
+        self._settings = settings
+        self._about = about
+        self._links = links
+        self._logins = Logins(
+            COOKIE,
+            "/",
+            lambda given: hmac.compare_digest(given.encode(), token.encode()),
+            pages="the live page",
+            source="the link that `--dashboard` printed at its start has it",
+        )
+        self._page = text_of("index.html")
+        self._login_page = text_of("login.html").decode()
+
+    def _may_look(self, request: Request) -> bool:
+        return not self._settings.needs_login or self._logins.bearer(request) or self._logins.holds(request)
+
+    def _check(self, request: Request) -> None:
+        if not self._may_look(request):
+            raise HTTPException(
+                401, "the live page needs a login: use the link that `--dashboard` printed at its start"
+            )
+
+    async def page(self, request: Request) -> Response:
+        """The page itself, or the way to the login."""
+        if not self._may_look(request):
+            return RedirectResponse("login/", 303)
+        return HTMLResponse(self._page)
+
+    async def about(self, request: Request) -> Response:
+        """Facts that do not change, and links to other pages."""
+        self._check(request)
+        links = [link._asdict() for link in await self._links()]
+        return JSONResponse({**self._about, "links": links, "login": self._settings.needs_login})
+
+    async def events(self, request: Request) -> Response:
+        """The stream of events."""
+        self._check(request)
+        if self._feed.viewers >= self._settings.max_viewers:
+            raise HTTPException(
+                503, f"{self._settings.max_viewers} pages are open (dashboard.max_viewers)", {"Retry-After": "5"}
+            )
+        compressed = bool(re.search(r"\bgzip\b", request.headers.get("accept-encoding", "")))
+        events = self._feed.stream(request.headers.get("last-event-id", ""), compressed=compressed)
+        # The second one is for nginx, which would keep events until it has some kilobytes.
+        headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events, headers=headers | ({"Content-Encoding": "gzip"} if compressed else {}))
+
+    async def order(self, request: Request) -> Response:
+        """Send an order to the trainer."""
+        self._check(request)
+        check_origin(request, "this page")
+        if not request.headers.get("content-type", "").startswith("application/json"):
+            raise HTTPException(415, "an order is a JSON object, with `Content-Type: application/json`")
+        try:
+            order = msgspec.json.decode(await _body(request), type=Order)
+        except msgspec.DecodeError as exc:
+            raise HTTPException(400, f"this is no order: {exc}") from exc
+        if not self._source.may_order:
+            raise HTTPException(
+                403,
+                "this page only shows: orders need a bundle of role operator, which "
+                "`python -m tmrl_core --credentials bundle operator` makes where the CA's key is",
+            )
+        try:
+            return JSONResponse({"id": await asyncio.to_thread(self._source.order, order)}, 202)
+        except TmrlError as exc:
+            raise HTTPException(409, str(exc)) from exc
+
+    async def login_page(self, request: Request) -> Response:
+        """A form for the token."""
+        return self._login_form()
+
+    def _login_form(self, error: str = "", status: int = 200) -> Response:
+        return HTMLResponse(self._login_page.replace("<!-- error -->", error), status)
+
+    async def login(self, request: Request) -> Response:
+        """Exchange the token for a cookie."""
+        check_origin(request, "the login of this page")
+        token = parse_qs((await _body(request)).decode("utf-8", "replace")).get("token", [""])[0].strip()
+        try:
+            self._logins.check_token(token)
+        except HTTPException as exc:
+            return self._login_form(exc.detail, exc.status_code)
+        response = RedirectResponse("../", 303)
+        self._logins.open(request, response)
+        return response
+
+    async def logout(self, request: Request) -> Response:
+        """End the login."""
+        check_origin(request, "this page")
+        response = RedirectResponse("../login/", 303)
+        self._logins.close(request, response)
+        return response
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise HTTPException(413, f"the request is larger than {_MOST_BYTES} bytes")
+    return body
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+class _Entrance:
+    """Refuse names and sites that are not this server's, and add the headers of all answers."""
+
+    def __init__(self, app: ASGIApp, names: HostNames) -> None:
+        self._app = app
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        if scope["scheme"] == "http" and not self._names.allows(headers.get("host", "").encode()):
+            answer: ASGIApp = JSONResponse({"error": "this page has another name; set dashboard.hosts"}, 421)
+        elif headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            answer = JSONResponse({"error": "this request comes from another site"}, 403)
+        else:
+            answer = self._app
+        await answer(scope, receive, sending)

@@ -1,0 +1,97 @@
+"""The role `--dashboard`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from tmrl_core.config import Config
+from tmrl_core.dashboard.source import Source
+from tmrl_core.roles.role import Role
+from tmrl_core.roles.shutdown import ShutdownSignal
+
+
+def run(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -> int:
+    """`--dashboard`: serve the page until a stop is requested."""
+    from tmrl_core.dashboard.serve import Dashboard
+
+    command = f"-c {options.config}" if options.config else ""
+    folder = None if options.folder is None else Path(options.folder).expanduser().absolute()
+    with Dashboard(config, source_of(config, folder), command=command, recorded=folder is not None) as made:
+        if options.announce:
+            print(json.dumps({"port": made.port}), flush=True)
+        while not (shutdown.wait(0.5) or made.wait(0)):
+            pass
+    return 0
+
+
+def source_of(config: Config, folder: Path | None) -> Source:
+    """Return the source of the page: a link to the Server, or the folder of a run.
+
+    Raises:
+        ConfigError: the folder has no records of a run.
+        CredentialsError: credentials are missing or damaged.
+    """
+    if folder is not None:
+        from tmrl_core.dashboard.recorded import RecordedRun
+
+        return RecordedRun(folder)
+    from tmrl_core.networking.links.viewer_link import ViewerLink
+    from tmrl_core.networking.transports.selection import link_settings
+    from tmrl_core.roles import from_config as roles
+
+    roles.ensure_credentials(config)
+    link = ViewerLink(link_settings(config), config.run.name, name="the live page")
+    link.start()
+    return link
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the option of this role."""
+    parser.add_argument_group("with --dashboard").add_argument(
+        "--folder", default=None, metavar="RUN", help="show the records in the folder of a run; no Server is needed"
+    )
+
+
+def local_text(config: Config) -> str:
+    """Return the address of the page."""
+    from tmrl_core.dashboard.settings import dashboard_section
+    from tmrl_core.web.listening import url_of
+
+    section = dashboard_section(config)
+    log = config.run_folder / "logs" / "dashboard.log"
+    if section.needs_login or not section.port:
+        return f"Live page: its link is in {log}"
+    return f"Live page: {url_of(section.host, section.port)}"
+
+
+def local_changes(config: Config) -> list[str]:
+    """Return a free port instead of a default one that is taken, as by the page of another run of this machine."""
+    from tmrl_core.dashboard.settings import DashboardSection, dashboard_section
+    from tmrl_core.errors import PortInUseError
+    from tmrl_core.web.listening import listening_sockets
+
+    section = dashboard_section(config)
+    if section.port != DashboardSection().port:
+        return []
+    try:
+        found = listening_sockets(section.host, section.port, "dashboard")
+    except PortInUseError:
+        found = listening_sockets(section.host, 0, "dashboard")
+    port = found[0].getsockname()[1]
+    for one in found:
+        one.close()
+    return [f"dashboard.port={port}"]
+
+
+ROLE = Role(
+    "the live page: shows a run in a browser; with --local, beside it",
+    run,
+    takes=("announce", "folder"),
+    options=options,
+    client=True,
+    local_text=local_text,
+    watches=True,
+    local_changes=local_changes,
+)

@@ -1,0 +1,196 @@
+"""Content of the page at one moment, as one JSON object. Sans-I/O."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from tmrl_core.dashboard.faults import SILENT_S, Fault, Seen, faults
+from tmrl_core.dashboard.source import CONNECTED
+from tmrl_core.dashboard.verdict import Verdict, verdict
+from tmrl_core.metrics.text import bytes_text, clock_text
+from tmrl_core.networking.protocol.status import PeerStatus, ServerStatus
+from tmrl_core.networking.protocol.telemetry import History, Scene, WorkerScene
+
+Level = Literal["good", "note", "warn", "bad", "off"]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A process in the answer to "is everything alive"."""
+
+    name: str
+    level: Level
+    text: str
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A worker in the table. Times are seconds; None: unknown."""
+
+    name: str
+    level: Level
+    state: str
+    since_s: float
+    last_sample_s: float | None = None
+    steps_per_s: float | None = None
+    lateness_ms: float | None = None
+    version_lag: float | None = None
+    rtt_ms: float | None = None
+    drops: int = 0
+    paused: bool = False
+
+
+class Screen(msgspec.Struct, frozen=True):
+    """All that the page shows, without curves.
+
+    Args:
+        link: state of the source.
+        recorded: True: the folder of a run is shown.
+        scene_age_s: seconds since the scene arrived.
+        verdict: is it learning.
+        parts, workers: is everything alive.
+        faults: what is wrong.
+        may_order: True: buttons are shown.
+        scene: the rest, without what stands elsewhere; None: nothing is known.
+    """
+
+    link: str
+    recorded: bool
+    scene_age_s: float
+    verdict: Verdict
+    parts: list[Part]
+    workers: list[Row]
+    faults: list[Fault]
+    may_order: bool
+    scene: Scene | None
+
+
+def screen(seen: Seen, history: History | None, *, may_order: bool) -> Screen:
+    """Return the content of the page."""
+    scene = seen.scene
+    return Screen(
+        link=seen.state,
+        recorded=seen.recorded,
+        scene_age_s=round(seen.scene_age_s, 1),
+        verdict=verdict(scene, history),
+        parts=[_records(seen)] if seen.recorded else _parts(seen),
+        workers=_rows(seen),
+        faults=faults(seen),
+        may_order=may_order and scene is not None and scene.takes_orders,
+        scene=None if scene is None else msgspec.structs.replace(scene, workers=()),
+    )
+
+
+def curves(history: History) -> dict[str, Any]:
+    """Return the curves as columns with five significant digits, which is more than a screen has."""
+    return {
+        "run": history.run,
+        "series": {
+            name: {
+                "steps": [steps for steps, _, _ in points],
+                "seconds": [_short(seconds) for _, seconds, _ in points],
+                "values": [_short(value) for _, _, value in points],
+            }
+            for name, points in history.series.items()
+        },
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _parts(seen: Seen) -> list[Part]:
+    status, scene = seen.status, seen.scene
+    if seen.state != CONNECTED:
+        return [
+            Part("Server", "bad", "not reached"),
+            Part("Trainer", "off", "unknown"),
+            Part("Workers", "off", "unknown"),
+        ]
+    parts = [Part("Server", "good", "linked" if status is None else _server_text(status))]
+    peer = None if status is None else next((one for one in status.peers if one.role == "trainer"), None)
+    if status is not None and not status.trainer:
+        parts.append(Part("Trainer", "bad", "not linked"))
+    elif scene is not None:
+        late = seen.scene_age_s > 15
+        since = "" if peer is None else f", linked for {clock_text(peer.since_s)}"
+        parts.append(Part("Trainer", "warn" if late else "good", f"{scene.state}{since}"))
+    else:
+        parts.append(Part("Trainer", "note", "linked, no values yet"))
+    rows = _rows(seen)
+    total = max(len(rows) + (scene.workers_left_out if scene else 0), 0 if status is None else status.workers)
+    well = sum(row.level in ("good", "note") for row in rows)
+    level: Level = "bad" if total == 0 else "good" if well == len(rows) else "warn"
+    text = (
+        "none is linked"
+        if total == 0
+        else f"{well} of {len(rows)} in order" + (f", {total - len(rows)} more not shown" if total > len(rows) else "")
+    )
+    return [*parts, Part("Workers", level, text)]
+
+
+def _records(seen: Seen) -> Part:
+    if seen.scene is None:
+        return Part("Records", "note", "none yet")
+    level: Level = "note" if seen.scene.state == "ended" else "good"
+    return Part("Records", level, f"{seen.scene.state}, the latest from {date_text(seen.scene.time_s)}")
+
+
+def date_text(time_s: float) -> str:
+    """Return a time in seconds since 1970 as local date and time."""
+    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _server_text(status: ServerStatus) -> str:
+    texts = [] if status.uptime_s is None else [f"up {clock_text(status.uptime_s)}"]
+    texts += [] if status.memory_bytes is None else [bytes_text(status.memory_bytes)]
+    texts += [f"refused {status.refused_peers:,}"] if status.refused_peers else []
+    return ", ".join(texts) or "linked"
+
+
+def _rows(seen: Seen) -> list[Row]:
+    """Return the workers, the worst first."""
+    told = seen.scene.workers if seen.scene is not None else ()
+    trainer = seen.status is None or seen.status.trainer
+    rows = [_row(worker, seen) for worker in told] if trainer else []
+    known = {row.name for row in rows}
+    peers = seen.status.peers if seen.status is not None else ()
+    rows += [_row_of_peer(peer) for peer in peers if peer.role == "worker" and peer.name not in known]
+    order = {"bad": 0, "warn": 1, "off": 2, "note": 3, "good": 4}
+    return sorted(rows, key=lambda row: order[row.level])
+
+
+def _row(worker: WorkerScene, seen: Seen) -> Row:
+    last = worker.last_sample_s
+    silence = (worker.since_s if last is None else last) + seen.scene_age_s
+    level: Level = "good"
+    state = "collecting"
+    if worker.refused:
+        level, state = "bad", "refused"
+    elif worker.paused:
+        level, state = "note", "paused"
+    elif worker.waits:
+        level, state = "note", f"waits: {worker.waits}"
+    elif silence > SILENT_S and not (seen.scene is not None and seen.scene.state in ("paused", "ended")):
+        level, state = "warn", "silent"
+    elif worker.drops:
+        level, state = "warn", "loses samples"
+    return Row(
+        name=worker.name,
+        level=level,
+        state=state,
+        since_s=round(worker.since_s + seen.scene_age_s),
+        last_sample_s=None if last is None else round(last + seen.scene_age_s, 1),
+        steps_per_s=worker.steps_per_s,
+        lateness_ms=None if worker.lateness is None else 1e3 * worker.lateness,
+        version_lag=worker.version_lag,
+        rtt_ms=worker.rtt_ms,
+        drops=worker.drops,
+        paused=worker.paused,
+    )
+
+
+def _row_of_peer(peer: PeerStatus) -> Row:
+    return Row(name=peer.name, level="off", state="linked to the Server", since_s=round(peer.since_s))

@@ -1,0 +1,134 @@
+"""Orders of operators, carried out between two updates."""
+
+# Theory of operation
+#
+# The link's thread has checked the orders (`networking/trainer/orders.py`); they wait there until the training thread
+# looks, which it does wherever it may write a checkpoint or waits for samples. So no order meets half an update, and
+# none costs an update anything: without orders, a look is at an empty queue.
+#
+# Each order is answered once, with `done` or the reason against it, and recorded as an event with its operator's name:
+# a run that was paused for a night should say so.
+#
+# A pause of training holds the training thread at a place from which a checkpoint resumes bit for bit. Arriving samples
+# are still inserted, as far as the ratios allow, so that workers neither block nor drop any. A pause of a worker is a
+# part of the directive that its trainer sends it; it stays in force for the label, also if the worker starts again,
+# because somebody may stand beside the machine. Neither outlives the trainer's process, whose checkpoint knows nothing
+# of orders.
+#
+# Who waits because of an order does not starve: nobody ends a run because of it.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from tmrl_core.errors import ConfigError
+from tmrl_core.networking.trainer.orders import Orders, ReceivedOrder
+
+MAX_PAUSED = 1_024
+"""Maximum number of labels of paused workers."""
+_NAMED = 5
+
+
+class Controls(Protocol):
+    """Parts of a Trainer that orders can change."""
+
+    def checkpoint_now(self) -> str:
+        """Request a checkpoint. Return the reason against it; empty: it is written at the next occasion."""
+
+    def change_ratio(self, updates_per_step: float) -> None:
+        """Limit the updates for each environment step from now on.
+
+        Raises:
+            ConfigError: the ratio is not possible here.
+        """
+
+
+class Operations:
+    """State that orders have put a run into.
+
+    Args:
+        orders: orders of the link.
+        labels: returns the labels of linked workers.
+        on_worker: called with the label of a worker that was paused or resumed.
+        on_event: called with the text of each order that was carried out or not.
+
+    Attributes:
+        paused_by: operator that has paused training; empty: it is not paused.
+        paused_workers: labels of paused workers.
+        controls: None: the trainer does not offer checkpoints and ratios.
+    """
+
+    def __init__(
+        self,
+        orders: Orders,
+        labels: Callable[[], Collection[str]],
+        on_worker: Callable[[str], None],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self.paused_by = ""
+        self.paused_workers: set[str] = set()
+        self.controls: Controls | None = None
+        self._orders = orders
+        self._labels = labels
+        self._on_worker = on_worker
+        self._on_event = on_event
+        orders.obeys = True
+
+    @property
+    def pauses(self) -> bool:
+        """Return True if training or a worker is paused."""
+        return bool(self.paused_by or self.paused_workers)
+
+    def obey(self) -> bool:
+        """Carry out the orders that wait. Return True if there were some."""
+        found = False
+        while (order := self._orders.take()) is not None:
+            found = True
+            try:
+                against = self._carry_out(order)
+            except ConfigError as exc:
+                against = str(exc)
+            outcome = f"refused: {against}" if against else "done"
+            self._orders.answer(order, outcome, done=not against)
+            self._on_event(f"{order.by}: {order.order.text}: {outcome}")
+        return found
+
+    def _carry_out(self, received: ReceivedOrder) -> str:
+        """Carry out an order. Return the reason against it; empty: it is done."""
+        order = received.order
+        match order.kind:
+            case "pause":
+                self.paused_by = received.by or "an operator"
+            case "resume":
+                self.paused_by = ""
+            case "pause_worker":
+                return self._pause_worker(order.worker)
+            case "resume_worker":
+                if order.worker not in self.paused_workers:
+                    return f"worker {order.worker!r} is not paused"
+                self.paused_workers.discard(order.worker)
+                self._on_worker(order.worker)
+            case "checkpoint":
+                return _NO_CONTROLS if self.controls is None else self.controls.checkpoint_now()
+            case "ratio":
+                if self.controls is None:
+                    return _NO_CONTROLS
+                if order.value is None:
+                    return "it says no ratio"
+                self.controls.change_ratio(order.value)
+        return ""
+
+    def _pause_worker(self, label: str) -> str:
+        labels = self._labels()
+        if label not in labels:
+            linked = ", ".join(sorted(labels)[:_NAMED]) or "none"
+            return f"no worker {label!r} is connected; connected: {linked}"
+        if len(self.paused_workers) >= MAX_PAUSED:
+            return f"{MAX_PAUSED} workers are paused already"
+        self.paused_workers.add(label)
+        self._on_worker(label)
+        return ""
+
+
+_NO_CONTROLS = "the program that trains round by round (train_iteration) decides this itself"

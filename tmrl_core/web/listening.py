@@ -1,0 +1,118 @@
+"""Sockets and certificates of HTTP servers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import ssl
+from pathlib import Path
+
+from tmrl_core.config.sections import is_loopback
+from tmrl_core.errors import CredentialsError, NetworkError, PortInUseError
+from tmrl_core.networking.security.tls_contexts import server_context
+from tmrl_core.networking.transports.port_holder import port_holder
+
+_BACKLOG = 1024
+
+
+def https_context(folder: Path, section: str) -> ssl.SSLContext:
+    """Return the TLS context with the Server's certificate.
+
+    Args:
+        folder: credentials folder, or bundle file.
+        section: section of the configuration whose part listens, for the error.
+
+    Raises:
+        CredentialsError: the certificate is not here; with what to run.
+    """
+    if not folder.is_file() and not (folder / "server.pem").exists():
+        raise CredentialsError(
+            f"{folder / 'server.pem'} not found. Other machines reach the {section} over HTTPS, with a certificate "
+            "that names its host: run `python -m tmrl_core --credentials create --host NAME`; or make a bundle with "
+            "`--credentials bundle server` where the CA's key is and install it here; or set "
+            f"{section}.host to 127.0.0.1."
+        )
+    context, _ = server_context(folder)
+    context.verify_mode = ssl.CERT_NONE  # clients log in; a browser would ask its user for a certificate
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+class Certificate:
+    """The certificate of a TLS context in use, loaded again when `--credentials renew` has made a new one.
+
+    Open connections stay. Key and certificate are two files: if only one is new, loading fails and is tried again.
+
+    Args:
+        folder: credentials folder.
+        context: uses the certificate; None: plain HTTP.
+    """
+
+    def __init__(self, folder: Path, context: ssl.SSLContext | None) -> None:
+        self._file = folder / "server.pem"
+        self._context = context
+        self._read = self._stamp()
+
+    def renew(self) -> None:
+        """Use a new certificate for new connections, if there is one."""
+        stamp = self._stamp()
+        if self._context is None or stamp in (None, self._read):
+            return
+        with contextlib.suppress(ssl.SSLError, OSError):
+            self._context.load_cert_chain(self._file, self._file.with_suffix(".key"))
+            self._read = stamp
+
+    def _stamp(self) -> int | None:
+        try:
+            return self._file.stat().st_mtime_ns
+        except OSError:
+            return None
+
+
+def listening_sockets(host: str, port: int, section: str) -> list[socket.socket]:
+    """Return listening sockets; for loopback at 127.0.0.1 and ::1, since `localhost` may be either.
+
+    Args:
+        host: address.
+        port: TCP port; 0: a free one.
+        section: section of the configuration whose part listens, for the errors.
+
+    Raises:
+        NetworkError: the address or port cannot be had.
+    """
+    hosts = ["127.0.0.1", *(["::1"] if _has_ipv6() else [])] if is_loopback(host) else [host]
+    made: list[socket.socket] = []
+    try:
+        for one in hosts:
+            at = made[0].getsockname()[1] if made else port
+            flags = socket.AI_PASSIVE
+            family, *_, address = socket.getaddrinfo(one, at, type=socket.SOCK_STREAM, flags=flags)[0]
+            # 127.0.0.1 has a socket of its own beside ::1; any other IPv6 address takes IPv4 clients too.
+            both = family == socket.AF_INET6 and one != "::1" and socket.has_dualstack_ipv6()
+            made.append(socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both))
+            made[-1].setblocking(False)
+    except OSError as exc:
+        for open_one in made:
+            open_one.close()
+        if exc.errno == errno.EADDRINUSE:
+            holder = port_holder(port) or "the program that listens there"
+            raise PortInUseError(f"port {port} of {host} is in use: end {holder}, or set {section}.port") from exc
+        raise NetworkError(f"the {section} cannot listen on {host} port {port}: {exc.strerror or exc}") from exc
+    return made
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the address of an HTTP server that listens on this port, for display."""
+    if is_loopback(host):
+        return f"http://localhost:{port}/"
+    anywhere = host in ("0.0.0.0", "::")
+    name = socket.gethostname() if anywhere else f"[{host}]" if ":" in host else host
+    return f"https://{name}:{port}/"
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False
