@@ -62,8 +62,8 @@ from tmrl_core.actor.interventions import (
     InterventionSource,
 )
 from tmrl_core.actor.rollout.recorder import StepRecorder
-from tmrl_core.actor.rollout.step_checks import is_finite
 from tmrl_core.errors import ConfigError, TakeoverError
+from tmrl_core.samples.finite import is_finite
 from tmrl_core.samples.segments import INTERVENTION_RATE, IS_SUCCESS, TAKEOVERS
 
 logger = logging.getLogger(__name__)
