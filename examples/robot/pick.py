@@ -24,8 +24,8 @@ class Pick(gymnasium.Env[Any, Any]):
     """A gripper over a table. It encloses a cube, closes, and lifts it.
 
     Observation [10]: position of the gripper (3), closed or not, position of the cube (3), and the way to it (3), in
-    units of the table's width. Action [4]: step in each direction, as parts of the longest one, and the gripper: closed
-    above 0. Reward: 1 when the cube is lifted, where the episode ends, and otherwise 0. After 60 steps it is cut.
+    units of the table's width. Action [4]: step in each direction, as parts of the longest one, and the gripper: it
+    closes above 0.3, opens below -0.3, and stays between. Reward: 1 when the cube is lifted, where the episode ends, and otherwise 0. After 60 steps it is cut.
 
     Fingers that come down beside the cube push it away, and out of the area it can be lost.
     """
@@ -45,7 +45,7 @@ class Pick(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         action = np.clip(np.asarray(action, np.float64), -1, 1)
-        closes = bool(action[3] > 0)
+        closes = bool(action[3] > 0.3) or (self.closed and action[3] > -0.3)
         self.gripper = np.clip(self.gripper + action[:3] * self.STEP, 0, 1)
         away = self.cube[:2] - self.gripper[:2]
         distance = float(np.linalg.norm(away))
