@@ -46,7 +46,8 @@ class BehaviorCloningAgent(OffPolicyAgent):
 
     For a Box: mean squared error of the most likely action, with each element scaled to [-1, 1]. The likelihood of a
     squashed Gaussian would be infinite for actions at the bounds, which experts often choose. The spread of the policy
-    is not trained: play it with `--test`, and set `spread` if workers collect with it. For discrete actions: cross-entropy, of several choices the sum.
+    is not trained: play it with `--test`, and set `spread` if workers collect with it. For discrete actions:
+    cross-entropy, of several choices the sum.
 
     Args:
         observation_space: of the environment.
