@@ -16,8 +16,6 @@ from tmrl_core.actor.interventions import InterventionSource
 
 REACH, PUSH, LIFTED = 0.03, 0.09, 0.5
 """Horizontal distance at which the gripper encloses the cube, at which its fingers push it, and height of success."""
-NEAR = 0.2
-"""Unit in which an observation has the way to the cube, within two of which it is exact."""
 LOW = 0.06
 """Height below which the fingers are beside the cube."""
 
@@ -25,10 +23,10 @@ LOW = 0.06
 class Pick(gymnasium.Env[Any, Any]):
     """A gripper over a table. It encloses a cube, closes, and lifts it.
 
-    Observation [10]: position of the gripper (3), closed or not, position of the cube (3), in widths of the table, and
-    the way to it (3), in units of `NEAR`. Action [4]: step in each direction, as parts of the longest one, and the
-    gripper: it closes above 0.3, opens below -0.3, and stays between. Reward: 1 when the cube is lifted, where the
-    episode ends, and otherwise 0. After 60 steps it is cut.
+    Observation [10]: position of the gripper (3), closed or not, position of the cube (3), and the way to it (3), in
+    widths of the table. Action [4]: step in each direction, as parts of the longest one, and the gripper: it closes
+    above 0.3, opens below -0.3, and stays between. Reward: 1 when the cube is lifted, where the episode ends, and
+    otherwise 0. After 60 steps it is cut.
 
     Fingers that come down beside the cube push it away, and out of the area it can be lost.
     """
@@ -68,7 +66,7 @@ class Pick(gymnasium.Env[Any, Any]):
         return self._observation(), float(lifted), lifted, truncated, {"is_success": lifted}
 
     def _observation(self) -> Any:
-        parts = (self.gripper, [float(self.closed)], self.cube, (self.cube - self.gripper))
+        parts = (self.gripper, [float(self.closed)], self.cube, self.cube - self.gripper)
         return np.clip(np.concatenate(parts), -2, 2).astype(np.float32)
 
 
