@@ -49,7 +49,7 @@ def parsed(report: bytes) -> dict[str, float]:
         return {name: float(bits >> place & 1) for place, name in enumerate(BUTTONS[: 8 * min(4, len(body))])}
     if number not in (1, 2) or len(body) < 6:
         return {}
-    names = TRANSLATION if number == 1 else ROTATION
+    names: tuple[str, ...] = TRANSLATION if number == 1 else ROTATION
     if number == 1 and len(body) >= 12:
         names += ROTATION
     values = struct.unpack_from(f"<{len(names)}h", body)
