@@ -41,11 +41,11 @@ from tmrl_core.metrics import names, read_records  # noqa: E402
 
 PAGE = ROOT / "docs" / "learning_curves.md"
 PICTURES = ROOT / "docs" / "pictures"
-CURVES = ROOT / "benchmarks" / "results" / "learning_curves_epyc2core_202611"
+CURVES = ROOT / "benchmarks" / "results" / "gallery_epyc2core_202611"
 SEED = 1
 LONGEST_S = 470
 STARTED = "quickstart"
-"""Picture of README.md: the run of `scripts/quickstart.py`. Its records are stored, since the picture needs them all."""
+"""Picture of README.md: the run of `scripts/quickstart.py`. Its records are stored: the picture needs them all."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,12 @@ WITHOUT = {
 }
 """Files of `config/` without a picture, and why."""
 
+RECORDED = {
+    "pendulum_redq": "algorithms_epyc2core_202611.md",
+    "pendulum_hidden_velocity_rsac": "recurrent_learning_epyc2core_202611.md",
+}
+"""Results of configurations that take longer than a picture is worth, or whose runs have not been stored yet."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -339,9 +345,16 @@ def page(text: str) -> str:
     _, end, tail = rest.partition(END)
     if not (mark and end):
         raise SystemExit(f"error: {PAGE} lacks the lines {BEGIN} and {END}")
-    missing = {f"{pair.name}.yaml": "not run yet" for pair in PAIRS if pair not in stored()}
+    missing = {f"{pair.name}.yaml": where_told(pair) for pair in PAIRS if pair not in stored()}
     without = "\n".join(f"- `config/{name}`: {why}." for name, why in (WITHOUT | missing).items())
     return "\n".join([head + mark, "", *map(section, stored()), f"Without a picture:\n\n{without}\n", end + tail])
+
+
+def where_told(pair: Pair) -> str:
+    """Return the place of the results of a configuration whose curves are not there."""
+    if pair.name in RECORDED:
+        return f"steps and returns of three seeds are in [these results](../benchmarks/results/{RECORDED[pair.name]})"
+    return f"**not run yet**; `python scripts/gallery.py --run {pair.name}` does it"
 
 
 def stored() -> list[Pair]:
