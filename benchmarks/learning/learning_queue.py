@@ -103,7 +103,7 @@ def learn(run: Run, work: Path, deadline: float) -> Result:
         curve=curve,
         wall_s=wall_s,
         core_s=None if resumed else round(core_s, 1),
-        ended=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        ended=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         versions={"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in NEEDED}},
     )
 
@@ -165,7 +165,7 @@ def main() -> int:
     status = 0
     with FolderLock(arguments.work.resolve(), "the queue of learning runs"):
         for run in todo:
-            print(f"{datetime.datetime.now(datetime.UTC):%H:%M:%S} {run.name}", flush=True)
+            print(f"{datetime.datetime.now(datetime.timezone.utc):%H:%M:%S} {run.name}", flush=True)
             try:
                 result = learn(run, arguments.work.resolve(), deadline)
             except (Stopped, KeyboardInterrupt):

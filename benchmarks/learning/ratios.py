@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from plan import OURS, PEER, Result, Row, Run
@@ -62,12 +61,16 @@ def end_of(result: Result, steps: int) -> float:
 
 def ratio(ours_N: Floats, theirs_N: Floats, rng: np.random.Generator) -> Ratio:
     """Return the ratio of two means over seeds; nan where the second one is not above 0."""
-    mean = partial(np.mean, axis=0)
-    denominators = resampled(theirs_N, mean, rng)
+    denominators = resampled(theirs_N, _mean, rng)
     fits = theirs_N.mean() > 0 and bool((denominators > 0).all())
-    resamples = resampled(ours_N, mean, rng) / denominators if fits else np.full_like(denominators, math.nan)
+    resamples = resampled(ours_N, _mean, rng) / denominators if fits else np.full_like(denominators, math.nan)
     point = float(ours_N.mean() / theirs_N.mean()) if fits else math.nan
     return Ratio(point, resamples, min(len(ours_N), len(theirs_N)))
+
+
+def _mean(values_N: Floats) -> Floats:
+    found: Floats = values_N.mean(axis=0)
+    return found
 
 
 def geometric_mean(ratios: Sequence[Ratio]) -> Ratio:

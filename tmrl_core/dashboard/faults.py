@@ -109,7 +109,7 @@ def _faults(seen: Seen) -> Iterator[Fault]:
     if scene is not None:
         linked = status is not None and (not status.trainer or status.workers == 0)
         if scene.hidden:
-            yield Fault("note", f"Values are left out: {scene.hidden}", "See docs/dashboard.md.")
+            yield Fault("note", f"Values are left out: {scene.hidden}", "See tmrl_core/dashboard/README.md.")
         if not linked:
             yield from _of_workers(scene, seen)
         yield from _of_updates(scene)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from operator import itemgetter
 from types import SimpleNamespace
@@ -89,6 +90,10 @@ class _Row:
         return obs, reward, terminated, truncated or (self._steps >= self._limit and not terminated), info
 
 
+def _row_of(make: Callable[[], Any], limit: float) -> _Row:
+    return _Row(make(), limit)
+
+
 class _Stepper(SyncVectorEnv):
     """Gymnasium's environments, with a faster loop, and the infos and the order of keys that each of them returns.
 
@@ -102,8 +107,9 @@ class _Stepper(SyncVectorEnv):
     """
 
     def __init__(self, rows: Sequence[Callable[[], Any]], limit: float) -> None:
+        makers: Any = [partial(_row_of, one, limit) for one in rows]  # Gymnasium needs no more than a _Row has
         # Each observation is written into columns, or acted on, before the next step.
-        super().__init__([lambda one=one: _Row(one(), limit) for one in rows], copy=False)  # type: ignore[arg-type,misc]  # it needs no more than a _Row has
+        super().__init__(makers, copy=False)
         made: list[Any] = self.envs
         self._step_row = [row.step if limit < math.inf else row.env.step for row in made]
         self._over: list[int] = []
@@ -120,7 +126,8 @@ class _Stepper(SyncVectorEnv):
         return _in_order(obs_B, self._env_obs[0]), infos
 
     def step(self, actions: Any) -> Any:
-        rows, over, infos = self.num_envs, self._over, {}
+        rows, over = self.num_envs, self._over
+        infos: dict[str, Any] = {}
         all_obs: Any = self._env_obs
         reward_B, terminated_B, truncated_B = np.zeros(rows), np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         # The batch of arrays of one dtype and shape is written row by row; Gymnasium converts and stacks all others.

@@ -1,0 +1,109 @@
+"""Make the pictures of tmrl_core/dashboard/README.md from a real run in headless Chromium.
+
+    python scripts/dashboard_pictures.py                         a minute; needs the package chromium and torch
+
+Starts `--local --dashboard` with config/pendulum_sac.yaml in a temporary folder, waits until it has learned for a
+while, and takes pictures: light, dark, and as wide as a telephone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.dashboard.browser import CHROMIUM, MISSING, Page, chromium  # noqa: E402
+
+PICTURES = ROOT / "docs" / "pictures"
+MOST_BYTES = 150_000
+PORT = 8633
+LONGER = ("trainer.evaluation.time_limit_s=900", "trainer.evaluation.target_return=-120")
+"""The run would end at its own target before it has a curve to show."""
+SHOTS = {
+    "dashboard_light": (1440, 860, False),
+    "dashboard_dark": (1440, 860, True),
+    "dashboard_phone": (390, 844, False),
+}
+
+
+def take(page: Page, url: str, evaluations: int) -> list[Path]:
+    """Take the pictures once the run has this number of evaluations."""
+    page.open(url)
+    page.until(f"document.querySelectorAll('#policies tbody tr').length >= {evaluations}", 300)
+    paths = []
+    PICTURES.mkdir(exist_ok=True)
+    for name, (width, height, dark) in SHOTS.items():
+        page.size(width, height, mobile=width < 500)
+        page.dark(dark)
+        page.open(url)
+        page.until("document.querySelector('#return-chart .dot') && document.querySelector('#workers td')")
+        time.sleep(1.0)  # until the browser has drawn it
+        path = PICTURES / f"{name}.png"
+        page.picture(path)
+        if path.stat().st_size > MOST_BYTES:
+            raise SystemExit(
+                f"{path} has {path.stat().st_size:,} bytes, allowed: {MOST_BYTES:,}; take a smaller window"
+            )
+        paths.append(path)
+    return paths
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--evaluations", type=int, default=5, help="evaluations before the pictures are taken")
+    chosen = options.parse_args()
+    if not CHROMIUM:
+        raise SystemExit(MISSING)
+    command = [
+        sys.executable,
+        "-m",
+        "tmrl_core",
+        "--local",
+        "--dashboard",
+        "-c",
+        "config/pendulum_sac.yaml",
+        "--control",
+    ]
+    for change in (
+        f"dashboard.port={PORT}",
+        "server.port=0",
+        "trainer.epochs=20",
+        "trainer.evaluation.time_limit_s=900",
+    ):
+        command += ["--set", change]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+    ):
+        log = Path(folder) / "log"
+        environment = {**os.environ, "TMRL_CORE_HOME": folder}
+        command += ["--set", f"run.folder={folder}/runs"]
+        with open(log, "wb") as output:
+            run = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output
+            )
+        try:
+            deadline = time.monotonic() + 120
+            while b"Live page:" not in log.read_bytes():
+                if run.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit(log.read_text()[-3000:])
+                time.sleep(0.5)
+            time.sleep(5.0)
+            with chromium(Path(profile)) as page:
+                for path in take(page, f"http://localhost:{PORT}/", chosen.evaluations):
+                    print(path.relative_to(ROOT), f"{path.stat().st_size:,} bytes")
+        finally:
+            if run.stdin is not None:
+                run.stdin.close()  # which ends it in order
+            run.wait(120)
+
+
+if __name__ == "__main__":
+    main()
