@@ -92,7 +92,12 @@ def main() -> None:
     loop.let_take_over(Takeover(source, env.action_space, recorder))
     worker = Worker(loop)
     source.thread.start()
-    stopper = threading.Thread(target=lambda: (source.thread.join(), worker.stop()), daemon=True)
+
+    def stop_behind() -> None:
+        source.thread.join()
+        worker.stop()
+
+    stopper = threading.Thread(target=stop_behind, daemon=True)
     stopper.start()
     worker.run()
     late_ms = np.array([(env.executed[n] - at) * 1e3 for n, at in source.at.items() if n in env.executed])
