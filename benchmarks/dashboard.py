@@ -76,8 +76,7 @@ def day(hours: float) -> Iterator[tuple[Scene, History | None]]:
             values |= {"return_evaluation_max": learned + 80, "samples_received": steps}
             sink.write(record("evaluation", values, step=steps // 50, elapsed_s=second, time_s=NOW + second))
         if second % 30 == 0 or second == seconds:
-            series = {name: tuple(map(tuple, points)) for name, points in sink.curves().items()}
-            history = History(run="day", series=series)
+            history = History(run="day", series={name: tuple(points) for name, points in sink.curves().items()})
         workers = tuple(
             worker(index, since_s=float(second), last_sample_s=(second * 7 + index) % 20 / 10, drops=index // 49)
             for index in range(WORKERS)

@@ -26,7 +26,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("docs", "config", "examples", "benchmarks")
-SUFFIXES = {".md", ".png", ".svg", ".py", ".yaml", ".json", ".toml"}
+SUFFIXES = {".md", ".png", ".svg", ".py", ".yaml", ".json", ".toml", ".mjs"}
 ROOMS = "docs/rooms.md"
 SEARCH = ROOT / "scripts" / "iframe-worker.js"
 

@@ -13,6 +13,7 @@ loaded when a configuration names a class of this name.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
@@ -180,6 +181,9 @@ ACTORS = {policy.name: policy.action_spaces for policy in POLICIES}
 
 FRAME_STACK = 4
 """Default number of frames of `FrameStackMemory`."""
+ALONE_BYTES = 2_048
+"""Size from which that memory stores a part of an observation that is no stack once. For smaller parts, finding a
+number costs more than the memory that it saves."""
 SEQUENCE_LENGTH = 40
 """Default number of ticks in a sequence of `SequenceMemory`."""
 MEMORIES = {
@@ -337,25 +341,41 @@ def stacks_problem(config: Config, space: Any) -> str | None:
     if memory_of(config.memory.cls) != "FrameStackMemory" or config.worker.obs_preprocessor is not None:
         return None
     stack = config.memory.kwargs.get("frame_stack", FRAME_STACK)
-    if any(shape is None or (len(shape) > 1 and shape[0] == stack) for shape in _shapes(space)):
+    parts = [*_parts(space)]
+    if stack == 1:
+        if any(part.shape is None or _stored_bytes(part) >= ALONE_BYTES for part in parts):
+            return None
+        return (
+            f"memory.cls: {config.memory.cls} with memory.kwargs.frame_stack: 1 stores pictures once, and no part of "
+            f"the environment's observation space {space} has {ALONE_BYTES} bytes. Take memory.cls: "
+            "tmrl_core.training:ReplayMemory."
+        )
+    if any(part.shape is None or (len(part.shape) > 1 and part.shape[0] == stack) for part in parts):
         return None
     return (
         f"memory.cls: {config.memory.cls} stores stacks of {stack} frames (memory.kwargs.frame_stack), and no part of "
         f"the environment's observation space {space} is {stack} arrays along its first axis. Take memory.cls: "
-        "tmrl_core.training:ReplayMemory, set memory.kwargs.frame_stack to the number of frames, or stack them "
+        "tmrl_core.training:ReplayMemory, set memory.kwargs.frame_stack to the number of frames, or to 1 where each "
+        "observation has single pictures, or stack them "
         "(gymnasium.wrappers.FrameStackObservation)."
     )
 
 
-def _shapes(space: Any) -> Iterator[tuple[int, ...] | None]:
-    """Yield the shape of each part of a space; None: unknown."""
+def _parts(space: Any) -> Iterator[Any]:
+    """Yield each part of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
-            yield from _shapes(part)
+            yield from _parts(part)
     else:
-        yield space.shape
+        yield space
+
+
+def _stored_bytes(part: Any) -> int:
+    """Return the bytes of a part of an observation in a memory, which stores float64 as float32."""
+    itemsize = part.dtype.itemsize if part.dtype is not None else 4
+    return math.prod(part.shape) * (min(itemsize, 4) if part.dtype is None or part.dtype.kind == "f" else itemsize)
 
 
 def policy_problem(config: Config, space: Any) -> str | None:

@@ -861,6 +861,13 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     wandb_entity: Annotated[Text | None, doc("wandb entity. null: the default of the account.")] = None
     wandb_project: Annotated[Text, doc("wandb project.")] = "tmrl_core"
     wandb_run_id: Annotated[Text | None, doc("wandb run id. null: an id of this run, stored in `<run>/run_id`.")] = None
+    wandb_artifacts: Annotated[
+        bool,
+        doc(
+            "Send files too: videos of evaluations (`worker.evaluation_videos`) that are in the run's folder, and the "
+            "policy after each best evaluation and at the end."
+        ),
+    ] = True
 
 
 class RoomSection(Section, frozen=True, kw_only=True):

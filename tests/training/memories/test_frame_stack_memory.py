@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tmrl_core.errors import ConfigError, SampleRefusedError
+from tmrl_core.errors import SampleRefusedError
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.memories.frame_stack_memory import FrameStackMemory
 
@@ -214,11 +214,6 @@ def test_observations_without_stacks_are_refused(make: Any, make_rows: Any) -> N
     memory.append_chunk(make_rows(1, 0, 0, 3, observation=lambda rows: np.zeros((rows, K, 2), np.uint8)))
     with pytest.raises(SampleRefusedError, match=r"uint8\[4, 3\].*uint8\[4, 2\]"):
         memory.append_chunk(make_rows(1, 0, 3, 3, observation=lambda rows: np.zeros((rows, K, 3), np.uint8)))
-
-
-def test_a_stack_has_at_least_two_frames() -> None:
-    with pytest.raises(ConfigError, match="at least 2"):
-        FrameStackMemory(frame_stack=1)
 
 
 def test_refused_samples_do_not_overwrite_frames(make: Any, make_rows: Any) -> None:

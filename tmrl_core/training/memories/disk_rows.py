@@ -271,7 +271,7 @@ class DiskRows(Rows):
         if self.stacks is None:
             self.stacks = stacks
             self.frames = [
-                DiskFrames(self.capacity, stacks.stack, leaf, self._files, self._tail_rows)
+                DiskFrames(self.capacity, leaf.shape[0], leaf, self._files, self._tail_rows)
                 for leaf in stacks.stacks.values()
             ]
             for segment in self._files.segments.values():  # written before frames were supported

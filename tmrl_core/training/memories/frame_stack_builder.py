@@ -1,4 +1,4 @@
-"""The builder of a memory of frame stacks: it stores each frame once, and rows refer to frames by number."""
+"""The builder of a memory of frames: it stores each frame once, and rows refer to frames by number."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _is_frame(column: Array) -> bool:
 
 
 class FrameStackBuilder(TransitionBuilder):
-    """Build transitions whose observations, or parts of them, are stacks of frames.
+    """Build transitions whose observations, or parts of them, are stacks of frames, or large frames alone.
 
     Args:
         rows, n_step, gamma, downcast_float64, keep_extras: see `TransitionBuilder`.
-        frame_stack: number of frames in an observation.
+        frame_stack: number of frames in a stack; 1: there are only frames alone.
     """
 
     def __init__(
@@ -41,6 +41,8 @@ class FrameStackBuilder(TransitionBuilder):
         """Spec of received observations; rows hold numbers of frames instead."""
         self._stores: dict[int, FrameStore] = {}
         """Frames of each stack, by the number of its leaf."""
+        self._alone: set[int] = set()
+        """Leaves that are frames alone."""
         self._floors: dict[int, int] = {}
 
     @property
@@ -140,13 +142,20 @@ class FrameStackBuilder(TransitionBuilder):
 
     def _begin(self, spec: TreeSpec) -> None:
         stacks = StackFormat(self.frame_stack, spec)
-        if not stacks.stacks:
+        if self.frame_stack == 1 and not stacks.stacks:
+            raise SampleRefusedError(
+                f"no part of the observation {spec} has {stacks.alone_bytes} bytes, so storing it once saves nothing. "
+                "Use tmrl_core.training:ReplayMemory, or set memory.frame_stack to the number of stacked frames."
+            )
+        if self.frame_stack > 1 and not any(map(stacks.is_stack, spec.leaves)):
             raise SampleRefusedError(
                 f"no part of the observation {spec} is a stack of memory.frame_stack = {self.frame_stack} frames "
-                "(first axis). Set it to the number of frames, or leave it out."
+                "(first axis). Set it to the number of frames, to 1 for single frames, or leave it out."
             )
-        for i, held in zip(stacks.stacks, self.rows.allocate_frames(stacks, self.n_step), strict=True):
-            self._stores[i] = FrameStore(self.rows.capacity, self.frame_stack, held, self.n_step)
+        found = stacks.stacks
+        for (i, leaf), held in zip(found.items(), self.rows.allocate_frames(stacks, self.n_step), strict=True):
+            self._stores[i] = FrameStore(self.rows.capacity, leaf.shape[0], held, self.n_step)
+        self._alone = {i for i in found if not stacks.is_stack(spec.leaves[i])}
         self._observation = spec
 
     def _numbered(self, chunk: Chunk) -> Chunk:
@@ -160,7 +169,8 @@ class FrameStackBuilder(TransitionBuilder):
         for i, store in self._stores.items():
             self._floors[i] = store.floor()
             before = tail.observation[i][-1] if tail is not None and continues else None
-            leaves[i] = store.store(leaves[i].astype(store.held.dtype, copy=False), before)
+            observations = leaves[i].astype(store.held.dtype, copy=False)
+            leaves[i] = store.store(observations[:, None] if i in self._alone else observations, before)
         return replace(chunk, observation=rebuild(template(chunk.observation), leaves))
 
     def _usable_tail(self, stream: bytes) -> Tail | None:
@@ -184,7 +194,8 @@ class FrameStackBuilder(TransitionBuilder):
         layout = self.rows.layout
         if layout is not None:
             for i, store in self._stores.items():
-                self.expanded[layout.prev_obs[i]] = self.expanded[layout.new_obs[i]] = store.frames
+                restore = store.frames_alone if i in self._alone else store.frames
+                self.expanded[layout.prev_obs[i]] = self.expanded[layout.new_obs[i]] = restore
 
     def first_complete(self, first: int, stop: int) -> int:
         """Return the first of the rows [first, stop) from which on all frames are stored."""
@@ -198,7 +209,8 @@ class FrameStackBuilder(TransitionBuilder):
             return
         found = 0 if disk.stacks is None else disk.stacks.stack
         if found != self.frame_stack:
-            what = f"stacks of {found} frames" if found else "observations as they came, without stacks of frames"
+            alone = "single frames, each stored once" if found == 1 else "observations as they came, without stacks"
+            what = f"stacks of {found} frames" if found > 1 else alone
             raise other_folder(disk, f"{what}, and memory.frame_stack is {self.frame_stack}", "keep the earlier value")
 
     def open(self, disk: DiskRows) -> None:

@@ -1,4 +1,4 @@
-"""A replay memory of stacked frames that stores each frame once: about one frame per transition, not two stacks."""
+"""A replay memory that stores each frame once: about one frame per transition, not two observations or two stacks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from tmrl_core.training.memories.rows import Rows
 
 @takes_keywords_of_base
 class FrameStackMemory(ReplayMemory):
-    """`ReplayMemory` whose observations, or parts of them, are stacks of frames [frame_stack, *shape], the newest last.
+    """`ReplayMemory` whose observations, or parts of them, are pictures or stacks of frames [frame_stack, *shape].
 
-    Its batches are those of `ReplayMemory`. If episodes are shorter than about 64 steps, it holds fewer than
-    `memory_size` transitions, since each reset stores frames of its own.
+    The newest frame of a stack is its last. Other parts of at least 2,048 bytes, such as the picture of a camera, are
+    frames alone. Its batches are those of `ReplayMemory`. If episodes are shorter than about 64 steps, it holds fewer
+    than `memory_size` transitions, since each reset stores frames of its own.
 
     On disk, frames are in the records of the transitions. The memory keeps as many as in RAM, so that the same seed
     samples the same transitions from both.
 
     Args:
         *args: positional arguments of `ReplayMemory`.
-        frame_stack: number of frames in an observation. A leaf of an observation is a stack if its first axis has this
-            length and a second axis exists.
+        frame_stack: number of frames in a stack. A leaf of an observation is a stack if its first axis has this length
+            and a second axis exists. 1: there are no stacks, only frames alone.
         newest_only: samples hold only the newest frame [1, 1, *shape] of a stack where the memory has the others, as
             `tmrl_core.samples.frame_history:NewestFrame` sends them. Samples without the frames before them, because
             others were lost, are left out.
@@ -44,8 +45,8 @@ class FrameStackMemory(ReplayMemory):
     def __init__(self, *args: Any, frame_stack: float = FRAME_STACK, newest_only: bool = False, **kwargs: Any) -> None:
         self.newest_only = newest_only
         self.frame_stack = whole_number(frame_stack, "frame_stack")
-        if self.frame_stack < 2:
-            raise ConfigError(f"memory.frame_stack must be at least 2, got {frame_stack!r}")
+        if newest_only and self.frame_stack == 1:
+            raise ConfigError("memory.newest_only is for stacks of frames; memory.frame_stack is 1")
         super().__init__(*args, **kwargs)
 
     def _make_builder(self, rows: Rows) -> FrameStackBuilder:

@@ -1,4 +1,4 @@
-"""Stacked observations with each frame stored once."""
+"""Large observations, alone or stacked, with each frame stored once."""
 
 # Theory of operation
 #
@@ -19,6 +19,11 @@
 # which a row needs no frame (`_needs`) therefore never decreases from row to row, transitions with missing frames are
 # always the oldest ones, and a binary search finds the first complete row (`first_row`).
 #
+# A frame alone is a stack of one (k = 1): the picture of one camera, or any other large entry. A transition has two
+# observations, and the second is the first of the next transition, so numbers in their place halve the memory: 200
+# steps take 201 frames in place of 400. Nothing is compared, since an observation never contains the one before it. The
+# margins below are half as large, because the frames are all that such a memory holds.
+#
 # `reach` is a sixty-fourth of the capacity and at least the frames of a tail; at most `at_once` observations are stored
 # in one call, so that they cannot push out the frames that their own first rows refer to. `frames_held` adds these
 # margins to one frame for each transition: with short episodes, whose resets store frames of their own, a memory holds
@@ -27,10 +32,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tmrl_core.config.algorithms import ALONE_BYTES
 from tmrl_core.errors import ConfigError
 from tmrl_core.training.memories.layout import Array, Leaf, TreeSpec, describe_spec, spec_of
 from tmrl_core.training.value_types import State
@@ -40,28 +46,40 @@ MAX_FRAME_BYTES = 1 << 31
 
 @dataclass(frozen=True)
 class StackFormat:
-    """The leaves of an observation that are stacks of frames.
+    """The leaves of an observation that are stacks of frames, or frames alone.
 
     Args:
-        stack: number of frames in a stack.
+        stack: number of frames in a stack; 1: there are only frames alone.
         observation: spec of an observation.
+        alone_bytes: size from which another leaf is a frame alone.
     """
 
     stack: int
     observation: TreeSpec
+    alone_bytes: int = ALONE_BYTES
 
     @property
     def stacks(self) -> dict[int, Leaf]:
-        """The leaves, by their number."""
-        return {
-            i: leaf
-            for i, leaf in enumerate(self.observation.leaves)
-            if len(leaf.shape) > 1 and leaf.shape[0] == self.stack
-        }
+        """The leaves, by their number, each [frames, *shape]: `stack` frames, or 1."""
+        found = {}
+        for i, leaf in enumerate(self.observation.leaves):
+            if self.is_stack(leaf):
+                found[i] = leaf
+            elif leaf.width * leaf.dtype.itemsize >= self.alone_bytes:
+                found[i] = replace(leaf, shape=(1, *leaf.shape))
+        return found
+
+    def is_stack(self, leaf: Leaf) -> bool:
+        """Return True for a stack of frames."""
+        return self.stack > 1 and len(leaf.shape) > 1 and leaf.shape[0] == self.stack
 
     def describe(self) -> State:
         """Return JSON-able values."""
-        return {"stack": self.stack, "observation": describe_spec(self.observation)}
+        return {
+            "stack": self.stack,
+            "observation": describe_spec(self.observation),
+            "alone_bytes": self.alone_bytes,
+        }
 
     @classmethod
     def from_description(cls, description: State) -> StackFormat:
@@ -70,20 +88,21 @@ class StackFormat:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the value is not a description.
         """
-        made = cls(int(description["stack"]), spec_of(description["observation"]))
+        alone_bytes = int(description["alone_bytes"])
+        made = cls(int(description["stack"]), spec_of(description["observation"]), alone_bytes)
         sizes = [leaf.width * leaf.dtype.itemsize for leaf in made.stacks.values()]
-        if made.stack < 2 or not sizes or not all(0 < size < MAX_FRAME_BYTES for size in sizes):
+        if made.stack < 1 or not sizes or not all(0 < size < MAX_FRAME_BYTES for size in sizes):
             raise ValueError(f"stacks of {made.stack} frames with {sizes} bytes")
         return made
 
 
 def _at_once(capacity: int, stack: int) -> int:
-    return max(1, capacity // (64 * stack))
+    return max(1, capacity // (64 * max(2, stack)))
 
 
 def _reach(capacity: int, stack: int, tail_rows: int) -> int:
     # New rows may refer to frames that were just stored again for a stream that was silent for a long time.
-    return max((tail_rows + 1) * stack, capacity // 64)
+    return max((tail_rows + 1) * stack, capacity // (64 if stack > 1 else 128))
 
 
 def frames_held(capacity: int, stack: int, tail_rows: int = 1) -> int:
@@ -191,7 +210,7 @@ class FrameStore:
 
     Args:
         capacity: transitions of the memory.
-        stack: number of frames in an observation (k).
+        stack: number of frames in an observation (k); 1: a frame alone.
         frames: storage of the frames.
         tail_rows: see `frames_held`.
 
@@ -232,6 +251,10 @@ class FrameStore:
     def frames(self, numbers: Array) -> Array:
         """Return the frames of these numbers: [*numbers.shape, *shape]."""
         return self.held.take(numbers.reshape(-1)).reshape(*numbers.shape, *self.held.shape)
+
+    def frames_alone(self, numbers: Array) -> Array:
+        """Return the frames of these numbers [n, 1], without an axis for the stack: [n, *shape]."""
+        return self.held.take(numbers[:, 0])
 
     def usable(self, numbers: Array) -> bool:
         """Return True if new rows may refer to these frames."""

@@ -293,7 +293,7 @@ class RamRows(Rows):
     def allocate_frames(self, stacks: StackFormat, tail_rows: int) -> Sequence[Frames]:
         """Make a ring for each stack."""
         return [
-            RamFrames(self.capacity, stacks.stack, leaf.shape[1:], leaf.dtype, tail_rows)
+            RamFrames(self.capacity, leaf.shape[0], leaf.shape[1:], leaf.dtype, tail_rows)
             for leaf in stacks.stacks.values()
         ]
 

@@ -181,7 +181,9 @@ class TransitionBuilder:
         if disk.stacks is not None:
             raise other_folder(
                 disk,
-                f"stacks of {disk.stacks.stack} frames, each frame once",
+                "single frames, each frame once"
+                if disk.stacks.stack == 1
+                else f"stacks of {disk.stacks.stack} frames, each frame once",
                 "keep memory.cls: tmrl_core.training:FrameStackMemory",
             )
         if disk.layout is not None and disk.layout.sequence != self.sequence:

@@ -670,6 +670,7 @@ class RemoteInterface(TrainingInterface):
 
     def rest(self) -> None:
         """Carry out orders, write a checkpoint if one is due, and stay here while an operator has paused training."""
+        self.operations.may_pause = True
         self._obey()
         if self.on_rest is not None:
             self.on_rest()

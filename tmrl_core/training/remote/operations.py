@@ -57,6 +57,7 @@ class Operations:
         paused_by: operator that has paused training; empty: it is not paused.
         paused_workers: labels of paused workers.
         controls: None: the trainer does not offer checkpoints and ratios.
+        may_pause: True: the training loop has come to a place where it can be held.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Operations:
         self.paused_by = ""
         self.paused_workers: set[str] = set()
         self.controls: Controls | None = None
+        self.may_pause = False
         self._orders = orders
         self._labels = labels
         self._on_worker = on_worker
@@ -99,6 +101,8 @@ class Operations:
         order = received.order
         match order.kind:
             case "pause":
+                if not self.may_pause:
+                    return _NO_REST
                 self.paused_by = received.by or "an operator"
             case "resume":
                 self.paused_by = ""
@@ -131,4 +135,5 @@ class Operations:
         return ""
 
 
+_NO_REST = "this training loop has not yet called interface.rest, so it cannot be held: try again, or pause its workers"
 _NO_CONTROLS = "the program that trains round by round (train_iteration) decides this itself"
