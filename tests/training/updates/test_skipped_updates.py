@@ -18,7 +18,7 @@ from tmrl_core.samples import Buffer
 from tmrl_core.training.interface import LocalInterface
 from tmrl_core.training.loops.training_loop import TrainingOffline
 from tmrl_core.training.updates import skipped_updates as bad_updates
-from tmrl_core.training.updates.rollback import agent_tensors
+from tmrl_core.training.updates.rollback import agent_tensors, all_sums_finite, joined_sum_finite
 from tmrl_core.training.updates.skipped_updates import SKIPPED, BadUpdates, bad_columns
 
 OBSERVATIONS = gym.spaces.Box(-10, 10, (3,), np.float32)
@@ -212,3 +212,14 @@ def test_large_batches_do_not_wait_long_for_a_device(monkeypatch: pytest.MonkeyP
     for update in range(7):
         bad.note(update, {SKIPPED: Good()}, (*rows, {"weights": torch.zeros(0)}), Fixed())
     assert Good.reads == 6
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_joined_sum_finds_what_a_sum_of_each_tensor_finds(value: float, dtype: torch.dtype) -> None:
+    tensors = [torch.ones(3, 2), torch.tensor(value, dtype=dtype), torch.zeros(4, dtype=torch.float64)]
+    assert bool(joined_sum_finite(tensors)) == bool(all_sums_finite(tensors)) == math.isfinite(value)
+
+
+def test_opposite_infinities_do_not_cancel() -> None:
+    assert not joined_sum_finite([torch.tensor(math.inf), torch.tensor(-math.inf)])

@@ -18,7 +18,7 @@ from tmrl_core.errors import ConfigError
 from tmrl_core.training.checkpointable import StateOwner
 
 SHARE, AT_LEAST_0, AT_LEAST_1, ABOVE_0 = "0 to 1", "0 or more", "at least 1", "more than 0"
-SIZES, COMPILATION, PRECISIONS = "widths of at least 1", "auto, true, false", "float32, bfloat16"
+SIZES, COMPILATION, PRECISIONS = "widths of at least 1", "auto, true, false", "float32, tf32, bfloat16"
 
 Arguments: TypeAlias = dict[str, Any]
 
@@ -38,7 +38,7 @@ _HOLDS: dict[str, Callable[[object], bool]] = {
     ABOVE_0: _number(lambda value: value > 0),
     SIZES: _sizes,
     COMPILATION: lambda value: value in (True, False, "auto"),
-    PRECISIONS: lambda value: value in ("float32", "bfloat16"),
+    PRECISIONS: lambda value: value in ("float32", "tf32", "bfloat16"),
 }
 """Checks of values of the right type, by the text of the limit, which an annotation names before the description."""
 
@@ -129,10 +129,12 @@ class OffPolicySettings(Settings, collection=OFF_POLICY, memories=REPLAY):
     activation: Annotated[object, "class or name of the activation; None: `model_cls`'s default"] = None
     convolutions: Layers = None
     model_kwargs: Annotated[Arguments | None, "further keyword arguments of `model_cls`"] = None
-    compile: Annotated[bool | str, COMPILATION, "compile each update into one graph; auto: after 20,000 updates"] = (
-        "auto"
-    )
-    precision: Annotated[str, PRECISIONS, "float32, or bfloat16 for the networks' matrix products"] = "float32"
+    compile: Annotated[
+        bool | str, COMPILATION, "compile each update into one graph; auto: at once on CUDA, else after 20,000 updates"
+    ] = "auto"
+    precision: Annotated[
+        str, PRECISIONS, "of the networks' matrix products: float32, bfloat16, or on CUDA tf32 (untried here)"
+    ] = "float32"
 
     def model_arguments(self) -> Arguments:
         """Return `model_kwargs`, overridden by the other settings of the networks that are not None."""

@@ -254,7 +254,11 @@ class Compiler:
             results = [value.detach() for value in metrics.values()]
             return results if agent.td_error_B is None else [*results, agent.td_error_B]
 
-        logger.info("compiling this agent's update, which usually takes a minute of one core")
+        logger.info(
+            "compiling this agent's update for %s, which usually takes a minute of one core; no update is made "
+            "meanwhile",
+            agent.device,
+        )
         started = self._clock()
         try:
             with warnings.catch_warnings():

@@ -162,6 +162,20 @@ def all_sums_finite(floats: Sequence[Tensor]) -> Tensor:
     return torch.stack([tensor.sum(dtype=torch.float32).to(device) for tensor in floats]).isfinite().all()
 
 
+def all_finite_in_graph(floats: Sequence[Tensor]) -> Tensor:
+    """Return the flag of `all_sums_finite`, as it costs least in a compiled graph on the tensors' device."""
+    if floats[0].device.type == "cpu":
+        return all_sums_finite(floats)
+    return joined_sum_finite(floats)
+
+
+def joined_sum_finite(floats: Sequence[Tensor]) -> Tensor:
+    """Return the flag of `all_sums_finite`, with one sum over all tensors."""
+    # On CUDA each sum is a kernel of its own, some seventy for SAC; what computes a tensor writes it to its place among
+    # all others in the same kernel. Measured before: 28 % of an update went to the check. This form is untried there.
+    return torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in floats]).sum().isfinite()
+
+
 def all_finite(leaves: Iterable[Tree]) -> bool:
     """Return True if all floating-point numbers in the tensors among `leaves` are finite. Waits for the device."""
     return all(bool(leaf.isfinite().all()) for leaf in floating(leaves))

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from tmrl_core.training.updates.cuda_graphs import Capture, CudaGraph
 from tmrl_core.training.updates.decompositions import DECOMPOSITIONS
-from tmrl_core.training.updates.rollback import agent_tensors, all_sums_finite, floating
+from tmrl_core.training.updates.rollback import agent_tensors, all_finite_in_graph, floating
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Graph:
             before = [tensor.detach().clone() for tensor in tensors_kept]
             results = update(*batch)
             with torch.no_grad():
-                finite = all_sums_finite(floating([*batch, *results, *tensors_kept]))
+                finite = all_finite_in_graph(floating([*batch, *results, *tensors_kept]))
                 for tensor, old in zip(tensors_kept, before, strict=True):
                     tensor.copy_(torch.where(finite, tensor, old))
             return [*results, finite]
