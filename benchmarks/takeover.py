@@ -93,12 +93,11 @@ def main() -> None:
     worker = Worker(loop)
     source.thread.start()
 
-    def stop_behind() -> None:
+    def stop_after_the_last() -> None:
         source.thread.join()
         worker.stop()
 
-    stopper = threading.Thread(target=stop_behind, daemon=True)
-    stopper.start()
+    threading.Thread(target=stop_after_the_last, daemon=True).start()
     worker.run()
     late_ms = np.array([(env.executed[n] - at) * 1e3 for n, at in source.at.items() if n in env.executed])
     p50, p99 = np.percentile(late_ms, [50, 99])

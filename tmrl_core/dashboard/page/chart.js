@@ -11,8 +11,8 @@ const MOST_POINTS = 1500; // of one curve; then neighbours are averaged
 export function numberText(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e9) return (value / 1e9).toPrecision(4) + " G";
-  if (size >= 1e6) return (value / 1e6).toPrecision(4) + " M";
+  if (size >= 1e9) return Number((value / 1e9).toPrecision(4)) + " G";
+  if (size >= 1e6) return Number((value / 1e6).toPrecision(4)) + " M";
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   if (size && size < 1e-3) return value.toExponential(2);
   return String(Number(value.toPrecision(4)));
@@ -34,13 +34,14 @@ export function ticks(low, high, count, bases = [1, 2, 5, 10]) {
   return found;
 }
 
-// Mean of the latest values before each point: a twentieth of the curve, 5 at least.
+// Mean of the values around each point: a twentieth of the curve, 5 at least. Not of those before it, which would show a
+// curve that rises later than it rose.
 export function smoothed(values) {
-  const width = Math.max(5, Math.floor(values.length / 20));
-  let sum = 0;
-  return values.map((value, index) => {
-    sum += value - (index >= width ? values[index - width] : 0);
-    return sum / Math.min(index + 1, width);
+  const half = Math.max(2, Math.floor(values.length / 40)), sums = [0];
+  for (const value of values) sums.push(sums[sums.length - 1] + value);
+  return values.map((_, index) => {
+    const from = Math.max(0, index - half), to = Math.min(values.length, index + half + 1);
+    return (sums[to] - sums[from]) / (to - from);
   });
 }
 
@@ -90,18 +91,28 @@ export class Chart {
     this.tip.setAttribute("aria-live", "polite");
     figure.append(this.svg, this.tip);
     this.at = null;
-    new ResizeObserver(() => this.draw()).observe(figure);
+    // Sizes come from the observer: to ask for them between changes of the page would lay it out for each chart. Charts
+    // that nobody sees are drawn when they come into view.
+    this.box = {width: 0, height: 0};
+    this.inView = false;
+    new ResizeObserver(([{contentRect}]) => { this.box = contentRect; this.later(); }).observe(this.svg);
+    new IntersectionObserver(entries => { this.inView = entries[entries.length - 1].isIntersecting; this.later(); },
+      {rootMargin: "300px"}).observe(figure);
     this.svg.addEventListener("pointermove", event => this.point(this.nearest(event.offsetX)));
     this.svg.addEventListener("pointerleave", () => this.point(null));
     figure.addEventListener("blur", () => this.point(null));
     figure.addEventListener("keydown", event => this.key(event));
   }
 
-  set(changes) { Object.assign(this.options, changes); this.draw(); }
+  set(changes) { Object.assign(this.options, changes); this.later(); }
+
+  later() {
+    this.waiting ??= requestAnimationFrame(() => { this.waiting = undefined; this.draw(); });
+  }
 
   draw() {
-    const {width, height} = this.svg.getBoundingClientRect();
-    if (width < 80 || height < 60) return;
+    const {width, height} = this.box;
+    if (!this.inView || width < 80 || height < 60) return;
     const {curve, spread, target, axis, smooth} = this.options;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren();
