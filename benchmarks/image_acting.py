@@ -1,6 +1,7 @@
 """Actions per second of policies that see images of 4x64x64: torch's eager forward against the NumPy backend.
 
-    python benchmarks/image_acting.py
+    python benchmarks/image_acting.py                 images of 4x64x64, every network
+    python benchmarks/image_acting.py --cameras       one or two cameras, as robots have them, network `small`
 
 Both act on the same weights, one random image at a time, on one thread, in turn, five times.
 """
@@ -29,6 +30,13 @@ from tmrl_core.actor import NumpySquashedGaussianMLPActor, SquashedGaussianMLPAc
 
 IMAGES = spaces.Box(0, 255, (4, 64, 64), np.uint8)
 ACTIONS = spaces.Box(-1.0, 1.0, (3,), np.float32)
+CAMERAS: dict[str, Any] = {
+    f"{number} of {side}x{side}x3": spaces.Dict(
+        {f"camera {n}": spaces.Box(0, 255, (side, side, 3), np.uint8) for n in range(number)}
+        | {"joints": spaces.Box(-1, 1, (14,), np.float32)}
+    )
+    for number, side in ((1, 64), (2, 64), (1, 128), (2, 128), (1, 224), (2, 224))
+}
 NETWORKS: dict[str, Any] = {
     "tiny": "tiny",
     "small": "small",
@@ -48,6 +56,25 @@ def actions_per_second(act: Callable[[Any], Any], images: list[np.ndarray], seco
     return count / elapsed
 
 
+def cameras(repetitions: int, seconds: float) -> None:
+    """Print the rates of one network for each number and size of cameras."""
+    print("| cameras | NumPy, actions/s, median | range | torch, median | range | NumPy's time / torch's |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, space in CAMERAS.items():
+        space.seed(0)
+        images = [space.sample() for _ in range(5)]
+        original = SquashedGaussianMLPActor(space, ACTIONS, convolutions="small")
+        acting = NumpySquashedGaussianMLPActor(space, ACTIONS, convolutions="small", random=0.0, seed=0)
+        acting.from_blob(*original.to_blob(), device="cpu")
+        rates: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repetitions):
+            for act, found in zip((acting.act_, original.act_), rates, strict=True):
+                found.append(actions_per_second(act, images, seconds))
+        cells = [f"{statistics.median(one):,.0f} | {min(one):,.0f} to {max(one):,.0f}" for one in rates]
+        ratio = statistics.median(rates[1]) / statistics.median(rates[0])
+        print(f"| {name} | {' | '.join(cells)} | {ratio:.2f} |", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repetitions", type=int, default=5)
@@ -55,6 +82,7 @@ def main() -> int:
     parser.add_argument(
         "--reach", type=float, default=20.0, help="actions/s of the NumPy backend below which the exit is 1"
     )
+    parser.add_argument("--cameras", action="store_true", help="larger pictures beside 14 numbers, network `small`")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
@@ -62,6 +90,9 @@ def main() -> int:
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, IMAGES.shape, np.uint8) for _ in range(20)]
     print(f"{versions()}, torch {torch.__version__}; {arguments.repetitions} repetitions in turn, one thread\n")
+    if arguments.cameras:
+        cameras(arguments.repetitions, arguments.seconds)
+        return 0
     print("| network | parameters | NumPy, actions/s, median | range | torch, median | range |")
     print("| --- | --- | --- | --- | --- | --- |")
     lowest = float("inf")

@@ -63,7 +63,7 @@ def _pages() -> Iterator[Path]:
     yield from _room_pages()
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in SUFFIXES and "runs" not in path.parts:
+            if path.suffix in SUFFIXES and not {"runs", "node_modules"} & set(path.parts):
                 yield path
 
 

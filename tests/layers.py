@@ -60,6 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/gateway/advice/test_saves.py::test_a_killed_writer_leaves_whole_saves",
         "tests/gateway/advice/test_served.py",
         "tests/local/test_fleet.py",
+        "tests/scripts/test_slurm.py",
         "tests/onnx_export/test_page.py::test_javascript_acts_as_the_recurrent_policy",
         "tests/local/test_masked_runs.py::test_a_run_between_processes_learns_too",
         "tests/local/test_other_packages.py::test_parts_of_another_package_train_resume_and_act_without_torch",

@@ -19,6 +19,7 @@ ORIGIN = "8: the relay need not be trusted"
 NETWORK = "security: an attacker on the network"
 STOLEN = "security: a stolen worker machine"
 GATEWAY = "security: an attacker at the gateway"
+LIVE_PAGE = "security: an attacker at the live page"
 LEARNING = "learning: policies and losses keep their documented bounds"
 
 SIMULATED = "tests/networking/simulation/test_simulation.py::test_every_promise_is_kept[0]"
@@ -793,6 +794,33 @@ MUTATIONS = (
         "                self.policy.adopt(self._outbox.version)\n",
         "                self.policy.version = self._outbox.version\n",
         ("tests/gateway/test_central.py::test_new_weights_act_in_all_sessions",),
+    ),
+    Mutation(
+        "order-of-another-page",
+        LIVE_PAGE,
+        "tmrl_core/dashboard/app.py",
+        '        check_origin(request, "this page")\n        if not request.headers.get("content-type"',
+        '        if not request.headers.get("content-type"',
+        ("tests/dashboard/test_app.py::test_an_order_of_another_page_is_refused",),
+    ),
+    Mutation(
+        "events-without-a-login",
+        LIVE_PAGE,
+        "tmrl_core/dashboard/app.py",
+        "        self._check(request)\n        if self._feed.viewers",
+        "        if self._feed.viewers",
+        ("tests/dashboard/test_app.py::test_nothing_is_shown_without_a_login",),
+    ),
+    Mutation(
+        "page-of-any-name",
+        LIVE_PAGE,
+        "tmrl_core/web/origins.py",
+        "        return name in self._names or is_loopback(name)\n",
+        "        return True\n",
+        (
+            "tests/dashboard/test_app.py::test_other_names_are_refused_over_plain_http",
+            "tests/web/test_logins.py::test_names_of_a_server",
+        ),
     ),
     # --- learning: bounds of policies and losses ---------------------------------------------------------------------
     Mutation(

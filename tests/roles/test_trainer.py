@@ -930,7 +930,9 @@ def test_a_resumed_trainer_publishes_the_latest_policy_again_with_its_number(
 
 def test_an_operator_pauses_training_and_changes_its_ratio(server: Server, worker: Worker, tmp_path: Path) -> None:
     config = make_config(tmp_path, epochs=10_000)
-    config = msgspec.structs.replace(config, worker=msgspec.structs.replace(config.worker, max_env_steps_per_update=2))
+    config = msgspec.structs.replace(
+        config, worker=msgspec.structs.replace(config.worker, max_env_steps_per_update=1000)
+    )
     trainer = Trainer(server_port=server.port, config=config)
     thread = threading.Thread(target=trainer.run)
     thread.start()
@@ -960,7 +962,7 @@ def test_an_operator_pauses_training_and_changes_its_ratio(server: Server, worke
             assert scene().checkpoints[-1].name.isdecimal()
             until(lambda: trainer.training.total_samples > samples)
             assert trainer.training.total_updates == updates
-            assert "would wait for each other for ever" in said("ratio", 0.1)
+            assert "would wait for each other for ever" in said("ratio", 0.0001)
             assert "max_training_steps_per_env_step" in said("ratio", -1.0)
             assert said("ratio", 0.75) == "done"
             assert said("resume") == "done"

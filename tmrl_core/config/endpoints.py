@@ -91,7 +91,7 @@ def only_endpoint(config: Config) -> Endpoint:
     if len(found) > 1:
         raise ConfigError(
             f"server.endpoints: found {len(found)} Servers, and one process learns from one. Start one rank for each: "
-            f"`torchrun --nproc-per-node {len(found)} -m tmrl_core --trainer -c FILE` (docs/scaling.md), or name one "
+            f"`torchrun --nproc-per-node {len(found)} -m tmrl_core --trainer -c FILE` (docs/rooms.md), or name one "
             "Server here"
         )
     return found[0]

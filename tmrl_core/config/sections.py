@@ -367,7 +367,7 @@ class ServerSection(Section, frozen=True, kw_only=True):
         tuple[Text, ...],
         doc(
             "Addresses of several Servers of one run, each as `host:port`, instead of `host` and `port`; see "
-            "docs/scaling.md. A worker belongs to one of them, by its name, for its whole life. The trainer has one "
+            "docs/rooms.md. A worker belongs to one of them, by its name, for its whole life. The trainer has one "
             "rank for each, in this order. A Server does not read it: each is started with its own `port`. Empty: one "
             "Server."
         ),

@@ -22,7 +22,7 @@
 # gradients it would reduce one by one. All ranks get the same bits: each number is summed at one place and then sent.
 #
 # Not protected: the connections between ranks are plain TCP without authentication, as torch's are. They belong into
-# one machine or a private network (docs/scaling.md).
+# one machine or a private network (docs/rooms.md).
 
 from __future__ import annotations
 

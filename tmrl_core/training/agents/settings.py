@@ -133,7 +133,7 @@ class OffPolicySettings(Settings, collection=OFF_POLICY, memories=REPLAY):
         bool | str, COMPILATION, "compile each update into one graph; auto: at once on CUDA, else after 20,000 updates"
     ] = "auto"
     precision: Annotated[
-        str, PRECISIONS, "of the networks' matrix products: float32, bfloat16, or on CUDA tf32 (elsewhere float32)"
+        str, PRECISIONS, "of the networks' matrix products: float32, bfloat16, or on CUDA tf32 (untried here)"
     ] = "float32"
 
     def model_arguments(self) -> Arguments:
