@@ -78,7 +78,8 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
         (2 * MAX_BODY_BYTES // 1_000, viewers.MAX_RUNS),
     ),
     (
-        "passes on one order a second of each certificate or token, after a burst of {}; the trainer keeps at most {}",
+        "passes on one order a second of each certificate or token, after a burst of {}, and closes a link "
+        "that does not read the answers; the trainer keeps at most {}",
         (viewers.COMMANDS_AT_ONCE, orders.MAX_WAITING),
     ),
     # A malicious worker

@@ -90,7 +90,7 @@ def _faults(seen: Seen) -> Iterator[Fault]:
             f"The {'run' if seen.recorded else 'Server'} is not reached: {seen.state}",
             "Look at the folder's path."
             if seen.recorded
-            else f"Run `python -m tmrl_core --doctor {seen.command}` on this machine; is `--server` running?",
+            else f"Run {_command('doctor', seen)} on this machine; is `--server` running?",
         )
         return
     if seen.state != CONNECTED:
@@ -101,7 +101,7 @@ def _faults(seen: Seen) -> Iterator[Fault]:
         )
     if scene is not None and scene.state == "ended":
         text = f"The run has ended: {scene.waits}" if scene.waits else "The run has ended."
-        yield Fault("note", text, f"`python -m tmrl_core --test {seen.command}` runs its policy.")
+        yield Fault("note", text, f"{_command('test', seen)} runs its policy.")
         return
     if not seen.recorded:
         yield from _of_server(status)
@@ -140,7 +140,7 @@ def _of_trainer(seen: Seen) -> Iterator[Fault]:
         yield Fault(
             "bad",
             "No trainer is linked to the Server: nothing learns.",
-            f"Start it: `python -m tmrl_core --trainer {seen.command}`. If it runs, its log says what it waits for.",
+            f"Start it: {_command('trainer', seen)}. If it runs, its log says what it waits for.",
         )
     elif scene is None:
         yield Fault("note", "The trainer has not told its values yet.", "They come within 30 seconds.")
@@ -154,7 +154,7 @@ def _of_trainer(seen: Seen) -> Iterator[Fault]:
         yield Fault(
             "bad",
             "No worker is linked to the Server: no samples come.",
-            f"Start one: `python -m tmrl_core --worker {seen.command}`.",
+            f"Start one: {_command('worker', seen)}.",
         )
     elif scene is not None and scene.state == "waiting":
         yield Fault(
@@ -216,6 +216,10 @@ def _of_updates(scene: Scene) -> Iterator[Fault]:
         if "full" in event.message and "disk" in event.message:
             yield Fault("bad", event.message, "Free space on that disk; the trainer goes on by itself.")
             return
+
+
+def _command(role: str, seen: Seen) -> str:
+    return f"`{f'python -m tmrl_core --{role} {seen.command}'.rstrip()}`"
 
 
 def _names(found: list[str]) -> str:

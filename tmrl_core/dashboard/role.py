@@ -16,8 +16,11 @@ def run(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -
     """`--dashboard`: serve the page until a stop is requested."""
     from tmrl_core.dashboard.serve import Dashboard
 
-    command = f"-c {options.config}" if options.config else ""
     folder = None if options.folder is None else Path(options.folder).expanduser().absolute()
+    given = options.config
+    if folder is not None and (folder / "config.yaml").is_file():
+        given = folder / "config.yaml"  # the run's own, which its trainer has written
+    command = f"-c {given}" if given else ""
     with Dashboard(config, source_of(config, folder), command=command, recorded=folder is not None) as made:
         if options.announce:
             print(json.dumps({"port": made.port}), flush=True)

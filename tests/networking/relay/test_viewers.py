@@ -9,7 +9,7 @@ import pytest
 from tests.networking.relay.test_status import Wires
 from tmrl_core.errors import RemoteProtocolError
 from tmrl_core.networking.observer.viewer import ViewerConnection, ViewerState
-from tmrl_core.networking.protocol.messages import Command, Show, encode_body
+from tmrl_core.networking.protocol.messages import Announce, Command, Control, Show, Watch, encode_body
 from tmrl_core.networking.protocol.telemetry import History, Order, Scene
 from tmrl_core.networking.relay import viewers
 from tmrl_core.networking.relay.status import MAX_OBSERVERS
@@ -183,6 +183,37 @@ def test_viewers_share_the_places_of_observers(room: Room) -> None:
     state, connection = room.viewer()
     assert state.connections == 0
     assert connection.closing
+
+
+@pytest.mark.parametrize("message", [Watch("run"), Command(0, b"nonsense")])
+def test_one_that_asks_and_does_not_read_loses_its_link(room: Room, message: Control) -> None:
+    room.trained()
+    room.viewer()
+    (link,) = room.relay.observers
+    room.relay._cards["run"] = Announce(1, bytes(10_000))
+
+    def ask_often() -> None:
+        for _ in range(2_000):
+            room.relay.message(link, message)
+
+    with pytest.raises(RemoteProtocolError, match="faster than the answers are read"):
+        ask_often()
+    assert link.unread_bytes < 80_000
+
+
+def test_viewers_that_come_again_and_again_cost_few_histories(room: Room) -> None:
+    _, _, source = room.trained()
+    _, viewer = room.viewer()
+    room.wait(5.0)
+    before = source.histories
+    for _ in range(20):
+        viewer.send(Watch("run"))
+        room.run()
+    assert source.histories == before
+    for _ in range(4):
+        room.viewer()
+    room.wait(5.0)
+    assert source.histories <= before + 2
 
 
 def test_only_the_trainer_may_show(room: Room) -> None:

@@ -11,8 +11,8 @@ const MOST_POINTS = 1500; // of one curve; then neighbours are averaged
 export function numberText(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e9) return (value / 1e9).toPrecision(4) + " G";
-  if (size >= 1e6) return (value / 1e6).toPrecision(4) + " M";
+  if (size >= 1e9) return Number((value / 1e9).toPrecision(4)) + " G";
+  if (size >= 1e6) return Number((value / 1e6).toPrecision(4)) + " M";
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   if (size && size < 1e-3) return value.toExponential(2);
   return String(Number(value.toPrecision(4)));
@@ -34,13 +34,14 @@ export function ticks(low, high, count, bases = [1, 2, 5, 10]) {
   return found;
 }
 
-// Mean of the latest values before each point: a twentieth of the curve, 5 at least.
+// Mean of the values around each point: a twentieth of the curve, 5 at least. Not of those before it, which would show a
+// curve that rises later than it rose.
 export function smoothed(values) {
-  const width = Math.max(5, Math.floor(values.length / 20));
-  let sum = 0;
-  return values.map((value, index) => {
-    sum += value - (index >= width ? values[index - width] : 0);
-    return sum / Math.min(index + 1, width);
+  const half = Math.max(2, Math.floor(values.length / 40)), sums = [0];
+  for (const value of values) sums.push(sums[sums.length - 1] + value);
+  return values.map((_, index) => {
+    const from = Math.max(0, index - half), to = Math.min(values.length, index + half + 1);
+    return (sums[to] - sums[from]) / (to - from);
   });
 }
 

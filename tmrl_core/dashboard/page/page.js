@@ -125,6 +125,7 @@ function showAlive() {
       return item;
     }));
   }
+  $("workers").hidden = screen.recorded;
   // Rows stay in place while their worker stays, so that a button does not vanish under the pointer.
   const body = document.querySelector("#workers tbody");
   screen.workers.forEach((worker, index) => {

@@ -430,6 +430,8 @@ class Relay:
 
     def _watch(self, link: RelayConnection, run: str) -> None:
         """Show an observer the telemetry of a run, after what it needs to check it."""
+        if link.unread_bytes > MAX_BODY_BYTES:
+            raise RemoteProtocolError("runs are watched faster than the answers are read")
         link.tell_revocations(self.signed_revocations())
         link.flush("revoked")
         self.viewers.watch(link, run)  # last values, which leave after messages in order

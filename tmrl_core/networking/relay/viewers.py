@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from tmrl_core.networking.protocol.messages import Command, Control, Show, Undelivered, Watched
+from tmrl_core.errors import RemoteProtocolError
+from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES, Command, Control, Show, Undelivered, Watched
 from tmrl_core.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ MAX_RUNS = 32
 COMMANDS_AT_ONCE, COMMANDS_PER_S = 10, 1.0
 """Maximum rate of commands of one principal, after a burst."""
 COMMAND_S = 500e-6
-"""Price, in the trainer's time, of a command: the checks of a certificate and of a signature."""
+"""Price, in the trainer's time, of a command (the checks of a certificate and of a signature), and of a viewer that
+comes."""
 _MAX_UNREAD_BYTES = 1 << 20
 """Unread control bytes of a trainer above which no command is forwarded."""
 
@@ -70,9 +72,11 @@ class Viewers:
 
     def watch(self, link: RelayConnection, run: str) -> None:
         """Show a link the latest telemetry of a run, and what follows."""
+        before = self.run_of(link) if link in self._links else None
         self._links[link] = run
         self._send_latest(link)
-        if self._trainer is not None and self.run_of(link) == self._trainer.run:
+        link.trainer_s += COMMAND_S
+        if self._trainer is not None and before != self._trainer.run == self.run_of(link):
             self._joined += 1
         self._tell_trainer()
 
@@ -90,7 +94,13 @@ class Viewers:
             link.put(message.part, message)
 
     def command(self, link: RelayConnection, message: Command) -> None:
-        """Forward a command to the trainer of the run that the link watches, or say why not."""
+        """Forward a command to the trainer of the run that the link watches, or say why not.
+
+        Raises:
+            RemoteProtocolError: it sends commands, and does not read the answers.
+        """
+        if link.unread_bytes > MAX_BODY_BYTES:
+            raise RemoteProtocolError("commands are sent faster than the answers are read")
         trainer, run = self._trainer, self.run_of(link) if link in self._links else ""
         bucket = self._commands.get(link.principal)
         if bucket is None:

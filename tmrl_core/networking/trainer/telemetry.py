@@ -16,6 +16,8 @@ UNWATCHED_S = 30.0
 """Seconds between two scenes while nobody watches."""
 HISTORY_S = 30.0
 """Seconds between two histories while somebody watches."""
+MIN_HISTORY_S = 2.0
+"""Minimum seconds between two histories, however often viewers come. The Server has given each the latest one."""
 
 Part = Literal["scene", "history"]
 
@@ -36,6 +38,8 @@ class TelemetryTimes:
     def __init__(self) -> None:
         self.viewers = 0
         self._joined = 0
+        self._history_at = float("-inf")
+        """Time of the latest history."""
         self._due: dict[Part, float] = {"scene": float("inf"), "history": float("inf")}
         """Times, in the order in which parts are sent."""
 
@@ -46,7 +50,7 @@ class TelemetryTimes:
     def watched(self, viewers: int, joined: int, now: float) -> None:
         """Handle the number of viewers, and the number of those that have come on this link."""
         if joined > self._joined:
-            self._due = {"scene": now, "history": now}
+            self._due = {"scene": now, "history": max(now, self._history_at + MIN_HISTORY_S)}
         elif viewers and not self.viewers:
             # They were there before this link, so they have seen its first scene, and wait for the next ones.
             self._due["scene"] = min(self._due["scene"], now + SCENE_S)
@@ -66,6 +70,8 @@ class TelemetryTimes:
         """Return the parts that are due, and plan the next ones."""
         parts = [part for part, due in self._due.items() if due <= now]
         watched = self.viewers > 0
+        if "history" in parts:
+            self._history_at = now
         for part in parts:
             wait_s = (
                 (SCENE_S if watched else UNWATCHED_S) if part == "scene" else HISTORY_S if watched else float("inf")
