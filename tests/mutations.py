@@ -37,6 +37,7 @@ MISUSE = "tests/networking/test_hostile.py"
 AUTHENTICATION = "tests/networking/security/test_authentication.py"
 SERVED = "tests/gateway/test_serve.py"
 RELAY = "tests/networking/relay"
+TAKEOVER = "tests/actor/rollout/test_takeover.py"
 BOUNDS = "tests/actor/policies/test_bounds.py"
 
 
@@ -1089,5 +1090,37 @@ MUTATIONS = (
         "orthogonal(head, 0.01)",
         "orthogonal(head, 1.0)",
         ("tests/training/agents/test_ppo.py::test_networks_begin_with_orthogonal_layers_of_their_gains",),
+    ),
+    Mutation(
+        "requested-action-recorded-for-the-executed-one",
+        UNCHANGED,
+        "tmrl_core/actor/rollout/takeover.py",
+        "if self._says_executed is not None:",
+        "if False:",
+        (f"{TAKEOVER}::test_recorded_is_what_the_environment_says_it_has_executed",),
+    ),
+    Mutation(
+        "discarded-episode-sent",
+        UNCHANGED,
+        "tmrl_core/actor/rollout/takeover.py",
+        "dropped = recorder.drop_unsent()",
+        "dropped = 0",
+        (f"{TAKEOVER}::test_a_discarded_episode_leaves_nothing_and_another_one_follows",),
+    ),
+    Mutation(
+        "persons-steps-trained-on-policy",
+        LEARNING,
+        "tmrl_core/training/agents/ppo.py",
+        "return taken_T == 0, torch",
+        "return taken_T >= 0, torch",
+        ("tests/training/agents/test_ppo.py::test_steps_of_persons_are_left_out",),
+    ),
+    Mutation(
+        "all-steps-kept-as-interventions",
+        LEARNING,
+        "tmrl_core/training/memories/interventions.py",
+        "keep = extras.pop(IS_INTERVENTION)[0] > 0",
+        "keep = extras.pop(IS_INTERVENTION)[0] >= 0",
+        ("tests/training/memories/test_interventions.py::test_only_steps_of_persons_are_kept_however_chunks_are_cut",),
     ),
 )

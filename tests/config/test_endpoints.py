@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tmrl_core.config import load
+from tmrl_core.config import from_values, load
 from tmrl_core.config.checks import check_values
 from tmrl_core.config.endpoints import (
     Endpoint,
@@ -17,6 +17,7 @@ from tmrl_core.config.endpoints import (
     chosen_endpoint,
     endpoint_of,
     endpoints_of,
+    left_behind,
     only_endpoint,
 )
 from tmrl_core.config.sections import Config, NetworkSection, ServerSection
@@ -110,6 +111,19 @@ def test_a_worker_goes_to_its_own_server_with_a_spool_of_its_own() -> None:
         assert made.worker_spool_path == config.worker_spool_path / f"127.0.0.1_{made.server.port}"
     assert at_own_server(Config(), "a").worker_spool_path == Config().worker_spool_path
     assert ":" not in at_endpoint(config, Endpoint("2001:db8::1", 5)).worker_spool_path.name  # for Windows
+
+
+def test_samples_for_a_server_that_was_removed_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for folder, size in (("old_1/a", 300), ("old_1/b", 20), ("kept_2/a", 7), ("0f/", 5)):
+        file = tmp_path / folder / "1.seg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x" * size)
+    assert left_behind(tmp_path, [Endpoint("kept", 2)]) == {"0f": 5, "old_1": 320}
+    assert left_behind(tmp_path / "none", []) == {}
+    config = from_values({"server": {"endpoints": ["kept:2"]}, "worker": {"spool_dir": str(tmp_path)}}, "a test")
+    at_own_server(config, "robot7")
+    assert "325 bytes of samples in" in caplog.text
+    assert "wait for a Server that server.endpoints does not list (0f, old_1)" in caplog.text
 
 
 def test_one_process_has_one_server() -> None:

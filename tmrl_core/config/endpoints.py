@@ -20,6 +20,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -67,12 +68,30 @@ def endpoints_of(config: Config) -> list[Endpoint]:
     return list(map(endpoint_of, server.endpoints)) or [Endpoint(server.host, server.tcp_port)]
 
 
+def _folder_of(endpoint: Endpoint) -> str:
+    return f"{endpoint.host.replace(':', '-').replace('%', '-')}_{endpoint.port}"  # also a name on Windows
+
+
+def left_behind(spool: Path, endpoints: Sequence[Endpoint]) -> dict[str, int]:
+    """Return the bytes of samples in a folder of spools that wait for other Servers than these, by folder."""
+    known = set(map(_folder_of, endpoints))
+    found: dict[str, int] = {}
+    try:
+        for folder in sorted(spool.iterdir()):
+            if folder.is_dir() and folder.name not in known:
+                size = sum(file.stat().st_size for file in folder.rglob("*.seg"))
+                found |= {folder.name: size} if size else {}
+    except OSError:  # there is no folder yet, or another worker has delivered and removed a file
+        pass
+    return found
+
+
 def at_endpoint(config: Config, endpoint: Endpoint) -> Config:
     """Return the configuration of a client of one of several Servers.
 
     A worker's spool is that Server's own: what one Server's trainer has committed in part must not reach another's.
     """
-    spool = config.worker_spool_path / f"{endpoint.host.replace(':', '-').replace('%', '-')}_{endpoint.port}"
+    spool = config.worker_spool_path / _folder_of(endpoint)
     changed: Config = msgspec.structs.replace(
         config,
         server=msgspec.structs.replace(config.server, host=endpoint.host, port=endpoint.port, endpoints=()),
@@ -114,7 +133,17 @@ def at_own_server(config: Config, name: str) -> Config:
     """
     if not config.server.endpoints:
         return config
-    own = chosen_endpoint(name, endpoints_of(config))
+    servers = endpoints_of(config)
+    own = chosen_endpoint(name, servers)
+    left = left_behind(config.worker_spool_path, servers)
+    if left:
+        logger.warning(
+            "%d bytes of samples in %s wait for a Server that server.endpoints does not list (%s): to deliver them, "
+            "start a worker here with that Server as the only one in the list",
+            sum(left.values()),
+            config.worker_spool_path,
+            ", ".join(list(left)[:3]) + (" and more" if len(left) > 3 else ""),
+        )
     if len(config.server.endpoints) > 1:
         logger.info("worker %s belongs to the Server %s, of %d", name, own, len(config.server.endpoints))
     return at_endpoint(config, own)

@@ -22,6 +22,7 @@ from gymnasium import spaces
 from tmrl_core.actor.interventions import KEY, InterventionSource, as_source
 from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
+from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
@@ -252,7 +253,8 @@ class RolloutWorker(Worker):
             )
             if link is not None:
                 link.start()
-            close_unreferenced(self, loop.close if loop.takeover is not None else loop.environment.close, loop.uplink)
+            # The loop may refer to this object, which would then never be unreferenced.
+            close_unreferenced(self, partial(_close_all, loop.environment, loop.takeover), loop.uplink)
             undo.pop_all()
 
     def close(self) -> CloseReport | None:
@@ -261,6 +263,12 @@ class RolloutWorker(Worker):
         if self._unclaim is not None:
             self._unclaim()
         return report
+
+
+def _close_all(environment: CheckedEnvironment, takeover: Takeover | None) -> None:
+    environment.close()
+    if takeover is not None:
+        takeover.close()
 
 
 def source_of(settings: WorkerSection, env: Any) -> InterventionSource | None:

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 
 from tmrl_core.actor import CategoricalMLPActor, choose_actor
+from tmrl_core.actor.interventions import IS_INTERVENTION
 from tmrl_core.actor.rollout.runner import PolicyRunner
 from tmrl_core.envs import DelayedCue
 from tmrl_core.errors import ConfigError
@@ -240,3 +241,14 @@ def test_policies_without_memory_are_refused() -> None:
             ACTIONS["CategoricalRNNActor"],
             actor_cls=lambda observing, acting, **_: CategoricalMLPActor(observing, acting),
         )
+
+
+@each_policy
+def test_a_person_may_take_over_between_the_states_that_are_stored(name: str) -> None:
+    agent = make(name, update_epochs=1)
+    batch = Worker(agent, Walk(ACTIONS[name])).round(40)
+    taken_T = torch.zeros(40)
+    taken_T[[5, 6, 21]] = 1.0
+    metrics = agent.train((*batch[:6], {**batch[6], IS_INTERVENTION: taken_T}))
+    assert metrics["updates"] >= 2
+    assert np.isfinite(float(metrics["loss_actor"]))

@@ -172,9 +172,9 @@ class RoundRows:
 
 
 def own_rows(extras: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor]:
-    """Return [T] bool the rows whose action the policy chose, None: all; and [T] the ends of runs.
+    """Return [T] bool the rows whose action the policy chose, None: all; and [T] 1 where advantages end.
 
-    A run also ends before a step that a person took over.
+    They end where runs do, and before each step that a person took over.
 
     Args:
         extras: of the batch.
@@ -273,12 +273,12 @@ class PPOAgent(TrainingAgent):
             return {"updates": 0, SKIPPED: True}
         flat_TD = flatten_batch(self.model.actor.layout, obs)
         reward_T = self._scaled(reward_T, extras[ENDS], extras.get(PLACES))
-        own_T, ends_T = own_rows(extras)
+        own_T, cuts_T = own_rows(extras)
         # As the worker computed it. The trainer's own, by another backend, would differ by rounding and hide a policy
         # that is not the one that acted.
         old_log_prob_T = extras["logp"].reshape(-1)
         known_T = self.model.actor.trained_action(action, extras)
-        at_E = torch.nonzero(ends_T).squeeze(1)
+        at_E = torch.nonzero(extras[ENDS]).squeeze(1)
         flat_ED = flatten_batch(self.model.actor.layout, map_leaves(lambda leaf: leaf[at_E], next_obs))
         rows = self.model.rows(flat_TD, flat_ED, known_T, extras)
         with torch.no_grad():
@@ -287,7 +287,7 @@ class PPOAgent(TrainingAgent):
             if can_act_E is not None:
                 # Nothing can follow an observation that allows no action, so its value is 0, as in replay.
                 value_E = value_E.masked_fill(~can_act_E, 0.0)
-        advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, ends_T)
+        advantage_T, return_T = self._advantages(reward_T, value_T, value_E, terminated_T, extras[ENDS], cuts_T)
         self._set_rate()
         sums: dict[str, list[Tensor]] = {}
         updates = skipped = 0
@@ -365,13 +365,18 @@ class PPOAgent(TrainingAgent):
             self.model.actor.obs_std.copy_(self.observations.std)
 
     def _advantages(
-        self, reward_T: Tensor, value_T: Tensor, value_E: Tensor, terminated_T: Tensor, ends_T: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return [T] advantages and [T] returns; the next value is that of the next row, except where a run ends."""
+        self, reward_T: Tensor, value_T: Tensor, value_E: Tensor, terminated_T: Tensor, ends_T: Tensor,
+        cuts_T: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return [T] advantages and [T] returns; the next value is that of the next row, except where a run ends.
+
+        Nothing after one of `cuts_T` counts besides that value; None: after one of `ends_T`.
+        """
         # The last row is always an end, so the first value that is put behind it is never used.
         next_value_T = torch.cat([value_T[1:], value_T[:1]])
         next_value_T[ends_T > 0] = value_E
-        arrays = (tensor.cpu().numpy() for tensor in (reward_T, value_T, next_value_T, terminated_T, ends_T))
+        cuts_T = ends_T if cuts_T is None else cuts_T
+        arrays = (tensor.cpu().numpy() for tensor in (reward_T, value_T, next_value_T, terminated_T, cuts_T))
         advantages, returns = generalized_advantages(
             *arrays, gamma=self.settings.gamma, gae_lambda=self.settings.gae_lambda
         )
