@@ -56,8 +56,8 @@ def held_bytes(memory: ReplayMemory) -> int:
     """Bytes of a memory's arrays, or of its files."""
     if memory.disk is not None:
         return sum(file.stat().st_size for file in memory.disk.folder.glob("*.seg"))
-    frames = memory.frame_bytes if isinstance(memory, FrameStackMemory) else 0
-    return frames + sum(ring.nbytes for ring in memory.row_arrays)
+    frames: int = memory.frame_bytes if isinstance(memory, FrameStackMemory) else 0
+    return frames + sum(int(ring.nbytes) for ring in memory.row_arrays)
 
 
 def equal(left: Any, right: Any) -> bool:

@@ -1,6 +1,6 @@
 """Ranks of one learner against one process, on a fixed stream of batches and noise: are they the same learner?
 
-    python benchmarks/rank_updates.py equal [--updates 200] [--batch 256] [--agents sac ppo]
+    python benchmarks/rank_updates.py equal [--updates 200] [--batch 256] [--agents sac ppo] [--seed 0]
     python benchmarks/rank_updates.py digests [--updates 5000] [--ranks 4] [--agents sac ppo]
     python benchmarks/rank_updates.py speed [--updates 500] [--ranks 1 2]
 
@@ -48,18 +48,19 @@ class FixedStream:
     Args:
         batch: rows of all ranks together.
         dtype: of the numbers.
+        seed: chooses the stream.
     """
 
-    def __init__(self, batch: int, dtype: torch.dtype) -> None:
-        self.batch, self.dtype = batch, dtype
-        self._noise = torch.Generator().manual_seed(11)
+    def __init__(self, batch: int, dtype: torch.dtype, seed: int = 0) -> None:
+        self.batch, self.dtype, self._seed = batch, dtype, 1_000_000 * seed
+        self._noise = torch.Generator().manual_seed(self._seed + 11)
         ranks = RANK_GROUP.get()
         rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
         self._rows = slice(rank * batch // size, (rank + 1) * batch // size)
 
     def take(self, update: int) -> Batch:
         """Return this rank's rows of a batch for an off-policy agent."""
-        of_update = torch.Generator().manual_seed(1000 + update)
+        of_update = torch.Generator().manual_seed(self._seed + 1000 + update)
         obs, next_obs = (self._uniform(of_update, 8) for _ in range(2))
         action, reward = self._uniform(of_update, 2), obs.sum(1) + 0.1 * next_obs[:, 0]
         terminated = (self._uniform(of_update, 1)[:, 0] > 0.9).to(self.dtype)
@@ -127,11 +128,11 @@ def agent_of(kind: str, batch: int, dtype: torch.dtype) -> TrainingAgent:
     return agent
 
 
-def train(kind: str, updates: int, batch: int, dtype: torch.dtype) -> TrainingAgent:
+def train(kind: str, updates: int, batch: int, dtype: torch.dtype, seed: int) -> TrainingAgent:
     """Return an agent after updates with batches of so many rows of all ranks together."""
     ranks = RANK_GROUP.get()
     agent = agent_of(kind, batch // (1 if ranks is None else ranks.size), dtype)
-    stream = FixedStream(batch, dtype)
+    stream = FixedStream(batch, dtype, seed)
     with stream.noise(), in_dtype(dtype):
         for update in range(updates):
             agent.train(stream.take_round(update, agent) if isinstance(agent, PPOAgent) else stream.take(update))
@@ -161,7 +162,7 @@ def one_rank(options: argparse.Namespace) -> None:
         if place.size > 1:
             stack.enter_context(joined(place))
         began, cpu = time.perf_counter(), time.process_time()
-        agent = train(options.agents[0], options.updates, options.batch, dtype)
+        agent = train(options.agents[0], options.updates, options.batch, dtype, options.seed)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
         folder = options.out.with_suffix(".checkpoint")
         save_training(agent, folder)
@@ -175,7 +176,7 @@ def one_rank(options: argparse.Namespace) -> None:
         )
 
 
-def run(kind: str, ranks: int, updates: int, batch: int, dtype: str) -> list[dict[str, np.ndarray]]:
+def run(kind: str, ranks: int, updates: int, batch: int, dtype: str, seed: int) -> list[dict[str, np.ndarray]]:
     """Run ranks as processes; return the results of each."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -187,7 +188,7 @@ def run(kind: str, ranks: int, updates: int, batch: int, dtype: str) -> list[dic
                 [
                     *(sys.executable, __file__, "rank", "--agents", kind, "--ranks", str(ranks), "--rank", str(rank)),
                     *("--updates", str(updates), "--batch", str(batch), "--dtype", dtype, "--port", str(port)),
-                    *("--out", str(out)),
+                    *("--out", str(out), "--seed", str(seed)),
                 ]
             )
             for rank, out in enumerate(outs)
@@ -205,7 +206,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--ranks", type=int, nargs="+", default=None)
     parser.add_argument("--agents", nargs="+", default=["sac", "ppo"])
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default=None)
+    parser.add_argument("--seed", type=int, default=0)
     for name, kind in (("--rank", int), ("--port", int), ("--out", Path)):
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -215,10 +217,10 @@ def main() -> None:
     for kind in options.agents:
         if options.what == "equal":
             updates = options.updates or 200
-            for dtype in ("float32", "float64"):
-                (alone,) = run(kind, 1, updates, options.batch, dtype)
+            for dtype in [options.dtype] if options.dtype else ["float32", "float64"]:
+                (alone,) = run(kind, 1, updates, options.batch, dtype, options.seed)
                 for ranks in options.ranks or [2, 4]:
-                    found = run(kind, ranks, updates, options.batch, dtype)
+                    found = run(kind, ranks, updates, options.batch, dtype, options.seed)
                     apart = max(distance(one["parameters"], alone["parameters"]) for one in found)
                     same = len({one["digests"][0] for one in found}) == 1
                     print(
@@ -226,7 +228,7 @@ def main() -> None:
                     )
         elif options.what == "digests":
             updates, ranks = options.updates or 5000, (options.ranks or [4])[0]
-            found = run(kind, ranks, updates, options.batch, options.dtype)
+            found = run(kind, ranks, updates, options.batch, options.dtype or "float32", options.seed)
             digests = [str(digest) for one in found for digest in one["digests"]]
             joined_digests = hashlib.sha256("".join(sorted(set(digests))).encode()).hexdigest()
             print(
@@ -235,7 +237,9 @@ def main() -> None:
             )
         else:
             for ranks in options.ranks or [1, 2]:
-                found = run(kind, ranks, options.updates or 500, options.batch, options.dtype)
+                found = run(
+                    kind, ranks, options.updates or 500, options.batch, options.dtype or "float32", options.seed
+                )
                 seconds = max(one["times"][0] for one in found)
                 cpu_s = sum(one["times"][1] for one in found)
                 rate = (options.updates or 500) / seconds

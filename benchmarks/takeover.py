@@ -92,8 +92,12 @@ def main() -> None:
     loop.let_take_over(Takeover(source, env.action_space, recorder))
     worker = Worker(loop)
     source.thread.start()
-    stopper = threading.Thread(target=lambda: (source.thread.join(), worker.stop()), daemon=True)
-    stopper.start()
+
+    def stop_after_the_last() -> None:
+        source.thread.join()
+        worker.stop()
+
+    threading.Thread(target=stop_after_the_last, daemon=True).start()
     worker.run()
     late_ms = np.array([(env.executed[n] - at) * 1e3 for n, at in source.at.items() if n in env.executed])
     p50, p99 = np.percentile(late_ms, [50, 99])

@@ -26,7 +26,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("docs", "config", "examples", "benchmarks")
-SUFFIXES = {".md", ".png", ".svg", ".py", ".yaml", ".json", ".toml"}
+SUFFIXES = {".md", ".png", ".svg", ".py", ".yaml", ".json", ".toml", ".mjs"}
 ROOMS = "docs/rooms.md"
 SEARCH = ROOT / "scripts" / "iframe-worker.js"
 
@@ -63,7 +63,7 @@ def _pages() -> Iterator[Path]:
     yield from _room_pages()
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in SUFFIXES and "runs" not in path.parts:
+            if path.suffix in SUFFIXES and not {"runs", "node_modules"} & set(path.parts):
                 yield path
 
 

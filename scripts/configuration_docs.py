@@ -187,7 +187,7 @@ def contents(tables: str) -> str:
     """Return a table that links to each section below, those inside others after them."""
     found: dict[str, tuple[str, list[str]]] = {}
     for path, text in re.findall(r"^## (\S+)\n\n(.+?)(?:\n\n|\Z)", tables, re.MULTILINE | re.DOTALL):
-        link = f"[`{path}`](#{re.sub(r'[^a-z0-9_-]', '', path.lower())})"
+        link = f"[{path}](#{re.sub(r'[^a-z0-9_-]', '', path.lower())})"
         if "." not in path:
             found[path] = (f"{link} | {' '.join(text.split()).partition('. ')[0].rstrip('.')}", [])
         else:

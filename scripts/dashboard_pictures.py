@@ -24,7 +24,12 @@ from tests.dashboard.browser import CHROMIUM, MISSING, Page, chromium  # noqa: E
 PICTURES = ROOT / "docs" / "pictures"
 MOST_BYTES = 150_000
 PORT = 8633
-LONGER = ("trainer.evaluation.time_limit_s=900", "trainer.evaluation.target_return=-120")
+LONGER = (
+    "trainer.epochs=20",
+    "trainer.evaluation.time_limit_s=900",
+    "trainer.evaluation.target_return=-120",
+    "trainer.evaluation.every_updates=250",
+)
 """The run would end at its own target before it has a curve to show."""
 SHOTS = {
     "dashboard_light": (1440, 860, False),
@@ -33,10 +38,21 @@ SHOTS = {
 }
 
 
-def take(page: Page, url: str, evaluations: int) -> list[Path]:
-    """Take the pictures once the run has this number of evaluations."""
+def wait(page: Page, url: str, evaluations: int, run: subprocess.Popen[bytes]) -> None:
+    """Wait until the run has this number of evaluations.
+
+    Raises:
+        SystemExit: the run has ended before.
+    """
     page.open(url)
-    page.until(f"document.querySelectorAll('#policies tbody tr').length >= {evaluations}", 300)
+    while int(page.value("document.querySelectorAll('#policies tbody tr').length") or 0) < evaluations:
+        if run.poll() is not None:
+            raise SystemExit("the run has ended before; set fewer --evaluations")
+        time.sleep(1.0)
+
+
+def take(page: Page, url: str) -> list[Path]:
+    """Take the pictures."""
     paths = []
     PICTURES.mkdir(exist_ok=True)
     for name, (width, height, dark) in SHOTS.items():
@@ -71,12 +87,7 @@ def main() -> None:
         "config/pendulum_sac.yaml",
         "--control",
     ]
-    for change in (
-        f"dashboard.port={PORT}",
-        "server.port=0",
-        "trainer.epochs=20",
-        "trainer.evaluation.time_limit_s=900",
-    ):
+    for change in (f"dashboard.port={PORT}", "server.port=0", *LONGER):
         command += ["--set", change]
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
@@ -93,12 +104,17 @@ def main() -> None:
             deadline = time.monotonic() + 120
             while b"Live page:" not in log.read_bytes():
                 if run.poll() is not None or time.monotonic() > deadline:
-                    raise SystemExit(log.read_text()[-3000:])
+                    raise SystemExit("the run did not start")
                 time.sleep(0.5)
             time.sleep(5.0)
             with chromium(Path(profile)) as page:
-                for path in take(page, f"http://localhost:{PORT}/", chosen.evaluations):
+                url = f"http://localhost:{PORT}/"
+                wait(page, url, chosen.evaluations, run)
+                for path in take(page, url):
                     print(path.relative_to(ROOT), f"{path.stat().st_size:,} bytes")
+        except SystemExit:
+            print(log.read_text()[-3000:], file=sys.stderr)
+            raise
         finally:
             if run.stdin is not None:
                 run.stdin.close()  # which ends it in order

@@ -36,15 +36,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tmrl_core.config import Config, load  # noqa: E402
+from tmrl_core.metrics import draw as draw_run  # noqa: E402
 from tmrl_core.metrics import names, read_records  # noqa: E402
 
 PAGE = ROOT / "docs" / "learning_curves.md"
 PICTURES = ROOT / "docs" / "pictures"
-CURVES = ROOT / "benchmarks" / "results" / "learning_curves_epyc2core_202611"
+CURVES = ROOT / "benchmarks" / "results" / "gallery_epyc2core_202611"
 SEED = 1
 LONGEST_S = 470
 STARTED = "quickstart"
-"""Picture of README.md: the run of `scripts/quickstart.py`, evaluated more often."""
+"""Picture of README.md: the run of `scripts/quickstart.py`. Its records are stored: the picture needs them all."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,10 @@ PAIRS = (
     Pair(
         "cartpole_dqn",
         250,
-        "exploration that ends after a million updates",
-        ("agent.kwargs.epsilon_updates=1000000", "trainer.epochs=1", "trainer.rounds=25"),
-        "Training episodes stay as short as those of random actions, while evaluations may learn. Compare both.",
+        "memory of 300 transitions",
+        ("memory.capacity=300", "trainer.start_training=300", "trainer.epochs=1", "trainer.rounds=25"),
+        "It swings between good and worthless, because it forgets what it saw, and reaches the target by luck. "
+        "Enlarge the memory, and trust no single evaluation.",
     ),
     Pair(
         "cartpole_discrete_sac",
@@ -194,6 +196,12 @@ WITHOUT = {
 }
 """Files of `config/` without a picture, and why."""
 
+RECORDED = {
+    "pendulum_redq": "algorithms_epyc2core_202611.md",
+    "pendulum_hidden_velocity_rsac": "recurrent_learning_epyc2core_202611.md",
+}
+"""Results of configurations that take longer than a picture is worth, or whose runs have not been stored yet."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -237,7 +245,11 @@ def run(name: str, config: str, workers: int, settings: Sequence[str]) -> None:
 
 
 def store(name: str, folder: Path) -> None:
-    """Write the curve of a run, and for README.md its picture."""
+    """Write the curve of a run; of README.md's run, its records without those of the network."""
+    if name == STARTED:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        (CURVES / f"{STARTED}.jsonl").write_text("".join(line for line in lines if '"kind":"network"' not in line))
+        return
     found = []
     for record in read_records(folder / "metrics.jsonl"):
         mean, std = record.number(names.RETURN_EVALUATION), record.number(names.RETURN_EVALUATION_STD)
@@ -249,8 +261,13 @@ def store(name: str, folder: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(one.name for one in fields(Evaluation))
         writer.writerows(astuple(one) for one in found)
-    if name == STARTED:
-        shutil.copyfile(folder / "learning_curve.png", PICTURES / f"{STARTED}.png")
+
+
+def draw_started() -> None:
+    """Draw README.md's run as its trainer does."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(CURVES / f"{STARTED}.jsonl", Path(folder) / "metrics.jsonl")
+        shutil.copyfile(draw_run(folder, run_name="pendulum_sac"), PICTURES / f"{STARTED}.png")
 
 
 def read_curve(name: str) -> list[Evaluation]:
@@ -328,9 +345,16 @@ def page(text: str) -> str:
     _, end, tail = rest.partition(END)
     if not (mark and end):
         raise SystemExit(f"error: {PAGE} lacks the lines {BEGIN} and {END}")
-    missing = {f"{pair.name}.yaml": "not run yet" for pair in PAIRS if pair not in stored()}
+    missing = {f"{pair.name}.yaml": where_told(pair) for pair in PAIRS if pair not in stored()}
     without = "\n".join(f"- `config/{name}`: {why}." for name, why in (WITHOUT | missing).items())
     return "\n".join([head + mark, "", *map(section, stored()), f"Without a picture:\n\n{without}\n", end + tail])
+
+
+def where_told(pair: Pair) -> str:
+    """Return the place of the results of a configuration whose curves are not there."""
+    if pair.name in RECORDED:
+        return f"steps and returns of three seeds are in [these results](../benchmarks/results/{RECORDED[pair.name]})"
+    return f"**not run yet**; `python scripts/gallery.py --run {pair.name}` does it"
 
 
 def stored() -> list[Pair]:
@@ -355,7 +379,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--run {unknown[0]}: allowed: all, {STARTED}, {', '.join(known)}")
     for name in wanted:
         if name == STARTED:
-            run(STARTED, "pendulum_sac", 2, settings_of(known["pendulum_sac"], good=True))
+            run(STARTED, "pendulum_sac", 2, [])
+            draw_started()
             continue
         for kind in ("good", "bad"):
             run(f"{name}_{kind}", name, workers_of(known[name]), settings_of(known[name], kind == "good"))
@@ -368,6 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if old != new:
             print(f"{PAGE.name} is not up to date; run python scripts/gallery.py", file=sys.stderr)
         return int(old != new)
+    draw_started()
     for pair in stored():
         draw(pair)
     PAGE.write_text(new, encoding="utf-8", newline="\n")

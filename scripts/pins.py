@@ -47,8 +47,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 FOLDER = ROOT / "requirements"
-# Extras that no script installs: two for environments, and one that would hold pillow back (docs/dependencies.md).
-UNPINNED = {"mujoco", "box2d", "trackio"}
+# Extras that no script installs: two for environments, one that would hold pillow back, one for devices, one of 170 MB
+# (docs/dependencies.md).
+UNPINNED = {"mujoco", "box2d", "trackio", "teleop", "rerun"}
 SOURCES = {"tlspyo"}  # has no wheel
 BUILT_WITH = ["setuptools", "editables"]  # for the packages of SOURCES; for hatchling's editable installation
 # The package index's build of torch for Linux needs them; builds of other indexes have their own.
@@ -63,7 +64,8 @@ CONSTRAINTS_HEAD = """\
 # Every package that `.[all,dev,docs]` and its build bring, at the version that was tested (Linux, Python 3.11).
 # `python scripts/pins.py --update` writes this file, and requirements/ with the hashes.
 # torch without a local version: the CPU build (2.13.0+cpu) and the builds for GPUs fit alike, and each GPU build pins
-# its own CUDA packages. What only an extra outside of `all` brings (mujoco, box2d, trackio, hidapi) is not pinned.
+# its own CUDA packages. What only an extra outside of `all` brings (mujoco, box2d, trackio, hidapi, rerun) is not
+# pinned.
 """
 HEAD = "# Written by `python scripts/pins.py --update`.\n"
 

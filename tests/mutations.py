@@ -19,6 +19,7 @@ ORIGIN = "8: the relay need not be trusted"
 NETWORK = "security: an attacker on the network"
 STOLEN = "security: a stolen worker machine"
 GATEWAY = "security: an attacker at the gateway"
+LIVE_PAGE = "security: an attacker at the live page"
 LEARNING = "learning: policies and losses keep their documented bounds"
 
 SIMULATED = "tests/networking/simulation/test_simulation.py::test_every_promise_is_kept[0]"
@@ -794,6 +795,33 @@ MUTATIONS = (
         "                self.policy.version = self._outbox.version\n",
         ("tests/gateway/test_central.py::test_new_weights_act_in_all_sessions",),
     ),
+    Mutation(
+        "order-of-another-page",
+        LIVE_PAGE,
+        "tmrl_core/dashboard/app.py",
+        '        check_origin(request, "this page")\n        if not request.headers.get("content-type"',
+        '        if not request.headers.get("content-type"',
+        ("tests/dashboard/test_app.py::test_an_order_of_another_page_is_refused",),
+    ),
+    Mutation(
+        "events-without-a-login",
+        LIVE_PAGE,
+        "tmrl_core/dashboard/app.py",
+        "        self._check(request)\n        if self._feed.viewers",
+        "        if self._feed.viewers",
+        ("tests/dashboard/test_app.py::test_nothing_is_shown_without_a_login",),
+    ),
+    Mutation(
+        "page-of-any-name",
+        LIVE_PAGE,
+        "tmrl_core/web/origins.py",
+        "        return name in self._names or is_loopback(name)\n",
+        "        return True\n",
+        (
+            "tests/dashboard/test_app.py::test_other_names_are_refused_over_plain_http",
+            "tests/web/test_logins.py::test_names_of_a_server",
+        ),
+    ),
     # --- learning: bounds of policies and losses ---------------------------------------------------------------------
     Mutation(
         "normalized-observations-without-their-limit-in-numpy",
@@ -970,6 +998,49 @@ MUTATIONS = (
         "max(actor.noise, 1e-3)",
         "max(actor.noise, 1e-9)",
         ("tests/gateway/advice/test_policies.py::test_a_policy_without_noise_can_still_be_advised",),
+    ),
+    Mutation(
+        "orders-are-repeated",
+        ORIGIN,
+        "tmrl_core/networking/trainer/orders.py",
+        "if order.id in self._ids:",
+        "if False:",
+        (f"{RELAY}/test_viewers.py::test_an_order_is_carried_out_once_and_its_outcome_shown",),
+    ),
+    Mutation(
+        "orders-are-used-late",
+        ORIGIN,
+        "tmrl_core/networking/trainer/orders.py",
+        "not now - RECENT_S <= envelope.scene_s",
+        "not envelope.scene_s",
+        (f"{RELAY}/test_viewers.py::test_an_order_to_a_trainer_that_was_seen_long_ago_is_refused",),
+    ),
+    Mutation(
+        "orders-of-anybody",
+        ORIGIN,
+        "tmrl_core/networking/end_to_end/orders.py",
+        "if not is_signed(peer.key, envelope.proof, _covered(envelope)):",
+        "if False:",
+        ("tests/networking/end_to_end/test_telemetry_proofs.py::test_an_order_cannot_be_changed",),
+    ),
+    Mutation(
+        "old-scenes-after-newer-ones",
+        ORIGIN,
+        "tmrl_core/networking/observer/seal.py",
+        "if version < self._newest.get(part, (0, 0)):",
+        "if False:",
+        (
+            "tests/networking/end_to_end/test_telemetry_proofs.py"
+            "::test_a_scene_is_no_history_and_an_old_one_not_the_latest",
+        ),
+    ),
+    Mutation(
+        "viewers-wait-after-a-lost-link",
+        NOTICED,
+        "tmrl_core/networking/trainer/telemetry.py",
+        'self._due["scene"] = min(self._due["scene"], now + SCENE_S)',
+        "pass",
+        (f"{RELAY}/test_viewers.py::test_a_trainer_that_hears_late_of_viewers_shows_the_next_scene_soon",),
     ),
     Mutation(
         "value-loss-of-another-weight",

@@ -23,6 +23,7 @@ MODULES = {
     "stable-baselines3": "stable_baselines3",
     "sb3-contrib": "sb3_contrib",
     "pillow": "PIL",
+    "rerun-sdk": "rerun",
     "pygame-ce": "pygame",
     "hidapi": "hid",
 }
@@ -120,6 +121,7 @@ def test_all_names_extras_that_exist() -> None:
             "teleop",
             "trackio",
             "onnx",
+            "rerun",
         }
         | FOR_DEVELOPMENT
     )
@@ -161,6 +163,6 @@ def test_constraints_pin_the_packages_that_scripts_install() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = names([line for line in lines if line and not line.startswith("#")])
     direct = [*PROJECT["project"]["dependencies"], *EXTRAS["dev"]]
-    for extra in EXTRAS.keys() - {"all", "dev", "mujoco", "box2d", "teleop", "trackio"}:
+    for extra in EXTRAS.keys() - {"all", "dev", "mujoco", "box2d", "teleop", "trackio", "rerun"}:
         direct += EXTRAS[extra]
     assert names(direct) <= pinned

@@ -50,6 +50,10 @@ def test_every_page_in_the_package_is_of_a_room() -> None:
     assert [page for page in pages if page.parent not in FOLDERS] == []
 
 
+def test_each_room_has_a_page() -> None:
+    assert [folder for folder in FOLDERS if not (folder / "README.md").is_file()] == []
+
+
 def test_the_index_of_a_tree_without_a_room_lacks_its_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     rooms_page = importlib.import_module("rooms_page")

@@ -12,12 +12,13 @@ from tmrl_core.multiagent import round_episodes
 from tmrl_core.networking.links import remark_log
 from tmrl_core.networking.protocol.messages import MAX_BODY_BYTES
 from tmrl_core.networking.relay import connection as relay_connection
-from tmrl_core.networking.relay import message_queue, probes, processor_time, sent_weights, stream_budget
+from tmrl_core.networking.relay import message_queue, probes, processor_time, sent_weights, stream_budget, viewers
+from tmrl_core.networking.relay import status as relay_status
 from tmrl_core.networking.relay.settings import RelaySettings
 from tmrl_core.networking.security import admission, certificates, credentials
 from tmrl_core.networking.spools import spool as spools
 from tmrl_core.networking.trainer import connection as peers
-from tmrl_core.networking.trainer import inbox
+from tmrl_core.networking.trainer import inbox, orders
 from tmrl_core.networking.transports import base, tls
 from tmrl_core.samples import codec
 from tmrl_core.training.agents import running_moments
@@ -68,6 +69,17 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
     (
         "logs {} different remarks about each certificate (forged messages, refused samples), then one in {:g} minutes",
         (remark_log.LINES_AT_ONCE, 1 / remark_log.LINES_PER_S / 60),
+    ),
+    # Viewers and operators
+    ("looking at values older than {:g} s by the trainer's own clock", (orders.RECENT_S,)),
+    ("At most {} observers are linked", (relay_status.MAX_OBSERVERS,)),
+    (
+        "The Server keeps at most {} kB of each of the latest {} runs",
+        (2 * MAX_BODY_BYTES // 1_000, viewers.MAX_RUNS),
+    ),
+    (
+        "passes on one order a second of each certificate or token, after a burst of {}; the trainer keeps at most {}",
+        (viewers.COMMANDS_AT_ONCE, orders.MAX_WAITING),
     ),
     # A malicious worker
     ("Credit that is not used for {:g} s while others wait", (RelaySettings().stalled_s,)),

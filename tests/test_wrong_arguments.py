@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "memory_size must be a whole number of at least 1 (and at most 2^62), got 10.5",
     ),
     "folder": (lambda: ReplayMemory("cpu", 1, storage="disk"), ConfigError, "needs a folder; set memory.folder"),
-    "stack": (lambda: FrameStackMemory("cpu", 1, frame_stack=0), ConfigError, "of at least 1 (and at most 2^62), got 0"),
+    "stack": (lambda: FrameStackMemory("cpu", 1, frame_stack=0), ConfigError, "frame_stack must be a whole number"),
     "empty memory": (lambda: next(iter(ReplayMemory("cpu", 1))), ValueError, "holds no transition yet"),
     "lockstep": (
         lambda: TrainingLockstep((BOX, ACTIONS), RoundMemory, PPOAgent, steps_per_round=3, episodes_per_round=3),

@@ -37,6 +37,9 @@ Nothing here needs a trainer. An environment that is played and recorded can sti
 takes: see [choosing.md](choosing.md#by-action-space). `python -m tmrl_core --doctor` names the installed versions of
 these packages, and the combinations below that are known to break, with the repair.
 
+Configurations that train on MuJoCo (SAC), MiniGrid (PPO) and Atari (DQN) are in
+[examples/families/](../examples/families/halfcheetah_sac.yaml).
+
 To try other versions, change `benchmarks/environments/families.yaml`; then run `try_families.py --only NAME` and
 `families_page.py` in that folder.
 """

@@ -60,6 +60,24 @@ class Failed(Exception):
     """A run has ended with an error, or too early."""
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that runs need.
+
+    Raises:
+        SystemExit: one is not installed.
+    """
+    found = {"python": platform.python_version()}
+    for name in NEEDED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            raise SystemExit(
+                f'{name} is not installed in this environment: pip install "gymnasium[mujoco]" stable-baselines3 '
+                "sb3-contrib"
+            ) from None
+    return found
+
+
 def settings_of(run: Run) -> list[str]:
     """Return the changes to the configuration of a run's task.
 
@@ -104,7 +122,7 @@ def learn(run: Run, work: Path, deadline: float) -> Result:
         wall_s=wall_s,
         core_s=None if resumed else round(core_s, 1),
         ended=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        versions={"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in NEEDED}},
+        versions=versions(),
     )
 
 
@@ -160,6 +178,7 @@ def main() -> int:
         print("\n".join(run.name for run in todo))
         print(f"{len(todo)} of {len(list(planned(rows)))} runs are missing", file=sys.stderr)
         return 0
+    versions()  # before days of runs
     deadline = time.monotonic() + arguments.hours * 3600.0
     signal.signal(signal.SIGTERM, _interrupted)
     status = 0

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from tmrl_core.actor import ActorModule
 from tmrl_core.actor.interventions import InterventionSource
 
-REACH, PUSH, LIFTED = 0.05, 0.1, 0.5
+REACH, PUSH, LIFTED = 0.03, 0.09, 0.5
 """Horizontal distance at which the gripper encloses the cube, at which its fingers push it, and height of success."""
 LOW = 0.06
 """Height below which the fingers are beside the cube."""
@@ -24,8 +24,9 @@ class Pick(gymnasium.Env[Any, Any]):
     """A gripper over a table. It encloses a cube, closes, and lifts it.
 
     Observation [10]: position of the gripper (3), closed or not, position of the cube (3), and the way to it (3), in
-    units of the table's width. Action [4]: step in each direction, as parts of the longest one, and the gripper: closed
-    above 0. Reward: 1 when the cube is lifted, where the episode ends, and otherwise 0. After 60 steps it is cut.
+    widths of the table. Action [4]: step in each direction, as parts of the longest one, and the gripper: it closes
+    above 0.3, opens below -0.3, and stays between. Reward: 1 when the cube is lifted, where the episode ends, and
+    otherwise 0. After 60 steps it is cut.
 
     Fingers that come down beside the cube push it away, and out of the area it can be lost.
     """
@@ -45,13 +46,11 @@ class Pick(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         action = np.clip(np.asarray(action, np.float64), -1, 1)
-        closes = bool(action[3] > 0)
+        closes = bool(action[3] > 0.3) or (self.closed and action[3] > -0.3)
         self.gripper = np.clip(self.gripper + action[:3] * self.STEP, 0, 1)
         away = self.cube[:2] - self.gripper[:2]
         distance = float(np.linalg.norm(away))
-        if self.holding and closes:
-            self.cube = self.gripper.copy()
-        else:
+        if not (self.holding and closes):
             self.holding = False
             self.cube[2] = 0.0
             if self.gripper[2] < LOW:
@@ -59,6 +58,8 @@ class Pick(gymnasium.Env[Any, Any]):
                     self.holding = closes and not self.closed  # only fingers that were open enclose it
                 elif distance < PUSH:
                     self.cube[:2] += away / distance * (PUSH - distance)
+        if self.holding:
+            self.cube = self.gripper.copy()
         self.closed = closes
         lifted = self.holding and self.gripper[2] > LIFTED
         truncated = self.steps >= self.LIMIT and not lifted
@@ -71,7 +72,7 @@ class Pick(gymnasium.Env[Any, Any]):
 
 def right_action(obs: Any) -> Any:
     """Return what picks up the cube: over it, down, close, up."""
-    closed, height, away = obs[3] > 0.5, obs[2], obs[7:10]
+    closed, height, away = obs[3] > 0.5, obs[2], obs[4:7] - obs[:3]
     holds = closed and float(np.abs(away).max()) < 0.01
     if holds:
         return np.array([0, 0, 1, 1], np.float32)
@@ -136,6 +137,7 @@ class PersonByRule(InterventionSource):
     @staticmethod
     def _way_left(obs: Any) -> float:
         """The way to the cube and up again, in table widths."""
-        if obs[3] > 0.5 and float(np.abs(obs[7:10]).max()) < 0.01:
+        away = obs[4:7] - obs[:3]
+        if obs[3] > 0.5 and float(np.abs(away).max()) < 0.01:
             return LIFTED - float(obs[2])
-        return 1.0 + float(np.linalg.norm(obs[7:10]))
+        return 1.0 + float(np.linalg.norm(away))

@@ -378,3 +378,24 @@ def test_a_snapshot_fits_the_terminal_with_problems_first(
         assert ["has gone" in rows[0], "silent for" in rows[2 if workers > 8 else 1]] == [True, True]
         missing = workers - len(rows)
         assert (f"... and {missing} more workers" in shown[-1]) == (missing > 0)
+
+
+def test_several_servers_are_shown_one_after_the_other(
+    server: Server, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = [f"127.0.0.1:{server.port}", "127.0.0.1:1"]
+    several = from_values(
+        {"server": {"endpoints": servers}, "network": {"credentials_dir": str(keys), "security": "TLS"}}
+    )
+    with ShutdownSignal() as shutdown:
+        ended = cli_status.status(several, argparse.Namespace(json=True, watch=None), shutdown)
+        found = json.loads(capsys.readouterr().out)["servers"]
+        assert ended == 1  # one of them did not answer
+        assert found[0]["server"] == f"127.0.0.1 port {server.port}"
+        assert found[0]["rates"]["seconds"] > 0
+        assert "127.0.0.1" in found[1]["error"]
+        cli_status.status(several, argparse.Namespace(json=False, watch=None), shutdown)
+    text = capsys.readouterr().out
+    assert "1 of 2 Servers answered: 0 workers, now 0 samples/s" in text
+    assert f"Server 127.0.0.1 port {server.port}, tmrl_core" in text
+    assert "Server 127.0.0.1 port 1: " in text

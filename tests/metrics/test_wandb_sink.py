@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import http.server
 import json
+import math
 import os
 import socket
 import struct
@@ -13,17 +14,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import wandb
 from wandb.proto import wandb_internal_pb2
 
 from tmrl_core.errors import MissingExtraError
+from tmrl_core.metrics import names, wandb_sink
+from tmrl_core.metrics.branch import Cut
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.metrics.records import MetricRecord, record
-from tmrl_core.metrics.sinks import MetricSink
+from tmrl_core.metrics.sinks import JsonLinesSink, MetricSink
+from tmrl_core.metrics.standard import SinkRun
 from tmrl_core.metrics.wandb_sink import WandbSink, _netrc_key
-from tmrl_core.testing.metric_sinks import SinkSuite
+from tmrl_core.testing.metric_sinks import SinkSuite, Written
 
 KEY = "0123456789abcdef" * 2 + "01234567"
 
@@ -133,9 +138,63 @@ def runs(folder: Path) -> list[Path]:
     return sorted((folder / "wandb").glob("offline-run-*/*.wandb"))
 
 
+def records_in(path: Path) -> Iterator[Any]:
+    """Yield the records of an offline file: wandb's own messages, in frames of leveldb's log."""
+    record_type: Any = vars(wandb_internal_pb2)["Record"]  # the module makes its classes when it is imported
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # no frame begins in the last bytes of a block
+            at += 32768 - at % 32768
+            continue
+        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        parts += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield record_type.FromString(parts)
+            parts = b""
+
+
+def history_in(path: Path) -> list[dict[str, Any]]:
+    """Return the points of an offline file, without wandb's own entries."""
+    points = []
+    for found in records_in(path):
+        if found.WhichOneof("record_type") == "history":
+            point: dict[str, Any] = {}
+            for item in found.history.item:
+                name, *inner = [item.key] if item.key else item.nested_key
+                value = json.loads(item.value_json)
+                if inner:
+                    point.setdefault(name, {})[inner[0]] = value
+                elif not name.startswith("_"):
+                    point[name] = value
+            points.append(point)
+    return points
+
+
+NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
 class TestWandbSink(SinkSuite):
+    reads_unclosed = False
+
     def make_sink(self, folder: Path) -> MetricSink:
         return WandbSink(project="tests", folder=folder)
+
+    def read_back(self, folder: Path) -> list[Written]:
+        """Return what `wandb sync` would send."""
+        wandb.teardown()  # its own process may still write
+        found = []
+        # By the times of their ends: names have whole seconds.
+        for path in sorted(runs(folder), key=lambda path: path.stat().st_mtime_ns):
+            for point in history_in(path):
+                values = {name: float(NUMBERS.get(value, value)) for name, value in point.items()}
+                steps = int(values.pop(names.SAMPLES_RECEIVED))
+                del values[names.ELAPSED]
+                found.append((steps, values))
+        return found
+
+    def keeps(self, record: MetricRecord) -> bool:
+        return bool(record.numbers())
 
 
 def test_without_a_key_the_run_is_kept_on_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,15 +235,81 @@ def test_parts_of_a_run_that_is_resumed_offline_are_to_be_joined(tmp_path: Path)
 
 def noted_resume(path: Path) -> bool:
     """Return what a file of wandb notes for `wandb sync`: the latest description of its run."""
-    record_type: Any = vars(wandb_internal_pb2)["Record"]  # the module makes its classes when it is imported
-    data, at, noted = path.read_bytes(), 7, False
-    while at + 7 <= len(data):  # frames of leveldb's log; small records are in one each
-        _, size, _ = struct.unpack("<IHB", data[at : at + 7])
-        found = record_type.FromString(data[at + 7 : at + 7 + size])
-        at += 7 + size
-        if found.WhichOneof("record_type") == "run":
-            noted = found.run.resume
-    return noted
+    noted: list[bool] = [found.run.resume for found in records_in(path) if found.WhichOneof("record_type") == "run"]
+    return noted[-1]
+
+
+def evaluation(number: int, score: float, env_steps: int) -> MetricRecord:
+    made = record("evaluation", {names.EVALUATION: number, names.RETURN_EVALUATION: score}, step=number, elapsed_s=1.0)
+    return msgspec.structs.replace(made, env_steps=env_steps)
+
+
+def artifacts_in(path: Path) -> list[tuple[str, list[str], dict[str, Any], bytes]]:
+    """Return type, aliases, metadata and content of each artifact of an offline file."""
+    found = (each.request for each in records_in(path) if each.WhichOneof("record_type") == "request")
+    logged = [one.log_artifact.artifact for one in found if one.WhichOneof("request_type") == "log_artifact"]
+    logged += [each.artifact for each in records_in(path) if each.WhichOneof("record_type") == "artifact"]
+    return [
+        (
+            one.type,
+            sorted(one.aliases),
+            json.loads(one.metadata),
+            Path(one.manifest.contents[0].local_path).read_bytes(),
+        )
+        for one in logged
+    ]
+
+
+def test_videos_and_policies_go_with_the_records(tmp_path: Path) -> None:
+    videos, policy = tmp_path / "worker" / "videos", tmp_path / "policy.tmod"
+    videos.mkdir(parents=True)
+    (videos / "evaluation-1.mp4").write_bytes(b"of an earlier part of the run")
+    sink = wandb_sink.of_run(SinkRun(tmp_path), policy=policy, project="tests")
+    with sink:
+        policy.write_bytes(b"first")
+        (videos / "evaluation-2.mp4").write_bytes(b"two")
+        os.utime(videos / "evaluation-2.mp4", (1, 1))
+        (videos / "evaluation-3.mp4").write_bytes(b"not complete yet")
+        sink.write(evaluation(2, -5.0, 200))
+        policy.write_bytes(b"second")
+        sink.write(evaluation(3, -7.0, 300))
+        sink.write(make(4))
+    wandb.teardown()
+    (path,) = runs(tmp_path)
+    filmed = [
+        (point[names.SAMPLES_RECEIVED], point["eval/video"]) for point in history_in(path) if "eval/video" in point
+    ]
+    assert [(steps, one["caption"]) for steps, one in filmed] == [(200, "evaluation 2"), (300, "evaluation 3")]
+    media = [path.parent / "files" / one["path"] for _, one in filmed]
+    assert [each.read_bytes() for each in media] == [b"two", b"not complete yet"]
+    best, final = artifacts_in(path)
+    assert (best[0], best[1], best[3]) == ("model", ["best", "latest"], b"first")
+    assert best[2] == {names.UPDATES: 2, names.ELAPSED: 1.0, names.SAMPLES_RECEIVED: 200, names.RETURN_EVALUATION: -5.0}
+    assert (final[0], final[1], final[3]) == ("model", ["final", "latest"], b"second")
+
+
+def test_a_worse_evaluation_after_a_resume_is_not_the_best(tmp_path: Path) -> None:
+    (tmp_path / "policy.tmod").write_bytes(b"weights")
+    with JsonLinesSink(tmp_path / "metrics.jsonl") as kept:
+        kept.write(evaluation(1, -5.0, 100))
+    run = SinkRun(tmp_path, cut=Cut(last=()))
+    with wandb_sink.of_run(run, policy=tmp_path / "policy.tmod", project="tests") as sink:
+        sink.write(evaluation(2, -6.0, 200))
+    wandb.teardown()
+    assert [aliases for _, aliases, _, _ in artifacts_in(runs(tmp_path)[0])] == [["final", "latest"]]
+
+
+def test_files_that_cannot_be_stored_leave_the_records_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "policy.tmod").mkdir(mode=0o700)
+    videos = tmp_path / "worker" / "videos"
+    with wandb_sink.of_run(SinkRun(tmp_path), policy=tmp_path / "policy.tmod", project="tests") as sink:
+        videos.mkdir(parents=True)
+        (videos / "evaluation-1.mp4").symlink_to(tmp_path / "missing")
+        sink.write(evaluation(1, -5.0, 100))
+        sink.write(evaluation(2, -5.0, 200))
+    wandb.teardown()
+    assert [point[names.SAMPLES_RECEIVED] for point in history_in(runs(tmp_path)[0])] == [100, 200]
+    assert caplog.text.count("wandb does not store files of this run: FileNotFoundError") == 1
 
 
 def test_without_network_the_run_is_kept_on_disk_and_the_key_is_not_stored(

@@ -40,7 +40,9 @@ from tmrl_core.metrics import JsonLinesSink, names, read_records, record
 from tmrl_core.metrics.branch import CUT_NAME
 from tmrl_core.networking import RolloutWorker, Server, Trainer
 from tmrl_core.networking.links import LinkSettings, WorkerLink
+from tmrl_core.networking.links.viewer_link import ViewerLink
 from tmrl_core.networking.protocol.messages import EPISODE_END
+from tmrl_core.networking.protocol.telemetry import Order, OrderKind, Scene
 from tmrl_core.roles import trainer as trainer_module
 from tmrl_core.roles.training_object import training_from_config
 from tmrl_core.samples import Buffer, EpisodeRecord
@@ -924,3 +926,56 @@ def test_a_resumed_trainer_publishes_the_latest_policy_again_with_its_number(
         assert trainer.training.delivery["counter"] == 7
     assert [counter for _, counter in versions] == [7, 7]
     assert versions[1] > versions[0] > (3, 7)
+
+
+def test_an_operator_pauses_training_and_changes_its_ratio(server: Server, worker: Worker, tmp_path: Path) -> None:
+    config = make_config(tmp_path, epochs=10_000)
+    config = msgspec.structs.replace(
+        config, worker=msgspec.structs.replace(config.worker, max_env_steps_per_update=1000)
+    )
+    trainer = Trainer(server_port=server.port, config=config)
+    thread = threading.Thread(target=trainer.run)
+    thread.start()
+    try:
+        with ViewerLink(LinkSettings(transport="local", port=server.port), name="anna") as viewer:
+            viewer.start()
+
+            def scene() -> Scene:
+                assert viewer.scene is not None
+                return viewer.scene
+
+            def said(kind: OrderKind, value: float | None = None) -> str:
+                order = viewer.order(Order(kind=kind, value=value))
+                until(lambda: viewer.outcome(order))
+                outcome = viewer.outcome(order)
+                assert outcome is not None
+                return outcome.outcome
+
+            until(lambda: viewer.may_order and scene().updates and scene().workers)
+            assert scene().settings["trainer.steps"] == "20"
+            assert said("pause") == "done"
+            assert (scene().state, scene().waits) == ("paused", "paused by anna")
+            updates, samples = trainer.training.total_updates, trainer.training.total_samples
+            checkpoints = len(scene().checkpoints)
+            assert said("checkpoint") == "done"
+            until(lambda: len(scene().checkpoints) > checkpoints)
+            assert scene().checkpoints[-1].name.isdecimal()
+            until(lambda: trainer.training.total_samples > samples)
+            assert trainer.training.total_updates == updates
+            assert "would wait for each other for ever" in said("ratio", 0.0001)
+            assert "max_training_steps_per_env_step" in said("ratio", -1.0)
+            assert said("ratio", 0.75) == "done"
+            assert said("resume") == "done"
+            until(lambda: trainer.training.total_updates > updates)
+            trainer.stop()
+            until(lambda: scene().state == "ended")
+    finally:
+        trainer.stop()
+        thread.join(20)
+    texts = [row["message"] for row in values(tmp_path, "event") if row["event"] == names.EVENT_ORDER]
+    assert texts[0] == "anna: pause training: done"
+    assert texts[-1] == "anna: resume training: done"
+    resumed = Trainer(server_port=server.port, config=config)
+    restored, is_new = resumed._checkpoints.make_or_load()
+    assert not is_new
+    assert restored.limiter._most.ratio.ratio == 0.75

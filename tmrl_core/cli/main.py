@@ -280,6 +280,9 @@ def parser(added: Mapping[str, Role] | None = None) -> argparse.ArgumentParser:
     made.add_argument("--num-workers", type=int, dest="workers", metavar="N", help=argparse.SUPPRESS)
     local = made.add_argument_group("with --local")
     local.add_argument("--single-process", action="store_true", help="threads instead of processes, for debugging")
+    local.add_argument(
+        "--ranks", type=int, default=None, metavar="N", help="processes of the trainer, each with a Server (default: 1)"
+    )
     local.add_argument("--seeds", default=None, metavar="0-4", help="one run for each seed, then `--plot` of all")
     local.add_argument("--at-once", type=int, default=None, metavar="N", help="runs of --seeds at a time (default: 1)")
     local.add_argument("--quickstart", action="store_true", help="start a new run, and print the next steps at its end")
@@ -401,6 +404,7 @@ def check_options(options: argparse.Namespace) -> None:
     own: tuple[tuple[str, list[str]], ...] = (
         ("workers", ["local", "worker"]),
         ("single_process", ["local"]),
+        ("ranks", ["local"]),
         ("seeds", ["local"]),
         ("at_once", ["local"]),
         ("quickstart", ["local"]),
@@ -659,16 +663,18 @@ def local(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal)
     if options.at_once is not None:
         raise ConfigError("--at-once is the number of runs of --seeds at a time; add --seeds, such as --seeds 0-4")
     beside = {name: options.added[name] for name in roles_beside(options)}
+    ranks = options.ranks or 1
     return run_local(
         config,
         passed_on(options),
         shutdown,
-        workers=options.workers or (2 if all(role.watches for role in beside.values()) else 0),
+        workers=options.workers or (2 * ranks if all(role.watches for role in beside.values()) else 0),
         beside=beside,
         single_process=options.single_process,
         quickstart=options.quickstart,
         new=options.new,
         small=options.small,
+        ranks=ranks,
     )
 
 
@@ -680,7 +686,7 @@ def with_seeds(config: Config, options: argparse.Namespace, shutdown: ShutdownSi
     """
     from tmrl_core.local.seeds import run_seeds, seeds_of
 
-    for name in ("seed", "new", "quickstart", "single_process", *roles_beside(options)):
+    for name in ("seed", "new", "quickstart", "single_process", "ranks", *roles_beside(options)):
         if vars(options)[name] not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} does not go with --seeds, which starts a --local of its own")
     passed = [*passed_on(options), *(["--small"] if options.small else [])]

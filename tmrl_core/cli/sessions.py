@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmrl_core.cli.main import set_up_logging, shown
+from tmrl_core.config.loading import expanded
 from tmrl_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FIRST = "0-9"
+"""Sessions that are shown by default: a recording may have thousands."""
 COMMON = ("command", "folder", "dataset", "format", "spaces", "skip_bad_episodes")
 """Options of all formats."""
 
@@ -34,6 +40,15 @@ def parser(formats: Mapping[str, SessionFormat]) -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     showing = commands.add_parser("list", help="print the number of sessions, their ends and returns")
     showing.add_argument("folder", help="a recording")
+    viewing = commands.add_parser("view", help="show a recording in the viewer rerun, or write it to a file for it")
+    viewing.add_argument("folder", help="a recording")
+    viewing.add_argument(
+        "--only",
+        default=FIRST,
+        metavar="NUMBERS",
+        help="sessions to show, from 0, such as 3, 0-9, or 20- (default: %(default)s)",
+    )
+    viewing.add_argument("--out", metavar="FILE", help="write this .rrd file instead, for a machine without a display")
     writing = commands.add_parser("export", help="write a recording as a new dataset")
     writing.add_argument("folder", help="a recording")
     writing.add_argument("dataset", help="the dataset's folder, which must not exist")
@@ -72,6 +87,8 @@ def run_sessions(arguments: Sequence[str]) -> int:
     set_up_logging("info")
     if options.command == "list":
         return show(options)
+    if options.command == "view":
+        return view(options)
     return (export if options.command == "export" else import_)(options, formats)
 
 
@@ -101,6 +118,29 @@ def show(options: argparse.Namespace) -> int:
         print(shown(f"range:        {line}"))
     if problem := ranges.problem():
         print(shown(f"outside the action space: {problem}"))
+    return 0
+
+
+def view(options: argparse.Namespace) -> int:
+    """Show sessions in the viewer rerun, or write them to a file for it."""
+    from tmrl_core.sessions.rerun_view import view as view_sessions
+
+    match = re.fullmatch(r"(\d+)(?:(-)(\d+)?)?", options.only)
+    first = int(match[1]) if match else 0
+    last = None if match and match[2] and not match[3] else int(match[3] or match[1]) if match else 0
+    if match is None or (last is not None and last < first):
+        raise ConfigError(f"--only: found {options.only}, allowed: a number, or a range such as 0-9 or 20-")
+    out = None if options.out is None else expanded(options.out)
+    if out is None and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        raise ConfigError(
+            "there is no display here for the viewer: write a file with --out sessions.rrd, and open it on a machine "
+            "that has one: rerun sessions.rrd"
+        )
+    chosen = range(first, sys.maxsize if last is None else last + 1)
+    count, ticks = view_sessions(options.folder, chosen, last, out)
+    print(shown(f"{options.out or 'the viewer'}: {count} sessions, {ticks} ticks"))
+    if count == len(chosen) and options.only == FIRST:
+        print("--only 10-19 shows the next ones, --only 0- all")
     return 0
 
 

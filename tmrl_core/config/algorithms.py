@@ -374,8 +374,8 @@ def _parts(space: Any) -> Iterator[Any]:
 
 def _stored_bytes(part: Any) -> int:
     """Return the bytes of a part of an observation in a memory, which stores float64 as float32."""
-    itemsize = part.dtype.itemsize if part.dtype is not None else 4
-    return math.prod(part.shape) * (min(itemsize, 4) if part.dtype is None or part.dtype.kind == "f" else itemsize)
+    itemsize: int = part.dtype.itemsize if part.dtype is not None else 4
+    return int(math.prod(part.shape)) * (min(itemsize, 4) if part.dtype is None or part.dtype.kind == "f" else itemsize)
 
 
 def policy_problem(config: Config, space: Any) -> str | None:

@@ -91,10 +91,19 @@ def only_endpoint(config: Config) -> Endpoint:
     if len(found) > 1:
         raise ConfigError(
             f"server.endpoints: found {len(found)} Servers, and one process learns from one. Start one rank for each: "
-            f"`torchrun --nproc-per-node {len(found)} -m tmrl_core --trainer -c FILE` (docs/scaling.md), or name one "
+            f"`torchrun --nproc-per-node {len(found)} -m tmrl_core --trainer -c FILE` (docs/rooms.md), or name one "
             "Server here"
         )
     return found[0]
+
+
+def at_first_server(config: Config) -> Config:
+    """Return the configuration of a client of the first Server, whose trainer writes the records of the run.
+
+    Raises:
+        ConfigError: an endpoint has another form.
+    """
+    return at_endpoint(config, endpoints_of(config)[0]) if config.server.endpoints else config
 
 
 def at_own_server(config: Config, name: str) -> Config:

@@ -367,7 +367,7 @@ class ServerSection(Section, frozen=True, kw_only=True):
         tuple[Text, ...],
         doc(
             "Addresses of several Servers of one run, each as `host:port`, instead of `host` and `port`; see "
-            "docs/scaling.md. A worker belongs to one of them, by its name, for its whole life. The trainer has one "
+            "docs/rooms.md. A worker belongs to one of them, by its name, for its whole life. The trainer has one "
             "rank for each, in this order. A Server does not read it: each is started with its own `port`. Empty: one "
             "Server."
         ),
@@ -861,6 +861,13 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     wandb_entity: Annotated[Text | None, doc("wandb entity. null: the default of the account.")] = None
     wandb_project: Annotated[Text, doc("wandb project.")] = "tmrl_core"
     wandb_run_id: Annotated[Text | None, doc("wandb run id. null: an id of this run, stored in `<run>/run_id`.")] = None
+    wandb_artifacts: Annotated[
+        bool,
+        doc(
+            "Send files too: videos of evaluations (`worker.evaluation_videos`) that are in the run's folder, and the "
+            "policy after each best evaluation and at the end."
+        ),
+    ] = True
 
 
 class RoomSection(Section, frozen=True, kw_only=True):

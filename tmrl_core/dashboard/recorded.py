@@ -98,7 +98,7 @@ class RecordedRun:
             self.scene = self._scene(last)
         if records:
             curves = self._sink.curves()
-            self.history = History(run=self._run, series={name: tuple(map(tuple, at)) for name, at in curves.items()})
+            self.history = History(run=self._run, series={name: tuple(points) for name, points in curves.items()})
         self._show_state(CONNECTED)
 
     def _show_state(self, state: str) -> None:

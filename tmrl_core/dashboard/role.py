@@ -37,12 +37,13 @@ def source_of(config: Config, folder: Path | None) -> Source:
         from tmrl_core.dashboard.recorded import RecordedRun
 
         return RecordedRun(folder)
+    from tmrl_core.config.endpoints import at_first_server
     from tmrl_core.networking.links.viewer_link import ViewerLink
     from tmrl_core.networking.transports.selection import link_settings
     from tmrl_core.roles import from_config as roles
 
     roles.ensure_credentials(config)
-    link = ViewerLink(link_settings(config), config.run.name, name="the live page")
+    link = ViewerLink(link_settings(at_first_server(config)), config.run.name, name="the live page")
     link.start()
     return link
 

@@ -16,7 +16,7 @@ Trend = Literal["rising", "steady", "falling", "early"]
 _LEAST_POINTS = 20
 """Points of a curve below which a trend would be noise."""
 _RECENT = 10
-"""Episodes in the mean that is shown if the run tells none."""
+"""Points of the curve in the mean that is shown."""
 _PART = 5
 """The latest fifth of the curve is compared with the fifth before it."""
 _NOISE = 2.0
@@ -47,14 +47,13 @@ def verdict(scene: Scene | None, history: History | None) -> Verdict:
         return Verdict("early", None, "Nothing is known yet", "")
     curve = history.series.get(names.RETURN_TRAIN, ()) if history is not None else ()
     evaluation = scene.values.get(names.RETURN_EVALUATION)
-    mean = scene.values.get(names.RETURN_MEAN)
-    if mean is None and curve:
-        mean = statistics.fmean(value for _, _, value in curve[-_RECENT:])
+    # The run's own mean is of the latest 100 episodes, which hides for long that a policy has learned.
+    mean = statistics.fmean(value for _, _, value in curve[-_RECENT:]) if curve else scene.values.get(names.RETURN_MEAN)
     latest = evaluation if mean is None else mean
     if latest is None:
         return Verdict("early", None, "Too early to say", "no episode has ended yet")
     target = scene.target_return
-    facts = [f"return {return_text(mean, target)} in training"] if mean is not None else []
+    facts = [f"{return_text(mean, target)} in the latest episodes"] if mean is not None else []
     if evaluation is not None:
         facts.append(f"{return_text(evaluation, target)} in the latest evaluation")
     if target is not None:

@@ -13,6 +13,9 @@
 # Example of ratios: a trainer that makes at most half an update per environment step, and workers that take at most one
 # step per update, would wait for each other for ever; `check_without_environment` says so before anything runs.
 #
+# With `--ranks N`, N Servers and N processes of the trainer are started; names of workers are chosen so that each
+# Server has as many as the others.
+#
 # The configuration of one machine differs from that of several: addresses become loopback, and lockstep's first round
 # waits for all workers that are started here, so that its assignments do not depend on their order. These changes go to
 # the children as `--set` options (`there`), so their logs and the run's `config.yaml` show them.
@@ -65,6 +68,7 @@ def run_local(
     quickstart: bool = False,
     new: bool = False,
     small: bool = False,
+    ranks: int = 1,
 ) -> int:
     """Run all roles here until training ends or a stop is requested.
 
@@ -78,6 +82,7 @@ def run_local(
         quickstart: True: use a free port, and print the next steps. `config` has the name of a new run.
         new: True: `config` has the name of a new run.
         small: True: a few hundred updates and no target.
+        ranks: number of processes of the trainer, each with a Server of its own.
 
     Returns:
         Exit status: 0: learned, no target was set, or a stop was requested; 1: not learned.
@@ -87,6 +92,10 @@ def run_local(
         TmrlError: a role failed; the message includes its last log lines.
     """
     beside = beside or {}
+    if ranks > 1 and single_process:
+        raise ConfigError("--ranks are processes: leave --single-process out")
+    if ranks > workers and not beside:
+        raise ConfigError(f"--ranks: found {ranks}, and {workers} workers; each rank needs one: add --workers {ranks}")
     if beside and single_process:
         raise ConfigError(f"--{next(iter(beside))} is a process of its own: leave --single-process out")
     changes = changes_for_this_machine(config, workers, single_process=single_process, quickstart=quickstart)
@@ -110,7 +119,7 @@ def run_local(
         if roles.ensure_credentials(config):
             logger.info("made credentials for this machine")
         collectors = tuple(name for name in beside if name not in watchers)
-        group = Pipeline(config, there, workers, beside=collectors, watchers=watchers)
+        group = Pipeline(config, there, workers, beside=collectors, watchers=watchers, ranks=ranks)
     shutdown.kill_on_second(group.kill)
     shutdown.calls_for_checkpoint(group.checkpoint)
     with view:
@@ -203,6 +212,8 @@ def changes_for_this_machine(config: Config, workers: int, *, single_process: bo
         raise ConfigError(
             "network.transport: local connects threads of one process; use tls, or add --single-process to --local"
         )
+    if config.server.endpoints:
+        changes.append("server.endpoints=[]")  # the Servers of this run are here
     if not is_loopback(config.server.host):
         changes += ["server.host=127.0.0.1", "network.hostname=null"]
     if config.server.bind is not None and not is_loopback(config.server.bind):

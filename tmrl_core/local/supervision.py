@@ -42,6 +42,7 @@ import os
 import queue
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -53,6 +54,7 @@ from typing import Any, Protocol
 
 from tmrl_core.blas_threads import THREAD_VARIABLES
 from tmrl_core.config import Config, use, with_changes
+from tmrl_core.config.endpoints import Endpoint, chosen_endpoint
 from tmrl_core.config.server_port import FILE as PORT_FILE
 from tmrl_core.errors import ConfigError, NetworkError, TmrlError
 from tmrl_core.long_calls import trouble
@@ -173,6 +175,8 @@ class Child:
         self.remarks = log.with_suffix(".remarks")
         self.threads = threads
         self.folder = folder
+        self.variables: dict[str, str] = {}
+        """Environment variables of this process alone."""
         self.restarts = 0
         self.resting_until = 0.0
         self.started_at = 0.0
@@ -197,7 +201,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if announces else log,
                 stderr=log,
-                env=environment(self.threads),
+                env=environment(self.threads) | self.variables,
                 cwd=self.folder,
                 **own,
             )
@@ -460,33 +464,57 @@ class Pipeline(Processes):
         *,
         beside: Sequence[str] = (),
         watchers: Sequence[str] = (),
+        ranks: int = 1,
     ) -> None:
         super().__init__(config)
         self._passed = list(passed)
         self._disk_due = 0.0
         self._port_record: PortRecord | None = None
-        self.server = self._child("server", ["--server", "--announce", *self._passed], threads=1)
+        several = ["--set", "server.port=0", "--set", "server.endpoints=[]"] if ranks > 1 else []
+        self.servers = [
+            self._child(_numbered("server", rank), ["--server", "--announce", *self._passed, *several], threads=1)
+            for rank in range(ranks)
+        ]
         names = [f"worker-{index + 1}" for index in range(workers)]
         self.workers = [self._child(name, ["--worker"], threads=1) for name in names]
         self.beside = [self._child(name, [f"--{name}"], threads=1) for name in beside]
         self.watchers = [self._child(name, [f"--{name}"], threads=1) for name in watchers]
-        self.trainer = self._child("trainer", ["--trainer"], threads=config.trainer.threads)
+        threads = config.trainer.threads if ranks == 1 else config.trainer.threads or 1
+        self.trainers = [
+            self._child(_numbered("trainer", rank), ["--trainer"], threads=threads) for rank in range(ranks)
+        ]
+        if ranks > 1:
+            place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            for rank, trainer in enumerate(self.trainers):
+                trainer.variables = place | {"RANK": str(rank)}
 
     def start(self, view: Watcher) -> None:
-        """Start the Server first, because the others need its port."""
-        self.server.start(announces=True)
-        port = self.port_of_server(view)
-        self._record_port(port, view)
-        there = [*self._passed, "--set", f"server.port={port}"]
-        self.server.arguments = ["--server", "--announce", *there]
-        self.trainer.arguments = ["--trainer", *there]
-        for worker in self.workers:
-            worker.arguments = ["--worker", *there, "--set", f"worker.name={worker.name}"]
+        """Start the Servers first, because the others need their ports."""
+        for server in self.servers:
+            server.start(announces=True)
+        ports = [self.port_of_server(view, server) for server in self.servers]
+        if len(ports) == 1:
+            self._record_port(ports[0], view)
+            there = [*self._passed, "--set", f"server.port={ports[0]}"]
+            names = [worker.name for worker in self.workers]
+        else:
+            endpoints = [Endpoint("127.0.0.1", port) for port in ports]
+            listed = json.dumps([str(endpoint) for endpoint in endpoints])
+            view.say(f"{len(ports)} Servers: --status and --worker for this run need --set 'server.endpoints={listed}'")
+            there = [*self._passed, "--set", f"server.endpoints={listed}"]
+            names = [spread_name(worker.name, number, endpoints) for number, worker in enumerate(self.workers)]
+        for server, port in zip(self.servers, ports, strict=True):
+            one = ["--set", f"server.port={port}", "--set", "server.endpoints=[]"]
+            server.arguments = ["--server", "--announce", *(there if len(ports) == 1 else [*self._passed, *one])]
+        for trainer in self.trainers:
+            trainer.arguments = ["--trainer", *there]
+        for worker, name in zip(self.workers, names, strict=True):
+            worker.arguments = ["--worker", *there, "--set", f"worker.name={name}"]
         for child in (*self.beside, *self.watchers):
             child.arguments = [f"--{child.name}", *there]
         for child in self.watchers:
             child.start()
-        self._start_all([self.trainer, *self.beside, *self.workers])
+        self._start_all([*self.trainers, *self.beside, *self.workers])
 
     def _record_port(self, port: int, view: Watcher) -> None:
         """Say which port replaces the default one, and record the port for other commands of this run."""
@@ -505,13 +533,24 @@ class Pipeline(Processes):
                 f"--worker for this run need --set server.port={port}"
             )
 
-    def port_of_server(self, view: Watcher) -> int:
-        """Wait for the line with the Server's port.
+    @property
+    def server(self) -> Child:
+        """The Server, with several ranks the first one's."""
+        return self.servers[0]
+
+    @property
+    def trainer(self) -> Child:
+        """The trainer, with several ranks the first one."""
+        return self.trainers[0]
+
+    def port_of_server(self, view: Watcher, server: Child | None = None) -> int:
+        """Wait for the line with a Server's port; None: the first one's.
 
         Raises:
             NetworkError: the Server ended, or printed nothing in time.
         """
-        process = self.server.process
+        server = server or self.server
+        process = server.process
         assert process is not None
         assert process.stdout is not None
         lines: queue.Queue[bytes] = queue.Queue()
@@ -528,19 +567,21 @@ class Pipeline(Processes):
                 continue
             if not line:
                 process.wait()
-                raise self.server.failure(NetworkError)
+                raise server.failure(NetworkError)
             return int(json.loads(line)["port"])
 
     def poll(self, view: Watcher) -> bool:
         """Restart crashed workers, roles beside them and the Server a few times; False: training has ended."""
-        if self.trainer.status is not None:
-            if self.trainer.status != 0:
-                raise self.trainer.failure()
+        for trainer in self.trainers:
+            if trainer.status:
+                raise trainer.failure()
+        if all(trainer.status == 0 for trainer in self.trainers):
             return False
         self._check_disk(view)
-        self._show_trouble((self.trainer, *self.beside, *self.workers), view)
-        self.trainer.bound_log()
-        for child in (self.server, *self.beside, *self.workers):
+        self._show_trouble((*self.trainers, *self.beside, *self.workers), view)
+        for trainer in self.trainers:
+            trainer.bound_log()
+        for child in (*self.servers, *self.beside, *self.workers):
             self._care(child, view)
         for child in self.watchers[:]:
             try:
@@ -575,24 +616,44 @@ class Pipeline(Processes):
     def end(self, view: Watcher) -> None:
         """End workers and roles beside them while the trainer acknowledges, then the trainer, at last the Server."""
         first = [*self.beside, *self.workers]
-        if self.trainer.trouble:  # the environment holds it up, so that it acknowledges nothing
-            first.append(self.trainer)
+        # A trainer that the environment holds up acknowledges nothing.
+        first += [trainer for trainer in self.trainers if trainer.trouble]
         self._end(first, self._config.worker.drain_timeout_s + 10.0, view)
-        self._end([self.trainer], TRAINER_END_S, view)
-        if (self.trainer.status or 0) > 0:  # the log names a killed role
-            self.failed = self.trainer.failure()
+        self._end(self.trainers, TRAINER_END_S, view)
+        for trainer in self.trainers:
+            if self.failed is None and (trainer.status or 0) > 0:  # the log names a killed role
+                self.failed = trainer.failure()
         if self._port_record is not None:
             self._port_record.close()
-        self._end([*self.watchers, self.server], SERVER_END_S, view)
+        self._end([*self.watchers, *self.servers], SERVER_END_S, view)
 
     def checkpoint(self) -> None:
-        """Request a checkpoint from the trainer's process."""
-        self.trainer.tell(CHECKPOINT)
+        """Request a checkpoint from the trainer's process. Of several ranks, one passes it on."""
+        self.trainers[0].tell(CHECKPOINT)
 
     def kill(self) -> None:
         """Kill all processes."""
-        for child in (*self.watchers, *self.beside, *self.workers, self.trainer, self.server):
+        for child in (*self.watchers, *self.beside, *self.workers, *self.trainers, *self.servers):
             child.end_now()
+
+
+def _numbered(name: str, rank: int) -> str:
+    return name if rank == 0 else f"{name}-{rank + 1}"
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def spread_name(name: str, number: int, endpoints: Sequence[Endpoint]) -> str:
+    """Return a name for a worker that belongs to the Server whose turn it is, so that none is without workers."""
+    wanted = endpoints[number % len(endpoints)]
+    tried = (name if attempt == 0 else f"{name}-{attempt}" for attempt in itertools.count())
+    return next(one for one in tried if chosen_endpoint(one, endpoints) == wanted)
 
 
 def environment(threads: int | None) -> dict[str, str]:

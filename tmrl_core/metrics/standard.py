@@ -34,6 +34,7 @@ class WandbSettings(msgspec.Struct, frozen=True, kw_only=True):
     notes: str | None = None
     config: Mapping[str, Any] = {}
     key: str | None = None
+    policy: Path | None = None
 
     def __repr__(self) -> str:
         key = "None" if self.key is None else "'***'"

@@ -20,6 +20,11 @@
 # - A resumed run keeps its id (of the run's folder), also offline: `wandb sync` then asks for the steps that are there
 #   and goes on after them, instead of sending the resumed part over the first one.
 #
+# Files go beside the records: videos into the charts, at the environment steps of their evaluation; the policy as an
+# artifact of type `model`, with the alias `best` after each best evaluation and `final` at the end (wandb adds `latest`
+# to each newest one). Each evaluation's policy would be hundreds of megabytes for a run of images. A failure there is
+# logged once and must not make `write` fail, because the recorder would write the record again.
+#
 # The key is a secret. It is passed to wandb as an object, never put into `os.environ`, where child processes and error
 # reports would find it, and taken out of wandb's error texts.
 
@@ -27,16 +32,19 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import netrc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.metrics import names
+from tmrl_core.metrics.reading import read_records
 from tmrl_core.metrics.records import Axis, MetricRecord
+from tmrl_core.metrics.run_files import RunFiles
 from tmrl_core.metrics.sinks import MetricSink
 from tmrl_core.metrics.standard import SinkRun
 
@@ -49,9 +57,25 @@ _AXES: Mapping[Axis, str] = {
 }
 
 
-def of_run(run: SinkRun, **settings: Any) -> WandbSink:
-    """Make the sink of a run."""
-    return WandbSink(folder=run.folder, x_axis=run.x_axis, **settings)
+VIDEO = "eval/video"
+
+
+def of_run(run: SinkRun, policy: Path | None = None, **settings: Any) -> WandbSink:
+    """Make the sink of a run.
+
+    Args:
+        run: the run.
+        policy: file of the trainer's current weights; None: no files are stored.
+        settings: of `WandbSink`.
+    """
+    if policy is None:
+        return WandbSink(folder=run.folder, x_axis=run.x_axis, **settings)
+    # Of a resumed run, so that a worse evaluation than that before does not become the best one.
+    earlier = [] if run.cut is None else read_records(run.folder / "metrics.jsonl")
+    scores = [each.number(names.RETURN_EVALUATION) for each in earlier if each.kind == "evaluation"]
+    best = max((score for score in scores if score is not None), default=-math.inf)
+    files = RunFiles(run.folder, policy)
+    return WandbSink(folder=run.folder, x_axis=run.x_axis, files=files, best=best, **settings)
 
 
 class WandbSink(MetricSink):
@@ -70,6 +94,8 @@ class WandbSink(MetricSink):
         folder: folder of wandb's files (in `wandb/` below it); created if it is missing.
         config: settings of the run to show; without secrets.
         x_axis: default horizontal axis of every chart.
+        files: of the run, to store beside its records; None: none.
+        best: mean return of the run's best evaluation until now.
         key: wandb's API key; None: `WANDB_API_KEY`, wandb's settings or the netrc file, where `wandb login` puts it.
         start_limit_s: maximum wait for wandb's server at the start; then the run is offline.
         finish_limit_s: maximum wait for the upload at the end.
@@ -91,6 +117,8 @@ class WandbSink(MetricSink):
         notes: str | None = None,
         config: Mapping[str, Any] | None = None,
         x_axis: Axis = "env_steps",
+        files: RunFiles | None = None,
+        best: float = -math.inf,
         key: str | None = None,
         start_limit_s: float = 10.0,
         finish_limit_s: float = 10.0,
@@ -110,6 +138,13 @@ class WandbSink(MetricSink):
         }
         self._config = dict(config or {})
         self._x_axis = _AXES[x_axis]
+        self._files = files
+        self._evaluations: dict[int, Mapping[str, float]] = {}
+        """Axes of the evaluations whose videos may still come, by number."""
+        self._best = best
+        self._failed = False
+        self._latest: Mapping[str, float] = {}
+        """Axes of the latest record."""
         self._key = key
         self._start_limit_s = start_limit_s
         self._finish_limit_s = finish_limit_s
@@ -130,9 +165,17 @@ class WandbSink(MetricSink):
             self._run = self._start()
         values = record.numbers()
         # A record of labels alone would be a step without a point.
+        axes = {
+            names.UPDATES: record.step,
+            names.ELAPSED: record.elapsed_s,
+            names.SAMPLES_RECEIVED: record.env_steps or 0,
+        }
         if values:
-            axes = {names.UPDATES: record.step, names.ELAPSED: record.elapsed_s}
-            self._run.log({**axes, names.SAMPLES_RECEIVED: record.env_steps or 0, **values})
+            self._run.log({**axes, **values})
+        if self._files is not None:
+            self._latest = axes
+            self._note_evaluation(record, axes)
+            self._store(self._store_videos, self._evaluations)
 
     def flush(self) -> None:
         """Do nothing: wandb's own process has each record, and decides when to write and send it."""
@@ -140,11 +183,50 @@ class WandbSink(MetricSink):
     def close(self) -> None:
         """Finish the run. Wait for wandb's upload for at most `finish_limit_s`."""
         self._closed = True
+        if self._run is not None and self._files is not None:
+            self._store(self._store_videos, None)
+            self._store(self._store_policy, "final", self._latest)
         run, self._run = self._run, None
         if run is not None:
             run.finish()
             if self.mode == "offline":
                 logger.info("wandb kept this run on disk; `wandb sync %s` uploads it", Path(run.dir).parent)
+
+    def _note_evaluation(self, record: MetricRecord, axes: Mapping[str, float]) -> None:
+        """Remember where an evaluation's video belongs, and store the policy after the best one."""
+        if record.kind != "evaluation":
+            return
+        if (number := record.values.get(names.EVALUATION)) is not None:
+            self._evaluations[int(number)] = axes
+        score = record.number(names.RETURN_EVALUATION)
+        if score is not None and score > self._best:
+            self._best = score
+            self._store(self._store_policy, "best", {**axes, names.RETURN_EVALUATION: score})
+
+    def _store(self, store: Callable[..., None], *arguments: Any) -> None:
+        try:
+            store(*arguments)
+        except Exception as error:  # the record is written, and writing it again would double it
+            if not self._failed:
+                self._failed = True
+                logger.warning("wandb does not store files of this run: %s: %s", type(error).__name__, error)
+
+    def _store_videos(self, evaluations: Container[int] | None) -> None:
+        import wandb
+
+        assert self._files is not None
+        for number, path in self._files.new_videos(evaluations):
+            video = wandb.Video(str(path), caption=f"evaluation {number}", format="mp4")
+            self._run.log({**self._evaluations.pop(number, self._latest), VIDEO: video})
+
+    def _store_policy(self, alias: str, metadata: Mapping[str, float]) -> None:
+        import wandb
+
+        assert self._files is not None
+        if self._files.policy.is_file():
+            artifact = wandb.Artifact(f"policy-{self._run.id}", type="model", metadata=dict(metadata))
+            artifact.add_file(str(self._files.policy), name="policy.tmod", policy="mutable")
+            self._run.log_artifact(artifact, aliases=[alias])
 
     def _start(self) -> Any:
         import wandb

@@ -100,6 +100,8 @@ class RankInterface(RemoteInterface):
         self._own_reached = False
         self._confirming = False
         super().__init__(*args, **kwargs)
+        # A rank that is held meets nobody, so that it would hear of no stop.
+        self.operations.together = "this run has several ranks, which act together: pause its workers"
 
     # --- meetings -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +155,8 @@ class RankInterface(RemoteInterface):
     def _told(self, progress: Progress) -> Progress:
         # Workers end when they and the trainer wait for each other; these wait for another rank's workers.
         of_others = any(one.lack for rank, one in enumerate(self._all) if rank != self._ranks.rank)
-        return msgspec.structs.replace(progress, lack="") if of_others and not progress.gave_up else progress
+        told = super()._told(progress)
+        return msgspec.structs.replace(told, lack="") if of_others and not progress.gave_up else told
 
     @property
     def stopping(self) -> bool:

@@ -22,13 +22,16 @@
 # gradients it would reduce one by one. All ranks get the same bits: each number is summed at one place and then sent.
 #
 # Not protected: the connections between ranks are plain TCP without authentication, as torch's are. They belong into
-# one machine or a private network (docs/scaling.md).
+# one machine or a private network (docs/rooms.md).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -133,6 +136,13 @@ class ProcessGroup(RankGroup):
         self._beats.close()
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+
+    def abandon(self) -> None:
+        """Give the group up after an error: the end of this process does not wait for the other ranks."""
+        self._beats.close()
+        # The destructor of gloo's group, and its `abort` too, wait for a call that a stopped rank will never answer.
+        # The error has been reported by then; this goes before the destructors.
+        atexit.register(_leave)
 
     def _gather(self, block: bytes) -> list[bytes]:
         own = torch.frombuffer(bytearray(block), dtype=torch.uint8)
@@ -258,8 +268,17 @@ def joined(place: Place, backend: str = "gloo") -> Iterator[ProcessGroup]:
     try:
         yield group
         group.close()
+    except BaseException:
+        group.abandon()
+        raise
     finally:
         RANK_GROUP.reset(token)
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -73,7 +73,7 @@ def _problems(config: Config, place: Place, servers: list[Endpoint]) -> Iterator
         yield (
             f"server.endpoints: found {listed} Server{'' if listed == 1 else 's'} and {size} ranks, allowed: one "
             f"Server for each rank. List {size} as `host:port`, and start each with `python -m tmrl_core --server "
-            "-c FILE --set server.port=PORT` (docs/scaling.md), or start as many ranks as there are Servers"
+            "-c FILE --set server.port=PORT` (docs/rooms.md), or start as many ranks as there are Servers"
         )
     if kind_of_run(config) is not None:
         yield f"multiagent: runs of this kind train in one process; start the trainer without {size} ranks"

@@ -237,6 +237,7 @@ class Trainer:
                 notes=run.notes,
                 config=msgspec.to_builtins(self._config, enc_hook=str),
                 key=key,
+                policy=self._config.trainer_model_path if metrics.wandb_artifacts else None,
             )
         )
 

@@ -72,15 +72,12 @@ def settled(deliveries: Iterable[Delivery]) -> list[Delivery]:
 
 
 class Standing(NamedTuple):
-    """State of one trainer, or of all ranks of a learner together.
-
-    Args:
-        samples: environment steps received.
-        lack: why training has to wait, as far as it does not follow from the number of samples; empty: it need not.
-    """
+    """State of one trainer, or of all ranks of a learner together."""
 
     samples: int = 0
+    """Environment steps received."""
     lack: str = ""
+    """Reason to wait, as far as it does not follow from the number of samples; empty: there is none."""
 
 
 class TrainingInterface(ABC):

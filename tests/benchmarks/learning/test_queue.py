@@ -132,6 +132,16 @@ def test_a_run_is_ended_at_the_deadline(modules: dict[str, Any], tmp_path: Path)
         queue._run([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, time.monotonic())
 
 
+def test_a_missing_package_is_named_before_the_first_run(
+    modules: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    queue = modules["learning_queue"]
+    monkeypatch.setattr(queue, "NEEDED", ("numpy", "no-such-package"))
+    monkeypatch.setattr(sys, "argv", ["learning_queue.py", "--run", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no-such-package is not installed"):
+        queue.main()
+
+
 def test_a_failing_run_names_its_output(modules: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(modules["learning_queue"].Failed, match="ended with 1: see "):
         modules["learning_queue"]._run([sys.executable, "-c", "1 / 0"], tmp_path, float("inf"))

@@ -14,7 +14,7 @@ from tmrl_core.networking.protocol.telemetry import History, Order, Scene
 from tmrl_core.networking.relay import viewers
 from tmrl_core.networking.relay.status import MAX_OBSERVERS
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
-from tmrl_core.networking.trainer.telemetry import HISTORY_S, SCENE_S, UNWATCHED_S
+from tmrl_core.networking.trainer.telemetry import HISTORY_S, SCENE_S, UNWATCHED_S, TelemetryTimes
 
 
 class Source:
@@ -101,6 +101,29 @@ def test_nothing_is_made_for_nobody(room: Room) -> None:
     room.leave(viewer)
     room.wait(UNWATCHED_S)
     assert source.scenes <= watched + 2
+
+
+def test_viewers_that_were_there_before_the_trainer_see_each_scene(room: Room) -> None:
+    state, _ = room.viewer()
+    _, trainer, source = room.trained()
+    assert run_of(state) == "run"
+    room.wait(5.0)
+    assert source.scenes >= 5
+    room.leave(trainer)
+    room.trained(peer=b"u")
+    before = source.scenes
+    room.wait(5.0)
+    assert state.scene is not None
+    assert (source.scenes, state.scene.updates) == (before, 6)
+
+
+def test_a_trainer_that_hears_late_of_viewers_shows_the_next_scene_soon() -> None:
+    times = TelemetryTimes()
+    times.begin(0.0)
+    assert times.take_due(0.0) == ["scene", "history"]
+    times.watched(3, 0, 0.5)
+    assert times.due_at == 0.5 + SCENE_S
+    assert times.take_due(HISTORY_S + 0.5) == ["scene", "history"]
 
 
 def test_a_viewer_that_reads_nothing_holds_one_part_of_each(room: Room) -> None:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtensionOID, NameOID
 
 from tmrl_core.errors import CredentialsError
-from tmrl_core.networking.security import certificates, credentials
+from tmrl_core.networking.security import certificates, credentials, renewal
 from tmrl_core.networking.security.certificates import read_facts
 from tmrl_core.networking.security.credentials import (
     bundle,
@@ -820,3 +820,35 @@ def test_a_folder_that_others_may_write_into_is_warned_of(tmp_path: Path, caplog
         caplog.clear()
         client_context(folder, "worker")
         assert "can be written by other users" in caplog.text
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+def test_an_operators_bundle_admits_an_observer_and_nothing_else(folder: Path) -> None:
+    there = installed(folder, "operator", "anna")
+    outcome = Outcome(client_context(there, "observer"), server_context(folder)[0])
+    assert identity_of(outcome.peer) == ("operator", "anna")
+    content = read_bundle(folder.parent / "anna.operator.bundle")
+    assert (content.token_hashes, content.added) == ({}, {})
+    roles: tuple[credentials.ClientRole, ...] = ("worker", "trainer")
+    for role in roles:
+        with pytest.raises(CredentialsError, match=f"these are an operator's credentials .* and this is a {role}"):
+            client_context(there, role)
+    with pytest.raises(CredentialsError, match="an operator's bundle needs a name"):
+        bundle(folder, "operator")
+
+
+def test_an_observer_shows_an_operators_certificate_before_a_trainers(folder: Path) -> None:
+    there = installed(folder, "trainer", "hpc")
+    credentials.install(bundle(folder, "operator", "anna", folder.parent), there)
+    outcome = Outcome(client_context(there, "observer"), server_context(folder)[0])
+    assert identity_of(outcome.peer) == ("operator", "anna")
+    assert identity_of(Outcome(client_context(there, "trainer"), server_context(folder)[0]).peer) == ("trainer", "hpc")
+
+
+def test_an_operators_certificate_is_listed_renewed_and_revoked(folder: Path, tmp_path: Path) -> None:
+    bundle(folder, "operator", "anna", tmp_path)
+    assert [record.role for record in credentials.show(folder) if record.what == "issued"] == ["operator"]
+    assert [file.name for file in renewal.renew(folder, ["anna"], tmp_path)] == ["anna.operator.bundle"]
+    assert {one.role for one in renewal.revoke(folder, "anna", "operator")} == {"operator"}

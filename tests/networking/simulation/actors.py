@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tests.networking.end_to_end.ends import signer, verifier
 from tests.networking.simulation.memory import Memory, content
 from tests.networking.simulation.network import CLIENT, End, Network, Route, Violation
 from tests.networking.simulation.seals import TrainerMachine, WorkerMachine
 from tmrl_core.errors import NetworkError, RefusedError
+from tmrl_core.networking.observer.seal import ViewerSeal
+from tmrl_core.networking.observer.viewer import ViewerConnection, ViewerState
 from tmrl_core.networking.protocol.connection import Connection, Identity
 from tmrl_core.networking.protocol.delivery import CommittedOffset, Received, StreamSender
 from tmrl_core.networking.protocol.framing import message_bytes
-from tmrl_core.networking.protocol.messages import RETRYABLE, SAMPLES_HEAD, Blob, Directive, PolicyUpdate, Progress
+from tmrl_core.networking.protocol.messages import (
+    RETRYABLE,
+    SAMPLES_HEAD,
+    Blob,
+    Directive,
+    PolicyUpdate,
+    Progress,
+    encode_body,
+)
+from tmrl_core.networking.protocol.telemetry import History, Order, Scene
 from tmrl_core.networking.trainer import TrainerConnection, TrainerState
+from tmrl_core.networking.trainer.orders import Orders
 from tmrl_core.networking.worker import WorkerConnection, WorkerState
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 4.0
@@ -30,7 +43,7 @@ class Client:
         self.killed = False
         self.end: End | None = None
         self.connection: Connection | None = None
-        self.state: WorkerState | TrainerState
+        self.state: WorkerState | TrainerState | ViewerState
         self._delay = BACKOFF_MIN_S
         self._begun = 0.0
         self._welcomes = 0
@@ -184,6 +197,52 @@ class Worker(Client):
         self.close()
 
 
+class Viewer(Client):
+    """A viewer's process, which watches the run and orders a checkpoint now and then.
+
+    Args:
+        authenticated: it believes proven scenes only, and signs its orders.
+    """
+
+    state: ViewerState
+
+    def __init__(self, network: Network, route: Route, *, authenticated: bool) -> None:
+        super().__init__(network, route)
+        seal = ViewerSeal(signer("operator", "anna"), verifier()) if authenticated else None
+        self.state = ViewerState(run="run", name="anna", peer=network.random.randbytes(16), seal=seal)
+        self.seen_s = 0.0
+        """Time of the latest scene that it has seen."""
+
+    def make_connection(self) -> Connection:
+        settings = self.network.settings
+        return ViewerConnection(
+            self.state,
+            silent_s=settings.silent_s,
+            heartbeat_s=settings.heartbeat_s,
+            greeting_s=settings.greeting_s,
+        )
+
+    def order(self) -> None:
+        """Order a checkpoint, if there is somebody to order."""
+        if self.linked and self.end is not None and self.state.scene is not None:
+            assert isinstance(self.end.connection, ViewerConnection)
+            self.end.connection.command(*self.state.envelope(Order(kind="checkpoint")))
+
+
+class _Shown:
+    """Telemetry of a simulated trainer: when it was made."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def scene(self) -> bytes:
+        trainer = self._trainer
+        return encode_body(Scene(run=trainer.state.run, time_s=trainer.network.now, takes_orders=True))
+
+    def history(self) -> bytes:
+        return encode_body(History(run=self._trainer.state.run))
+
+
 class Trainer(Client):
     """A trainer process.
 
@@ -192,6 +251,7 @@ class Trainer(Client):
         machine: its credentials for end-to-end authentication; None: there is none.
         others: machines whose keys it has too.
         packs: policies are sent packed.
+        shows: it has something to show viewers.
     """
 
     state: TrainerState
@@ -210,6 +270,7 @@ class Trainer(Client):
         machine: TrainerMachine | None = None,
         others: Sequence[TrainerMachine] = (),
         packs: bool = False,
+        shows: bool = False,
     ) -> None:
         super().__init__(network, route)
         self.memory = memory
@@ -229,6 +290,11 @@ class Trainer(Client):
             packs=packs,
             **authentication,
         )
+        self.state.telemetry = _Shown(self) if shows else None
+        self.state.orders = Orders(run, lambda: network.now)
+        self.state.orders.obeys = True
+        self.obeyed: list[str] = []
+        """Ids of orders that were carried out."""
         self.holding = 0
         self.idle = False
         """Whether it takes nothing now."""
@@ -263,6 +329,9 @@ class Trainer(Client):
             refused = self.memory.append(received)
             self.state.acknowledge(received, refused)
             self.memory.rows(received.stream).offset = self.state.receivers[received.stream].offset
+        while (order := self.state.orders.take()) is not None:
+            self.obeyed.append(order.id)
+            self.state.orders.answer(order, "done", done=True)
         self._taken = self.state.take()
         for received in self._taken:
             missing = received.number - self._next.get(received.stream, 0)
@@ -328,4 +397,4 @@ def stored(sender: StreamSender) -> int:
     return sender._stored
 
 
-__all__ = ["Client", "Trainer", "Worker", "held", "stored"]
+__all__ = ["Client", "Trainer", "Viewer", "Worker", "held", "stored"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.networking.simulation.actors import Trainer, Worker, held, stored
+from tests.networking.simulation.actors import Trainer, Viewer, Worker, held, stored
 from tests.networking.simulation.memory import Memory
 from tests.networking.simulation.network import End, Network, Violation
 from tmrl_core.networking.relay import Relay
@@ -57,6 +57,13 @@ class Checker:
                 )
             if owner.state.holding != owner.holding:
                 self._incarnation(owner, relay)
+        elif isinstance(owner, Viewer) and owner.state.scene is not None:
+            scene = owner.state.scene
+            if scene.run != "run":
+                raise Violation(f"a viewer of run 'run' sees run {scene.run!r}")
+            if scene.time_s < owner.seen_s:
+                raise Violation(f"a viewer has seen {owner.seen_s:.1f} s, and now sees {scene.time_s:.1f} s")
+            owner.seen_s = scene.time_s
 
     def _incarnation(self, trainer: Trainer, relay: Relay) -> None:
         number = trainer.state.holding

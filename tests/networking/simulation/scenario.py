@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tests.networking.simulation.actors import Client, Trainer, Worker, held
+from tests.networking.simulation.actors import Client, Trainer, Viewer, Worker, held
 from tests.networking.simulation.checker import Checker, queued_bytes
 from tests.networking.simulation.hostile import (
     ANNOUNCED_BYTES,
@@ -120,6 +120,7 @@ class Scenario:
         hostile: add a thief with a stolen bundle.
         unsigned: the thief signs and seals nothing, also where machines authenticate each other.
         weights: form of policies, as `network.weights`.
+        viewers: number of viewers, which change what the seed does.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Scenario:
         hostile: bool = False,
         unsigned: bool = False,
         weights: Weights = "whole",
+        viewers: int = 0,
     ) -> None:
         self.weights = weights
         self.random = random = Random(seed)
@@ -179,6 +181,8 @@ class Scenario:
         """Alive and dead."""
         self.trainers: list[Trainer] = []
         self.peace = False
+        self.viewers = [Viewer(self.network, self.route(), authenticated=self.authenticated) for _ in range(viewers)]
+        self._obeyed: set[str] = set()
         self.published = 0
         everything = list(FAULTS)
         random.shuffle(everything)
@@ -274,6 +278,7 @@ class Scenario:
             machine=self.machines[self.memories.index(memory)] if self.authenticated else None,
             others=others,
             packs=self.weights != "whole",
+            shows=bool(self.viewers),
         )
         self.trainers.append(trainer)
         self._work(trainer)
@@ -301,6 +306,7 @@ class Scenario:
         if not trainer.alive:
             return
         trainer.work()
+        self._note_orders(trainer)
         self.network.note(4, trainer.memory.samples)
         random = self.random
         if trainer.memory.samples:
@@ -314,6 +320,28 @@ class Scenario:
             elif chance < 0.25:
                 trainer.checkpoint()
         self.network.at(0.05 if self.peace else 0.1 + 0.4 * random.random(), self._work, trainer)
+
+    def _note_orders(self, trainer: Trainer) -> None:
+        """Take the orders that a trainer has carried out.
+
+        Raises:
+            Violation: one was carried out twice.
+        """
+        for order in trainer.obeyed:
+            if order in self._obeyed:
+                raise Violation(f"order {order} was carried out twice")
+            self._obeyed.add(order)
+        trainer.obeyed.clear()
+
+    def _order(self) -> None:
+        """Each viewer gives an order; again and again until there is peace."""
+        if not self.peace:
+            self._order_once()
+            self.network.at(3.0 * self.random.random(), self._order)
+
+    def _order_once(self) -> None:
+        for viewer in self.viewers:
+            viewer.order()
 
     def publish(self, trainer: Trainer, *, large: bool = False) -> None:
         """A policy of its own, most of one frame, others of several."""
@@ -358,6 +386,8 @@ class Scenario:
         kind = self._pending[-1] if self._pending else random.choice(self.kinds)
         if self.network.events >= EVENTS:
             kind = random.choice(self.others)  # what was drawn cannot be done now
+        if self.viewers and random.random() < 0.3:
+            cut_viewers(self)
         if FAULTS[kind](self):
             self.network.note(6, len(kind))
             self.result.faults[kind] += 1
@@ -381,6 +411,10 @@ class Scenario:
         for _ in range(random.randint(2, 8)):
             self.new_worker()
         self._make()
+        for viewer in self.viewers:
+            viewer.connect()
+        if self.viewers:
+            network.at(1.0, self._order)
         network.at(1.0, self._fault)
         if self.thief is not None:
             network.at(0.5, self.thief.act)
@@ -412,6 +446,8 @@ class Scenario:
         self._audit()
         if self.thief is not None:
             self._steady()
+        if self.viewers:
+            self._view()
         memory = self.trainer.memory
         elsewhere = [other for other in self.memories if other is not memory]
         for worker in self.workers:
@@ -423,6 +459,23 @@ class Scenario:
         left = sum(map(queued_bytes, self._streams()))
         if left:
             raise Violation(f"{left} bytes are left at the relay")
+
+    def _view(self) -> None:
+        """Let each viewer see what its trainer does now, and be obeyed.
+
+        Raises:
+            Violation: it does not see it, or is not obeyed.
+        """
+        network = self.network
+        began = network.now
+        if not network.run(lambda: all(viewer.seen_s >= began for viewer in self.viewers), LINKED_S):
+            raise Violation("a viewer does not see the present")
+        # The relay limits orders for each holder of credentials.
+        network.run(lambda: False, 2.0 * len(self.viewers))
+        before = len(self._obeyed)
+        self._order_once()
+        if not network.run(lambda: len(self._obeyed) == before + len(self.viewers), LINKED_S):
+            raise Violation(f"{len(self._obeyed) - before} of {len(self.viewers)} orders were carried out")
 
     def _allowed_s(self) -> float:
         """Return the simulated seconds within which everybody has to catch up, from what has to be moved now."""
@@ -496,7 +549,7 @@ class Scenario:
         network = self.network
         if not network.server_up:
             network.start_server()
-        for client in (*self.workers, *self.trainers):
+        for client in (*self.workers, *self.trainers, *self.viewers):
             client.route.mend()
             client.route.heal()
         ours = [trainer for trainer in self.trainers if trainer.alive and trainer.state.run == "run"]
@@ -635,6 +688,14 @@ def swallow_worker(scenario: Scenario) -> bool:
 def swallow_trainer(scenario: Scenario) -> bool:
     """The trainer's link swallows everything."""
     return scenario.any_trainer and _swallow(scenario, scenario.trainer.route)
+
+
+def cut_viewers(scenario: Scenario) -> bool:
+    """The viewers' connections break."""
+    ends = [viewer.end for viewer in scenario.viewers if viewer.end is not None and viewer.end.up]
+    for end in ends:
+        end.cut()
+    return bool(ends)
 
 
 def restart_server(scenario: Scenario) -> bool:
@@ -875,9 +936,10 @@ def simulate(
     hostile: bool = False,
     unsigned: bool = False,
     weights: Weights = "whole",
+    viewers: int = 0,
 ) -> Result:
     """Play one seed; a violation, or what the core raised, is in the result's `failure`."""
-    scenario = Scenario(seed, core, hostile=hostile, unsigned=unsigned, weights=weights)
+    scenario = Scenario(seed, core, hostile=hostile, unsigned=unsigned, weights=weights, viewers=viewers)
     result = scenario.result
     if keep_events:
         result.trace = scenario.network.trace = []

@@ -39,6 +39,12 @@ def test_policies_for_thin_links_keep_the_promises(weights: Weights, full: bool)
         assert not result.failure, f"seed {seed}: {result.failure}"
 
 
+def test_viewers_see_the_present_and_are_obeyed_once(full: bool) -> None:
+    for seed in range(500 if full else 6):
+        result = simulate(seed, viewers=2)
+        assert not result.failure, f"seed {seed}: {result.failure}"
+
+
 @pytest.mark.parametrize("seed", [1968, 2026, 2029759])
 def test_found_bugs_stay_fixed(seed: int) -> None:
     """1968, 2026: the link of a trainer that began after the last fault was not repaired; its inbox holds 444 bytes.

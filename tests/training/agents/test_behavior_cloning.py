@@ -137,3 +137,13 @@ def test_a_step_is_no_longer_than_the_clipped_gradient() -> None:
     moved = torch.nn.utils.parameters_to_vector(agent.model.parameters()).detach() - before
     assert float(metrics["grad_norm"]) > 0.01
     assert float(moved.norm()) == pytest.approx(0.02, rel=1e-3)
+
+
+def test_workers_act_with_the_spread_that_is_set() -> None:
+    space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    agent = BehaviorCloningAgent(gym.spaces.Box(-1.0, 1.0, (2,), np.float32), space, device="cpu", spread=0.05)
+    actor = agent.get_actor()
+    actor.set_exploration({"random": 0.0})
+    actor.seed(0)
+    acted = [float(actor.act_(np.full(2, 0.5, np.float32))[0]) for _ in range(200)]
+    assert 0.03 < np.std(np.arctanh(acted)) < 0.07

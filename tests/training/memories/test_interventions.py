@@ -11,6 +11,8 @@ import pytest
 from tmrl_core.samples import Chunk
 from tmrl_core.training import ReplayMemory
 from tmrl_core.training.batches import transitions_of
+from tmrl_core.training.checkpoints.capture import capture
+from tmrl_core.training.checkpoints.restore import restore
 from tmrl_core.training.memories.interventions import InterventionMemory
 from tmrl_core.training.memories.mixed import MixedMemory, rows_of_shares
 
@@ -121,3 +123,18 @@ def test_rounding_loses_no_row() -> None:
     assert rows_of_shares({"online": 0.5, "demonstrations": 0.3, "interventions": 0.2}, 7) == {
         "online": 4, "demonstrations": 2, "interventions": 1,
     }  # fmt: skip
+
+
+def test_a_checkpoint_holds_interventions(make_rows: Any, make_buffer: Any) -> None:
+    class Training:
+        def __init__(self) -> None:
+            self.memory = make({"online": 0.5, "interventions": 0.5})
+
+    before, after = Training(), Training()
+    before.memory.append(make_buffer([marked(make_rows(1, 0, 0, 9), [3, 8])]))
+    captured = capture(before)
+    rows = {path: [ring[found.start : found.stop] for ring in found.rings] for path, found in captured.rows.items()}
+    restore(after, captured.tree, captured.arrays, rows)
+    after.memory.append(make_buffer([marked(make_rows(1, 0, 9, 2), [9])]))
+    assert after.memory.interventions is not None
+    assert steps_of(after.memory.interventions) == [(2, 3), (7, 8), (8, 9)]

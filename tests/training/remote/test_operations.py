@@ -104,7 +104,26 @@ def test_a_pause_holds_training_takes_samples_and_writes_checkpoints(paused: Pau
     assert events == ["anna: pause training: done", "anna: resume training: done"]
 
 
+def test_a_loop_that_never_rests_is_not_said_to_be_paused(paused: Paused) -> None:
+    paused.order("pause")
+    paused.interface.receive()
+    assert "this training loop has not yet called interface.rest" in paused.answer.outcome
+    assert not paused.interface.progressing().paused_by
+
+
+def test_trainers_that_act_together_are_not_paused_alone(paused: Paused) -> None:
+    operations = paused.interface.operations
+    operations.together, operations.controls = "there are several ranks", Controls()
+    paused.interface.rest()
+    for kind, done in (("pause", False), ("ratio", False), ("checkpoint", True)):
+        paused.order(kind, value=1.0)  # type: ignore[arg-type]
+        paused.interface.receive()
+        assert paused.answer.done is done
+    assert not operations.pauses
+
+
 def test_a_stop_ends_a_pause(paused: Paused) -> None:
+    paused.interface.rest()
     paused.order("pause")
     paused.interface.receive()
     paused.interface.stop()

@@ -14,7 +14,7 @@ from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Lateness, Progress, decode_body
 from tmrl_core.networking.protocol.telemetry import MAX_HISTORY_BYTES, MAX_SCENE_BYTES, History, Scene
 from tmrl_core.networking.trainer import Member
-from tmrl_core.training.remote.telemetry import RATE_S, Progressing, RunTelemetry
+from tmrl_core.training.remote.telemetry import RATE_S, STANDS_S, Progressing, RunTelemetry
 
 
 class Run:
@@ -89,6 +89,20 @@ def test_a_worker_is_shown_as_the_link_sees_it(run: Run) -> None:
     assert run.scene().workers == ()
 
 
+def test_a_worker_that_sends_whole_episodes_does_not_stand_between_them(run: Run) -> None:
+    stream = run.joined(1, "robot7")
+
+    def rate(after_s: float, samples: int) -> float | None:
+        run.now += after_s
+        run.link.trainer.receivers[stream]._position += samples
+        (worker,) = run.scene().workers
+        return worker.steps_per_s
+
+    assert [rate(0.0, 0), rate(RATE_S, 0), rate(7.0, 200)] == [None, None, 20.0]
+    assert [rate(1.0, 0) for _ in range(round(STANDS_S) - 1)] == [20.0] * 29
+    assert rate(1.0, 0) == 0.0
+
+
 def test_the_state_is_of_updates_and_not_of_each_short_wait(run: Run) -> None:
     run.trains(samples=5, lack="5 of 10 samples")
     scene = run.scene()
@@ -134,7 +148,7 @@ def test_a_scene_of_a_large_run_fits() -> None:
 
 
 def test_a_history_of_a_long_run_fits(run: Run) -> None:
-    for step in range(3_000):
+    for step in range(800):
         run.write("episode", step, return_train=float(step), samples_received=1 << 40)
         run.write(
             "round", step, samples_received=1 << 40, **{f"loss_{name}": 0.1 for name in "abcdefghijklmnopqrstuvwxyz"}

@@ -90,18 +90,28 @@ export class Chart {
     this.tip.setAttribute("aria-live", "polite");
     figure.append(this.svg, this.tip);
     this.at = null;
-    new ResizeObserver(() => this.draw()).observe(figure);
+    // Sizes come from the observer: to ask for them between changes of the page would lay it out for each chart. Charts
+    // that nobody sees are drawn when they come into view.
+    this.box = {width: 0, height: 0};
+    this.inView = false;
+    new ResizeObserver(([{contentRect}]) => { this.box = contentRect; this.later(); }).observe(this.svg);
+    new IntersectionObserver(entries => { this.inView = entries[entries.length - 1].isIntersecting; this.later(); },
+      {rootMargin: "300px"}).observe(figure);
     this.svg.addEventListener("pointermove", event => this.point(this.nearest(event.offsetX)));
     this.svg.addEventListener("pointerleave", () => this.point(null));
     figure.addEventListener("blur", () => this.point(null));
     figure.addEventListener("keydown", event => this.key(event));
   }
 
-  set(changes) { Object.assign(this.options, changes); this.draw(); }
+  set(changes) { Object.assign(this.options, changes); this.later(); }
+
+  later() {
+    this.waiting ??= requestAnimationFrame(() => { this.waiting = undefined; this.draw(); });
+  }
 
   draw() {
-    const {width, height} = this.svg.getBoundingClientRect();
-    if (width < 80 || height < 60) return;
+    const {width, height} = this.box;
+    if (!this.inView || width < 80 || height < 60) return;
     const {curve, spread, target, axis, smooth} = this.options;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren();

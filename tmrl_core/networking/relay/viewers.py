@@ -5,7 +5,7 @@
 # The telemetry of a run (`protocol/telemetry.py`) is a last value in two parts, which only the trainer of that run may
 # replace: the relay takes the run from the trainer's link, never from a message. It keeps both parts of `MAX_RUNS`
 # runs, so that a viewer that joins sees something at once, and sees the end of a run whose trainer has left. That is at
-# most 2 MB; the run that was shown longest ago goes first.
+# most 4 MB; the run that was shown longest ago goes first.
 #
 # A viewer names the run that it watches. Without a name, it watches whichever run is trained, and changes with it.
 #

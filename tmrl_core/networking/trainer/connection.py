@@ -838,7 +838,8 @@ class TrainerConnection(Connection):
     def deadline(self) -> float:
         """Return the latest time for the next call of `tick`."""
         suggestion_at = self.trainer.suggestion_at if self.state == "open" and not self.closing else float("inf")
-        shown_at = float("inf") if self.closing else self._telemetry_times.due_at
+        shows = self.trainer.telemetry is not None and self.state == "open" and not self.closing
+        shown_at = self._telemetry_times.due_at if shows else float("inf")
         return min(super().deadline(), self._retry_at, suggestion_at, self._postponed.due_at, shown_at)
 
     def show_now(self) -> None:

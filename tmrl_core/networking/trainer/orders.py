@@ -62,9 +62,10 @@ class Orders:
         self.obeys = False
         self._wall_clock = wall_clock
         self._began = wall_clock()
+        self.waiting: deque[ReceivedOrder] = deque()
+        """Orders for `take`. The training thread looks at it often, so it is no method."""
         self._lock = threading.Lock()
-        """Guards what follows."""
-        self._waiting: deque[ReceivedOrder] = deque()
+        """Guards it and what follows."""
         self._ids: OrderedDict[str, float] = OrderedDict()
         """Ids of orders, with the times of their scenes."""
         self._outcomes: deque[OrderOutcome] = deque(maxlen=SHOWN)
@@ -102,17 +103,17 @@ class Orders:
                 self._ids.popitem(last=False)
             if order.id in self._ids:
                 raise _RefusedOrderError("it was received before")
-            if len(self._waiting) >= MAX_WAITING or len(self._ids) >= _MAX_IDS:
+            if len(self.waiting) >= MAX_WAITING or len(self._ids) >= _MAX_IDS:
                 raise _RefusedOrderError("too many orders wait for the trainer: try again in a while")
             self._ids[order.id] = now
-            self._waiting.append(order)
+            self.waiting.append(order)
 
     def take(self) -> ReceivedOrder | None:
         """Return the oldest order that waits; None: there is none. In the training thread."""
-        if not self._waiting:  # without the lock, because the training thread asks often
+        if not self.waiting:  # without the lock, because the training thread asks often
             return None
         with self._lock:
-            return self._waiting.popleft() if self._waiting else None
+            return self.waiting.popleft() if self.waiting else None
 
     def answer(self, order: ReceivedOrder, outcome: str, *, done: bool) -> None:
         """Record what came of an order."""

@@ -36,7 +36,7 @@ class TelemetryTimes:
     def __init__(self) -> None:
         self.viewers = 0
         self._joined = 0
-        self._due: dict[Part, float] = {}
+        self._due: dict[Part, float] = {"scene": float("inf"), "history": float("inf")}
         """Times, in the order in which parts are sent."""
 
     def begin(self, now: float) -> None:
@@ -47,17 +47,20 @@ class TelemetryTimes:
         """Handle the number of viewers, and the number of those that have come on this link."""
         if joined > self._joined:
             self._due = {"scene": now, "history": now}
+        elif viewers and not self.viewers:
+            # They were there before this link, so they have seen its first scene, and wait for the next ones.
+            self._due["scene"] = min(self._due["scene"], now + SCENE_S)
+            self._due["history"] = min(self._due["history"], now + HISTORY_S)
         self.viewers, self._joined = viewers, joined
 
     def hurry(self, now: float) -> None:
         """Send a scene now, because something has changed that somebody waits for."""
-        if self._due:
-            self._due["scene"] = now
+        self._due["scene"] = min(self._due["scene"], now)
 
     @property
     def due_at(self) -> float:
         """Return the time at which the next part is due."""
-        return min(self._due.values(), default=float("inf"))
+        return min(self._due.values())
 
     def take_due(self, now: float) -> list[Part]:
         """Return the parts that are due, and plan the next ones."""

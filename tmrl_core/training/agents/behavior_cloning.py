@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 
 import torch
@@ -45,7 +46,8 @@ class BehaviorCloningAgent(OffPolicyAgent):
 
     For a Box: mean squared error of the most likely action, with each element scaled to [-1, 1]. The likelihood of a
     squashed Gaussian would be infinite for actions at the bounds, which experts often choose. The spread of the policy
-    is not trained, so play it with `--test`. For discrete actions: cross-entropy, of several choices the sum.
+    is not trained: play it with `--test`, and set `spread` if workers collect with it. For discrete actions:
+    cross-entropy, of several choices the sum.
 
     Args:
         observation_space: of the environment.
@@ -66,7 +68,16 @@ class BehaviorCloningAgent(OffPolicyAgent):
         """Make the optimizer."""
         s = self.settings
         self.discrete = bool(choice_counts(self.action_space))
+        if s.spread is not None and not self.discrete:
+            self._set_spread(self.model.actor.log_std, s.spread)
         self.optimizer = make_optimizer(s.optimizer, self.model.actor.parameters(), s.lr, l2=s.l2)
+
+    @staticmethod
+    @torch.no_grad()
+    def _set_spread(head: nn.Linear, spread: float) -> None:
+        """Let a policy have the same spread everywhere. No loss changes it."""
+        head.weight.zero_()
+        head.bias.fill_(math.log(spread))
 
     def target_pairs(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return nothing: there are no target networks."""

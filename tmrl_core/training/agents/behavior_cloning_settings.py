@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from tmrl_core.config.algorithms import BOX, CHOICES
-from tmrl_core.training.agents.settings import ClippedNorm, Decay, OffPolicySettings, Optimizer, PolicyRate
+from tmrl_core.training.agents.settings import ABOVE_0, ClippedNorm, Decay, OffPolicySettings, Optimizer, PolicyRate
 
 
 class BehaviorCloningSettings(
@@ -25,3 +25,9 @@ class BehaviorCloningSettings(
     max_grad_norm: ClippedNorm = None
     optimizer: Optimizer = "adam"
     l2: Decay = None
+    spread: Annotated[
+        float | None,
+        ABOVE_0,
+        "for a Box: standard deviation, before squashing, with which workers act, such as 0.05; None: that of the "
+        "untrained network, which is large",
+    ] = None

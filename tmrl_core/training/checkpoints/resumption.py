@@ -287,7 +287,7 @@ class RunCheckpoints:
         if (parts := parts_of(path)) is not None:
             raise CheckpointError(
                 f"{path} holds the checkpoints of {parts} processes that trained together, and this is one process. "
-                f"Start {parts} again (docs/scaling.md), or choose another run.name"
+                f"Start {parts} again (docs/rooms.md), or choose another run.name"
             )
 
     def _restore(self) -> LoopLike | None:

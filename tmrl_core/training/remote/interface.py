@@ -274,6 +274,7 @@ class RemoteInterface(TrainingInterface):
         self.operations = Operations(
             link.trainer.orders, self._labels, self._pause_or_resume, partial(self.event, names.EVENT_ORDER)
         )
+        self._waiting_orders = link.trainer.orders.waiting
         self.on_hold: Callable[[], None] | None = None
         """Called again and again while training is paused; takes the samples that arrive."""
         self._joins = TokenBucket(JOINS_PER_S, JOINS_AT_ONCE)
@@ -548,7 +549,8 @@ class RemoteInterface(TrainingInterface):
 
     def _told(self, progress: Progress) -> Progress:
         """Return the progress that the workers are told."""
-        return progress
+        # They would otherwise count what they wait for during an operator's pause as starvation.
+        return msgspec.structs.replace(progress, lack="") if self.operations.pauses else progress
 
     def ask(self, evaluation: Evaluation, stream: bytes) -> None:
         """Send a worker the request for an evaluation."""
@@ -670,7 +672,9 @@ class RemoteInterface(TrainingInterface):
 
     def rest(self) -> None:
         """Carry out orders, write a checkpoint if one is due, and stay here while an operator has paused training."""
-        self._obey()
+        self.operations.may_pause = True
+        if self._waiting_orders:
+            self._obey()
         if self.on_rest is not None:
             self.on_rest()
         if self.operations.paused_by:
@@ -806,7 +810,8 @@ class RemoteInterface(TrainingInterface):
             on_admitted, self.on_admitted = self.on_admitted, None
             on_admitted()
         self._note_members()
-        self._obey()
+        if self._waiting_orders:
+            self._obey()
         if self.evaluator is not None:
             self.evaluator.poll(self.progress.updates if not self.ending else 0, self.version, self._evaluators)
         now = self._clock()

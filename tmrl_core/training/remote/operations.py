@@ -57,6 +57,8 @@ class Operations:
         paused_by: operator that has paused training; empty: it is not paused.
         paused_workers: labels of paused workers.
         controls: None: the trainer does not offer checkpoints and ratios.
+        may_pause: True: the training loop has come to a place where it can be held.
+        together: reason why this trainer cannot be paused or change its ratio alone; empty: it can.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class Operations:
         self.paused_by = ""
         self.paused_workers: set[str] = set()
         self.controls: Controls | None = None
+        self.may_pause = False
+        self.together = ""
         self._orders = orders
         self._labels = labels
         self._on_worker = on_worker
@@ -99,6 +103,8 @@ class Operations:
         order = received.order
         match order.kind:
             case "pause":
+                if self.together or not self.may_pause:
+                    return self.together or _NO_REST
                 self.paused_by = received.by or "an operator"
             case "resume":
                 self.paused_by = ""
@@ -112,8 +118,8 @@ class Operations:
             case "checkpoint":
                 return _NO_CONTROLS if self.controls is None else self.controls.checkpoint_now()
             case "ratio":
-                if self.controls is None:
-                    return _NO_CONTROLS
+                if self.together or self.controls is None:
+                    return self.together or _NO_CONTROLS
                 if order.value is None:
                     return "it says no ratio"
                 self.controls.change_ratio(order.value)
@@ -131,4 +137,5 @@ class Operations:
         return ""
 
 
+_NO_REST = "this training loop has not yet called interface.rest, so it cannot be held: try again, or pause its workers"
 _NO_CONTROLS = "the program that trains round by round (train_iteration) decides this itself"

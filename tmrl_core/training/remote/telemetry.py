@@ -43,6 +43,8 @@ MOST_WORKERS = 64
 """Maximum number of workers in a scene, if they fit."""
 RATE_S = 3.0
 """Minimum time over which a worker's rate is measured."""
+STANDS_S = 30.0
+"""Time without a sample after which a worker's rate is 0."""
 HIDDEN = (
     "this run encrypts what its trainer sends (network.end_to_end: encrypt), and a viewer has no key of it: only what "
     "the Server knows is shown"
@@ -72,7 +74,8 @@ class _Rate:
         self.per_s: float | None = None
 
     def note(self, position: int, now: float) -> None:
-        if now - self._since >= RATE_S:
+        # A worker that sends whole episodes seems to stand between two of them.
+        if now - self._since >= (RATE_S if position != self._position else STANDS_S):
             self.per_s = max(0, position - self._position) / (now - self._since)
             self._position, self._since = position, now
 

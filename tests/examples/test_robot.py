@@ -1,0 +1,87 @@
+"""The arm with a person beside it: its task, its person, and a short run of its files."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.command_line import in_this_process
+from tmrl_core.config import load
+
+FOLDER = Path(__file__).parents[2] / "examples" / "robot"
+
+
+@pytest.fixture(scope="module")
+def pick() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pick_of_the_example", FOLDER / "pick.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def played(env: Any, seed: int, choose: Any) -> tuple[bool, list[Any]]:
+    obs, _ = env.reset(seed=seed)
+    seen = [obs]
+    while True:
+        obs, _, terminated, truncated, info = env.step(choose(obs))
+        seen.append(obs)
+        if terminated or truncated:
+            return bool(info["is_success"]), seen
+
+
+def test_the_expert_lifts_the_cube_and_chance_does_not(pick: ModuleType) -> None:
+    env, rng = pick.Pick(), np.random.default_rng(0)
+    expert = pick.Expert(env.observation_space, env.action_space)
+    expert.seed(0)
+    assert sum(played(env, seed, expert.act)[0] for seed in range(20)) >= 16
+    assert sum(played(env, seed, lambda obs: rng.uniform(-1, 1, 4))[0] for seed in range(20)) == 0
+
+
+def test_the_cube_lies_where_the_seed_says(pick: ModuleType) -> None:
+    env = pick.Pick()
+    first, again, other = (env.reset(seed=seed)[0] for seed in (1, 1, 2))
+    assert first.tolist() == again.tolist() != other.tolist()
+    assert all(env.observation_space.contains(obs) for obs in played(env, 3, lambda obs: np.ones(4))[1])
+
+
+def test_the_person_takes_over_without_progress_only(pick: ModuleType) -> None:
+    env, person = pick.Pick(), pick.PersonByRule(patience=10)
+    obs, _ = env.reset(seed=1)
+    person.begin_episode()
+    still = np.array([0, 0, 0, -1.0])
+    acted = [person.poll(obs) is not None for _ in range(12)]
+    assert acted == [False] * 10 + [True] * 2
+    person.begin_episode()
+    right = [person.poll(obs) for obs in played(env, 1, pick.right_action)[1]]
+    assert not any(action is not None for action in right)
+    person.begin_episode()
+    helped = played(env, 1, lambda obs: still if (action := person.poll(obs)) is None else action)[0]
+    assert not helped, "the policy stands still again once the cube is held"
+
+
+@pytest.mark.parametrize("file", ["expert", "takeover", "hg_dagger", "cloning"])
+def test_each_file_is_valid(file: str) -> None:
+    assert load(FOLDER / f"{file}.yaml").environment.cls == "pick:Pick"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", ["takeover", "hg_dagger"])
+def test_a_short_run_trains_on_interventions(file: str, tmp_path: Path) -> None:
+    short = ("--set", "trainer.steps=60", "--set", "trainer.rounds=2", "--set", "trainer.start_training=200")
+    with in_this_process(tmp_path) as run:
+        run("--expert", "--record", "demonstrations", "--episodes", "5", "-c", f"{FOLDER / 'expert.yaml'}")
+        local = ("--local", "--single-process", "--workers", "1", "-c", f"{FOLDER / file}.yaml")
+        done = run(*local, *short, "--set", "server.port=0")
+    assert done.returncode == 0, done.stderr
+    (metrics,) = tmp_path.rglob("metrics.jsonl")
+    text = metrics.read_text("utf-8")
+    assert '"rollout/intervention_rate"' in text
+    assert '/intervention_rate"' in text.replace("rollout/intervention_rate", "")

@@ -1,0 +1,168 @@
+"""Ranks as processes with a Server each, over TLS: equal networks, kills, resumes, and a rank that stands still."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Start, announced, records, starting
+from tests.waiting import until
+from tmrl_core.training.checkpoints.checked_files import read_file
+from tmrl_core.training.checkpoints.checkpoint_store import CheckpointStore
+from tmrl_core.training.checkpoints.manifest import read_manifest
+from tmrl_core.training.checkpoints.parts import parts_of, updates_in
+
+SAC = """
+run: {name: small, seed: 5}
+environment: {kwargs: {id: Pendulum-v1, to_float32: true}}
+actor: {kwargs: {hidden_sizes: [8, 8]}}
+worker: {send_every: 20, drain_timeout_s: 3, max_env_steps_per_update: 8}
+memory: {batch_size: 16, capacity: 20000}
+agent: {cls: "tmrl_core.training:SacAgent"}
+trainer:
+  epochs: 2
+  rounds: 4
+  steps: 50
+  update_model_interval: 25
+  update_buffer_interval: 25
+  start_training: 100
+  device: cpu
+  evaluation: {episodes: 1, every_updates: 200}
+"""
+PPO = """
+run: {name: small, seed: 5}
+environment: {kwargs: {id: CartPole-v1, to_float32: true}}
+actor: {cls: "tmrl_core.actor:CategoricalMLPActor", kwargs: {hidden_sizes: [8], normalize_observations: true}}
+worker: {collection: lockstep, drain_timeout_s: 3}
+agent:
+  cls: tmrl_core.training:PPOAgent
+  kwargs: {update_epochs: 2, minibatch_size: 64}
+trainer:
+  loop: tmrl_core.training:TrainingLockstep
+  epochs: 2
+  rounds: 2
+  device: cpu
+  lockstep: {steps_per_round: 256, grace_s: 10}
+  evaluation: {episodes: 1, every_updates: 0}
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Start]:
+    with starting(tmp_path, request.param) as call:
+        yield call
+
+
+class Fleet:
+    """Two Servers with workers, and ranks that are started as a launcher would."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        servers = [start("--server", "--announce", "--set", "server.port=0") for _ in range(2)]
+        self.ports = [announced(server) for server in servers]
+        listed = ", ".join(f'"127.0.0.1:{port}"' for port in self.ports)
+        self.at = ("--set", f"server.endpoints=[{listed}]")
+        # As many names as it takes for two workers of each Server; they differ, because the ports do.
+        self.workers = [start("--worker", *self.at, "--set", f"worker.name=w{number}") for number in range(6)]
+
+    def ranks(self, *more: str, size: int = 2) -> list[subprocess.Popen[str]]:
+        """Start all ranks."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        return [self._start("--trainer", *self.at, *more, **place, RANK=str(rank)) for rank in range(size)]
+
+
+def ended(processes: list[subprocess.Popen[str]], limit_s: float = 120) -> list[tuple[int, str]]:
+    return [(process.wait(limit_s), process.stdout.read() if process.stdout else "") for process in processes]
+
+
+def states(folder: Path) -> list[tuple[int | None, bytes]]:
+    """Updates and agent's numbers of the latest checkpoint of each rank."""
+    found = []
+    for rank in range(2):
+        root = folder / "runs" / "small" / "checkpoint" / f"rank-{rank}"
+        latest = root / str(max(CheckpointStore(root).counters()))
+        manifest = read_manifest(latest)
+        found.append((manifest.updates, bytes(read_file(latest / "state.json", manifest.files["state.json"]))))
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", [SAC, PPO], indirect=True, ids=["sac", "ppo"])
+def test_ranks_train_together_and_rank_0_writes_the_records(start: Start, tmp_path: Path) -> None:
+    fleet = Fleet(start)
+    for status, out in ended(fleet.ranks()):
+        assert status == 0, out
+    rows = records(tmp_path, "round")
+    assert len(rows) in (4, 8)
+    last = rows[-1].values
+    assert last["train/n_updates"] == states(tmp_path)[0][0] == states(tmp_path)[1][0]
+    assert max(record.values["worker/count"] or 0 for record in records(tmp_path, "network")) == 6
+    assert len({worker.wait(30) for worker in fleet.workers}) == 1
+    assert parts_of(tmp_path / "runs" / "small" / "checkpoint") == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", [SAC], indirect=True)
+def test_a_killed_rank_ends_the_others_and_all_resume_from_one_update(start: Start, tmp_path: Path) -> None:
+    fleet = Fleet(start)
+    ranks = fleet.ranks("--set", "checkpoint.every_s=1", "--set", "trainer.epochs=200")
+    checkpoints = tmp_path / "runs" / "small" / "checkpoint"
+    until(lambda: len(records(tmp_path, "round")) >= 3, *ranks, limit_s=100)
+    ranks[1].kill()
+    status, out = ended(ranks[:1], 40)[0]
+    assert status == 1
+    assert "RankLostError: the connection to another rank broke" in out
+    common = set(updates_in(checkpoints / "rank-0")) & set(updates_in(checkpoints / "rank-1"))
+    assert common
+    ranks = fleet.ranks("--set", "checkpoint.every_s=1", "--set", "trainer.epochs=200")
+    done = len(records(tmp_path, "round"))
+    until(lambda: len(records(tmp_path, "round")) >= done + 3, *ranks, limit_s=100)
+    # One rank is asked to end; all do, at one update.
+    ranks[1].send_signal(signal.SIGTERM)
+    for status, out in ended(ranks, 40):
+        assert status == 0, out
+        assert f"all ranks resume from update {max(common)}" in out
+    (first, _), (second, _) = states(tmp_path)
+    assert first == second
+    # Another number of processes would leave rows and offsets of a rank behind.
+    alone = start("--trainer", "--set", f"server.port={fleet.ports[0]}")
+    status, out = ended([alone])[0]
+    assert status == 1
+    assert "holds the checkpoints of 2 processes that trained together, and this is one process" in out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", [SAC], indirect=True)
+def test_a_rank_that_stands_still_is_named(start: Start, tmp_path: Path) -> None:
+    fleet = Fleet(start)
+    ranks = fleet.ranks("--set", "trainer.epochs=200")
+    until(lambda: len(records(tmp_path, "round")) >= 1, *ranks, limit_s=100)
+    ranks[1].send_signal(signal.SIGSTOP)
+    try:
+        status, out = ended(ranks[:1], 60)[0]
+    finally:
+        ranks[1].send_signal(signal.SIGCONT)
+    assert status == 1
+    assert "rank 0 has waited for 10 s: rank 1 has not come; rank 1 last heard" in out
+    assert "RankLostError: rank 1 gave no sign of life for 25 s" in out
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("start", [SAC], indirect=True)
+def test_what_cannot_be_shared_is_refused_before_anything_starts(start: Start) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    status, out = ended([start("--trainer", "--set", 'server.endpoints=["127.0.0.1:1"]', **place)])[0]
+    assert status == 2
+    assert "server.endpoints: found 1 Server and 3 ranks, allowed: one Server for each rank" in out
+    assert "memory.batch_size: found 16, allowed: a multiple of 3" in out
