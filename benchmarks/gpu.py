@@ -20,6 +20,7 @@ import copy
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,16 +164,17 @@ def updates_per_s(some: Callable[[], int], seconds: float, device: str) -> float
 
 def rows(size: Size, device: str) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name and the measurement of each row, in order of their worth."""
-    yield "compiled / uncompiled, parameters after 7 updates", lambda: compared(size, device, "float32")
-    yield "the same, TF32", lambda: compared(size, device, "tf32")
+    yield "compiled / uncompiled, parameters after 7 updates", partial(compared, size, device, "float32")
+    yield "the same, TF32", partial(compared, size, device, "tf32")
     for batch in size.batches:
-        for name, settings in (
+        forms: tuple[tuple[str, dict[str, Any]], ...] = (
             ("compiled", {"compile": True}),
             ("compiled, TF32", {"compile": True, "precision": "tf32"}),
             ("uncompiled", {"compile": False}),
-        ):
-            yield f"batch {batch}, {name}", lambda batch=batch, settings=settings: rate(size, device, batch, **settings)
-        yield f"batch {batch}, stable-baselines3", lambda batch=batch: peer_rate(size, device, batch)
+        )
+        for name, settings in forms:
+            yield f"batch {batch}, {name}", partial(rate, size, device, batch, **settings)
+        yield f"batch {batch}, stable-baselines3", partial(peer_rate, size, device, batch)
 
 
 def main() -> int:
