@@ -9,7 +9,8 @@ compiled, compiled with TF32, and uncompiled, and stable-baselines3's where it i
 budget lasts; what failed or did not fit is listed with the reason, and the exit status is then 1. Each rate waits for
 the device before the clock is read.
 
-`--small --device cpu` runs every row with tiny networks and few updates, as a test of this script.
+`--small --device cpu` runs every row with tiny networks and few updates, as a test of this script; the graphs of
+updates are interpreted then, not compiled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import argparse
 import copy
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +29,9 @@ from gymnasium import spaces
 
 from tmrl_core.samples import Chunk, Segment
 from tmrl_core.training import ReplayMemory, SacAgent
+from tmrl_core.training.updates.compiled import Compiler, inductor
 from tmrl_core.training.updates.rollback import agent_tensors
+from tmrl_core.training.updates.update_graph import Backend
 
 OBSERVATIONS, ACTIONS = spaces.Box(-8, 8, (17,), np.float32), spaces.Box(-1, 1, (6,), np.float32)
 ROW_S = 20.0
@@ -42,10 +46,22 @@ class Size(NamedTuple):
     batches: tuple[int, ...]
     rows: int
     row_s: float
+    backend: Backend
 
 
-LARGE = Size((256, 256), (256, 4096), 100_000, ROW_S)
-SMALL = Size((16, 16), (8, 32), 1_000, 0.5)
+def interpreted(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+    """Run a graph as it is, operation by operation."""
+    return graph
+
+
+LARGE = Size((256, 256), (256, 4096), 100_000, ROW_S, inductor)
+SMALL = Size((16, 16), (8, 32), 1_000, 0.5, interpreted)
+
+
+def agent_of(size: Size, device: str, **settings: Any) -> SacAgent:
+    made = SacAgent(OBSERVATIONS, ACTIONS, device, hidden_sizes=size.hidden, **settings)
+    made.compiler = Compiler(made, size.backend)
+    return made
 
 
 def memory(size: Size, batch: int, device: str) -> ReplayMemory:
@@ -77,9 +93,7 @@ def wait(device: str) -> None:
 def compared(size: Size, device: str, precision: str) -> str:
     """Train two agents of the same weights, one compiled, with the same batches and noise; return the difference."""
     torch.manual_seed(0)
-    settings: dict[str, Any] = {"hidden_sizes": size.hidden, "precision": precision}
-    plain = SacAgent(OBSERVATIONS, ACTIONS, device, compile=False, **settings)
-    compiled = SacAgent(OBSERVATIONS, ACTIONS, device, compile=True, **settings)
+    plain, compiled = (agent_of(size, device, compile=wanted, precision=precision) for wanted in (False, True))
     compiled.model.load_state_dict(copy.deepcopy(plain.model.state_dict()))
     for target, source in zip(agent_tensors(compiled), agent_tensors(plain), strict=True):
         target.data.copy_(source.data)
@@ -91,7 +105,7 @@ def compared(size: Size, device: str, precision: str) -> str:
             agent.train(batch)
     wait(device)
     worst = max(
-        float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-3))
+        float((a.detach() - b.detach()).abs().max() / b.detach().abs().max().clamp(min=1e-3))
         for a, b in zip(agent_tensors(compiled), agent_tensors(plain), strict=True)
     )
     if not worst <= TOLERANCES[precision]:
@@ -101,7 +115,7 @@ def compared(size: Size, device: str, precision: str) -> str:
 
 def rate(size: Size, device: str, batch: int, **settings: Any) -> str:
     """Return updates a second, after the seconds until the first ones were made."""
-    agent = SacAgent(OBSERVATIONS, ACTIONS, device, hidden_sizes=size.hidden, **settings)
+    agent = agent_of(size, device, **settings)
     filled = memory(size, batch, device)
 
     def some() -> int:
@@ -150,16 +164,17 @@ def updates_per_s(some: Callable[[], int], seconds: float, device: str) -> float
 
 def rows(size: Size, device: str) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yield the name and the measurement of each row, in order of their worth."""
-    yield "compiled / uncompiled, parameters after 7 updates", lambda: compared(size, device, "float32")
-    yield "the same, TF32", lambda: compared(size, device, "tf32")
+    yield "compiled / uncompiled, parameters after 7 updates", partial(compared, size, device, "float32")
+    yield "the same, TF32", partial(compared, size, device, "tf32")
     for batch in size.batches:
-        for name, settings in (
+        forms: tuple[tuple[str, dict[str, Any]], ...] = (
             ("compiled", {"compile": True}),
             ("compiled, TF32", {"compile": True, "precision": "tf32"}),
             ("uncompiled", {"compile": False}),
-        ):
-            yield f"batch {batch}, {name}", lambda batch=batch, settings=settings: rate(size, device, batch, **settings)
-        yield f"batch {batch}, stable-baselines3", lambda batch=batch: peer_rate(size, device, batch)
+        )
+        for name, settings in forms:
+            yield f"batch {batch}, {name}", partial(rate, size, device, batch, **settings)
+        yield f"batch {batch}, stable-baselines3", partial(peer_rate, size, device, batch)
 
 
 def main() -> int:
