@@ -38,7 +38,7 @@ SAC: dict[str, Any] = {
 }
 FLASHSAC = SAC | {
     "actor": {"cls": "tmrl_core.actor:SquashedGaussianResidualActor", "kwargs": {"width": 8}},
-    "agent": {"cls": "tmrl_core.training:FlashSACAgent"},
+    "agent": {"cls": "tmrl_core.training:FlashSACAgent", "kwargs": {"critic_width": 8, "bins": 5}},
 }
 CROSSQ = SAC | {
     "actor": {"cls": "tmrl_core.actor:NormalizedSquashedGaussianMLPActor", "kwargs": {"hidden_sizes": [8]}},
