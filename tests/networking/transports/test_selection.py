@@ -344,7 +344,7 @@ def test_authentication_over_tls(keys: Path, certificate: str | None, role: Role
 
 
 def test_roles_that_may_request_the_status_over_tls(keys: Path, tmp_path: Path) -> None:
-    """A trainer, and who holds the Server's own key; no worker, since robots can be stolen."""
+    """A trainer, an operator, and who holds the Server's own key; no worker, since robots can be stolen."""
     _, authenticate = server_transport(
         LinkSettings(host="", security="TLS", credentials_dir=str(keys)), lambda address, reason: None
     )
@@ -354,6 +354,7 @@ def test_roles_that_may_request_the_status_over_tls(keys: Path, tmp_path: Path) 
     assert authenticate(hello("observer", own), peer()) is None
     assert authenticate(hello("observer", trainer), peer()) is None
     assert authenticate(hello("observer"), peer("trainer")) is None
+    assert authenticate(hello("observer"), peer("operator")) is None
     for token, certificate, code in (
         (worker, None, "token"),
         *(("", None, "role"), ("", "worker", "role")),
@@ -362,7 +363,7 @@ def test_roles_that_may_request_the_status_over_tls(keys: Path, tmp_path: Path) 
         verdict = authenticate(hello("observer", token), peer(certificate))
         assert verdict is not None
         assert verdict[0] == code
-        assert "--credentials bundle trainer --name NAME" in verdict[1]
+        assert f"--credentials bundle {'operator' if code == 'role' else 'trainer'} --name NAME" in verdict[1]
         assert worker not in verdict[1]
         assert trainer not in verdict[1]
     for role in ("worker", "trainer"):
@@ -385,7 +386,7 @@ def test_an_observer_uses_the_credentials_of_its_machine(keys: Path, tmp_path: P
     alone = tmp_path / "alone"
     credentials.install(worker, alone)
     for folder in (worker, alone):
-        with pytest.raises(CredentialsError, match=r"worker's credentials only.*trainer's may ask"):
+        with pytest.raises(CredentialsError, match=r"worker's credentials only.*trainer's and an operator's may ask"):
             token(folder)
     of_the_environment = LinkSettings(credentials_dir=str(alone), token="the trainer's")
     assert client_transport(of_the_environment, "observer")[1] == "the trainer's"
