@@ -7,7 +7,7 @@
 #
 # A store of one's own for each attempt. torchrun (2.13) gives the ranks of a restart the same store as those before,
 # without a prefix, so that a new rank finds the address of a dead one and fails with "connectFullMesh ... refused", or
-# waits for ever (findings/torchrun_restart_old_addresses.sh). Here each restart has its own prefix.
+# does not return (benchmarks/results/rank_updates_epyc2core_202611.md). Here each restart has its own prefix.
 #
 # Heartbeats. A collective call waits for ever for a rank that stands still, and gloo's own limit of 30 minutes names
 # nobody. Each rank has a thread that writes "alive, n calls made" to the store every `BEAT_S`. A rank that has waited
