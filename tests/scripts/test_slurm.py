@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,9 @@ def test_the_worker_ends_once_in_order(tmp_path: Path, preempted: bool) -> None:
     with subprocess.Popen(
         ["bash", str(SCRIPT)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as job:
+        # A worker that is never told to end would keep the pipe open, and this test waiting.
+        limit = threading.Timer(20.0, os.killpg, (job.pid, signal.SIGKILL))
+        limit.start()
         assert job.stdout is not None
         assert job.stdout.readline() == "-m tmrl_core --worker -c my.yaml --set worker.name=worker-3\n"
         if preempted:
@@ -43,6 +47,7 @@ def test_the_worker_ends_once_in_order(tmp_path: Path, preempted: bool) -> None:
         else:
             job.send_signal(signal.SIGUSR1)
         said = job.stdout.read().splitlines()
+        limit.cancel()
         assert job.wait(20) == 0
     requeued = [] if preempted else ["scontrol requeue 17_3"]
     ended = f"worker 3 ended with status 0{'' if preempted else ', requeued'}"
