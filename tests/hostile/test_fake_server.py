@@ -842,7 +842,7 @@ def _header_without_floor(stream: bytes, mode: int, head: MessageHead) -> bytes:
     return header(stream, mode, head._replace(floor=0))
 
 
-def _any_version(self: WorkerSeal, version: Version, body: memoryview) -> memoryview | None:
+def _any_version(self: WorkerSeal, version: Version, body: memoryview, *, base: bool = False) -> memoryview | None:
     try:
         content = self._checked("policy", body)[1]
         return None if content is None else self._decrypted("policy", content)

@@ -356,14 +356,26 @@ class WorkerSeal:
             raise self._forged(f"policy {version[0]}.{version[1]} has the proof of another version")
         # Not `<=`: the version that an earlier process has accepted passes once, see above.
         if version < self.accepted or version == self._opened:
-            if base and is_packed(content := self._decrypted("policy", content)):
-                return content
+            if base and (packed := self._old_base(content)) is not None:
+                return packed
             self.outdated += 1
             return None
         content = self._decrypted("policy", content)
         self.accepted = self._opened = version
         self._on_accepted(version)
         return content
+
+    def _old_base(self, content: memoryview) -> memoryview | None:
+        """Return the content of an older policy that makes deltas usable; None: it does not."""
+        try:
+            content = self._decrypted("policy", content)
+        except UnknownGroupKeyError:
+            # Only the first policy of a process can come before its key, with the file of a newer one at hand. Later
+            # ones of old keys are repetitions, which must not wait in the place of a newer policy.
+            if self._opened == (0, 0):
+                raise
+            return None
+        return content if is_packed(content) else None
 
     def open_directive(self, stream: bytes | None, body: bytes) -> bytes | None:
         """Return the content of a directive for one stream, or for all (None). None: there is none, or an older one.
