@@ -92,6 +92,8 @@ FINISHED_S = 5.0
 ROOM_S = 600.0
 """Seconds during which the trainer retries to write the end of a run to a disk that fails or is full."""
 ROOM_RETRY_S = 5.0
+END_SHOWN_S = 1.0
+"""Maximum wait in seconds for the sinks, before viewers are sent the last scene."""
 
 
 @described_by(NetworkSection)
@@ -551,6 +553,9 @@ class Trainer:
             if missing := interface.link.counts.gap_samples:
                 why += f"; {missing} samples never arrived, because workers dropped them or a checkpoint was older"
             interface.event(names.EVENT_END, why, step=training.total_updates, phase="done")
+            # Viewers learn the end from the last scene, which is made from what the sinks have.
+            recorder.flush(END_SHOWN_S)
+            interface.link.show()
             if not self._config.metrics.console:  # the sinks log that event
                 logger.info("end: %s", why)
 

@@ -843,8 +843,10 @@ class TrainerConnection(Connection):
         return min(super().deadline(), self._retry_at, suggestion_at, self._postponed.due_at, shown_at)
 
     def show_now(self) -> None:
-        """Send viewers a scene soon, because something has changed that somebody waits for."""
+        """Send viewers a scene, because something has changed that somebody waits for."""
         self._telemetry_times.hurry(self._now)
+        # At once: the link may be closed next.
+        self._show_due()
         self.wake()
 
     def _show_due(self) -> None:
