@@ -557,7 +557,7 @@ def test_the_first_checkpoint_is_written_once_samples_are_accepted(
     unlimited = msgspec.structs.replace(config.worker, max_env_steps_per_update=None)
     config = msgspec.structs.replace(config, worker=unlimited)
     first = tmp_path / "tests" / "checkpoint" / "1" / "manifest.json"
-    alone = Trainer(server_port=1, config=config)
+    alone = Trainer(server_port=server.port + 1, config=config)
     alone.checkpoint()
     thread = threading.Thread(target=alone.run)
     thread.start()
