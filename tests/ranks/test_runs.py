@@ -45,7 +45,7 @@ agent:
 trainer:
   loop: tmrl_core.training:TrainingLockstep
   epochs: 2
-  rounds: 2
+  rounds: 16
   device: cpu
   lockstep: {steps_per_round: 256, grace_s: 10}
   evaluation: {episodes: 1, every_updates: 0}
@@ -101,12 +101,10 @@ def test_ranks_train_together_and_rank_0_writes_the_records(start: Start, tmp_pa
     for status, out in ended(fleet.ranks()):
         assert status == 0, out
     rows = records(tmp_path, "round")
-    assert len(rows) in (4, 8)
+    assert len(rows) in (8, 32)
     last = rows[-1].values
     assert last["train/n_updates"] == states(tmp_path)[0][0] == states(tmp_path)[1][0]
-    counts = [record.values["worker/count"] for record in records(tmp_path, "network")]
-    # The first record may come before the last worker; on a fast machine PPO ends before the second one.
-    assert 6 in counts or len(counts) == 1
+    assert max(record.values["worker/count"] or 0 for record in records(tmp_path, "network")) == 6
     assert len({worker.wait(30) for worker in fleet.workers}) == 1
     assert parts_of(tmp_path / "runs" / "small" / "checkpoint") == 2
 
