@@ -1,4 +1,4 @@
-"""What ten viewers cost a Server and a trainer, and how old what they see is.
+"""Measure the cost of ten viewers for a Server and a trainer, and the age of the scenes that they see.
 
     python benchmarks/telemetry.py                      4 pairs of windows, about three minutes
     python benchmarks/telemetry.py --pairs 2 --window 8

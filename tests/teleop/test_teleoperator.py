@@ -16,7 +16,7 @@ class Event(Enum):
 
 
 class Teleoperator:
-    """What lerobot's teleoperators have."""
+    """Methods of lerobot's teleoperators that are used here."""
 
     def __init__(self) -> None:
         self.connected = False

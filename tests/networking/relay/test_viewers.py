@@ -1,4 +1,4 @@
-"""What observers that watch a run are shown, and what they may ask of its trainer. Sans-I/O."""
+"""Messages to observers that watch a run, and their orders to its trainer. Sans-I/O."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class DeltaBase:
         self._sent: tuple[Version, bytes] | None = None
         """A complete policy that is not confirmed yet."""
         self._bytes = self._count = 0
-        """What was sent since the base, the base included."""
+        """Policies sent since the base, the base included."""
 
     def confirmed(self, version: Version, incarnation: int) -> None:
         """Handle the Server's report that a version has arrived; `incarnation`: the trainer's own, now."""
