@@ -21,7 +21,7 @@ def run(config: Config, options: argparse.Namespace, shutdown: ShutdownSignal) -
     if folder is not None and (folder / "config.yaml").is_file():
         given = folder / "config.yaml"  # the run's own, which its trainer has written
     command = f"-c {given}" if given else ""
-    with Dashboard(config, source_of(config, folder), command=command, recorded=folder is not None) as made:
+    with Dashboard(config, source_of(config, folder), command=command, folder=folder) as made:
         if options.announce:
             print(json.dumps({"port": made.port}), flush=True)
         while not (shutdown.wait(0.5) or made.wait(0)):

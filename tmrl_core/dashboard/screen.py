@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 
 from tmrl_core.dashboard.faults import SILENT_S, Fault, Seen, faults
+from tmrl_core.dashboard.pictures import Shown
 from tmrl_core.dashboard.source import CONNECTED
 from tmrl_core.dashboard.verdict import Verdict, verdict
 from tmrl_core.metrics.text import bytes_text, clock_text
@@ -52,6 +54,7 @@ class Screen(msgspec.Struct, frozen=True):
         parts, workers: is everything alive.
         faults: what is wrong.
         may_order: True: buttons are shown.
+        pictures: videos and camera pictures that can be had.
         scene: the rest, without what stands elsewhere; None: nothing is known.
     """
 
@@ -63,10 +66,11 @@ class Screen(msgspec.Struct, frozen=True):
     workers: list[Row]
     faults: list[Fault]
     may_order: bool
+    pictures: list[Shown]
     scene: Scene | None
 
 
-def screen(seen: Seen, history: History | None, *, may_order: bool) -> Screen:
+def screen(seen: Seen, history: History | None, pictures: Sequence[Shown] = (), *, may_order: bool) -> Screen:
     """Return the content of the page."""
     scene = seen.scene
     return Screen(
@@ -78,14 +82,16 @@ def screen(seen: Seen, history: History | None, *, may_order: bool) -> Screen:
         workers=_rows(seen),
         faults=faults(seen),
         may_order=may_order and scene is not None and scene.takes_orders,
+        pictures=list(pictures),
         scene=None if scene is None else msgspec.structs.replace(scene, workers=()),
     )
 
 
 def curves(history: History) -> dict[str, Any]:
-    """Return the curves as columns with five significant digits, which is more than a screen has."""
+    """Return all settings, and the curves as columns with five significant digits, which is more than a screen has."""
     return {
         "run": history.run,
+        "settings": history.settings,
         "series": {
             name: {
                 "steps": [steps for steps, _, _ in points],
