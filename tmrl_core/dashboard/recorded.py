@@ -107,8 +107,11 @@ class RecordedRun:
             self.scene = self._scene(last)
         if records:
             curves = self._sink.curves()
-            series = {name: tuple(points) for name, points in curves.items()}
-            self.history = History(run=self._run, series=series, settings=self._settings)
+            self.history = History(
+                run=self._run,
+                series={name: tuple(points) for name, points in curves.items()},
+                settings=self._settings,
+            )
         self._show_state(CONNECTED)
 
     def _show_state(self, state: str) -> None:
