@@ -22,6 +22,7 @@ from tmrl_core.config import Config, find_credentials_folder
 from tmrl_core.dashboard.faults import Seen
 from tmrl_core.dashboard.screen import Screen, screen
 from tmrl_core.dashboard.settings import dashboard_section
+from tmrl_core.dashboard.several import SeveralServers
 from tmrl_core.dashboard.source import Source
 from tmrl_core.errors import MissingExtraError
 from tmrl_core.networking.protocol.telemetry import Scene
@@ -78,7 +79,8 @@ class Dashboard(WebThread):
         pictures = Pictures(source, config.run_folder if folder is None else folder)
 
         def make(scene: Scene | None, age_s: float) -> Screen:
-            seen = Seen(source.state, scene, age_s, source.status, recorded, command)
+            others = source.others(command) if isinstance(source, SeveralServers) else ()
+            seen = Seen(source.state, scene, age_s, source.status, recorded, command, others=others)
             return screen(seen, source.history, pictures.list(), may_order=source.may_order)
 
         self._feed = Feed(source, make)
