@@ -4,9 +4,9 @@
 #
 # The diagnosis answers one question: what does a worker, trainer or operator of this machine lack in order to work with
 # the Server? It takes the steps that the role itself would take, in the same order (configuration, code, credentials,
-# name, port, TLS, certificate, admission, version, clock, speed), one at a time and with plain sockets, so that the first one
-# that fails is named with its remedy. Later steps that depend on it are "skipped" with the reason, and not "failed":
-# one fault must not look like five.
+# name, port, TLS, certificate, admission, version, clock, speed), one at a time and with plain sockets, so that the
+# first one that fails is named with its remedy. Later steps that depend on it are "skipped" with the reason, and not
+# "failed": one fault must not look like five.
 #
 # It must be safe to run anywhere and at any time. Only tmrl_core's own code is imported, because the configuration may
 # be another user's; other names are only searched for. The Server admits a probe without giving it a place of a worker,
