@@ -152,3 +152,43 @@ def test_the_page_of_a_local_run_shows_its_trainer(start: Start, tmp_path: Path)
     process.wait(200)
     reading.join(10)
     assert any(line.startswith(f"Live page: http://localhost:{port}/") for line in lines)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(500)
+def test_a_local_run_shows_its_camera_and_the_video_of_its_latest_evaluation(start: Start) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    changes = (f"dashboard.port={port}", "server.port=0", "worker.evaluation_videos=true", "trainer.epochs=20")
+    changes += ("trainer.evaluation.target_return=null", "trainer.evaluation.every_updates=100")
+    sets = [word for change in changes for word in ("--set", change)]
+    process = start("--local", "--workers", "1", "--dashboard", "--control", *sets)
+    drain = threading.Thread(target=lambda: list(process.stdout or ()))
+    drain.start()
+
+    def ask(method: str, path: str, body: str = "") -> tuple[int, bytes]:
+        headers = {"Origin": f"http://127.0.0.1:{port}", "Content-Type": "application/json"} if body else {}
+        try:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+                connection.request(method, path, body, headers)
+                answer = connection.getresponse()
+                return answer.status, answer.read()
+        except OSError:
+            return 0, b""
+
+    camera = json.dumps({"kind": "camera", "worker": "worker-1"})
+    until(lambda: ask("POST", "/orders", camera)[0] == 202, process, limit_s=120)
+
+    def filmed() -> bool:
+        time.sleep(1.0)
+        ask("POST", "/orders", camera)  # the first ones came before the worker
+        return ask("GET", "/pictures/camera?worker=worker-1")[1].startswith(b"\xff\xd8")
+
+    until(filmed, process, limit_s=120)
+    until(lambda: b"moov" in ask("GET", "/pictures/video")[1], process, limit_s=120)
+    assert process.stdin is not None
+    process.stdin.write("stop\n")
+    process.stdin.flush()
+    assert process.wait(60) in (0, 1)
+    drain.join(10)
