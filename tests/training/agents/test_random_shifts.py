@@ -158,7 +158,7 @@ def test_every_agent_learns_from_shifted_images(name: str) -> None:
     assert equal(ours, plain)
 
 
-@pytest.mark.parametrize("name", ["dqn", pytest.param("sac", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["dqn", *(pytest.param(name, marks=pytest.mark.full) for name in ("sac", "crossq"))])
 def test_compiled_updates_have_the_same_shifts(name: str) -> None:
     plain, fast, together = agent_of(name), agent_of(name, compile=True), agent_of(name, compile=True)
     for agent in (fast, together):
