@@ -39,7 +39,7 @@ from tmrl_core.sessions import SessionWriter
 from tmrl_core.training.loops.recorded_sessions import SessionLoader
 
 TASK = ROOT / "examples" / "demonstrations"
-STEPS, DEMONSTRATIONS, EPISODES, SOLVED = 20_000, 20, 100, 0.9
+STEPS, EVERY, DEMONSTRATIONS, EPISODES, SOLVED = 20_000, 2_000, 20, 100, 0.9
 SEEDS = (0, 1, 2, 3, 4)
 PICTURES = Path(__file__).resolve().parent / "results_pictures"
 SEEDS_OF_PICTURES = (0, 1, 2)
@@ -97,7 +97,7 @@ def learn(file: Path, seed: int, kind: str, recording: Path, changes: list[str])
         while updates < (step - trainer.start_training) * trainer.max_training_steps_per_env_step:
             agent.train(next(iter(memory)))
             updates += 1
-        if step % 2000 == 0:
+        if step % EVERY == 0:
             found = success(agent.get_actor(), config.environment.cls, EPISODES if step == STEPS else 20)
             curve.append((step, found, round(time.perf_counter() - began)))
             print(f"{kind} seed {seed}: {step:6d} steps, success {found:.2f}, {curve[-1][-1]:.0f} s", flush=True)
