@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/actor/rollout/test_recurrent_pipeline.py::test_a_worker_without_torch_sends_the_states_that_sequences_begin_with",
         "tests/actor/rollout/test_safe_action.py::test_motors_stop_when_a_program_ends",
         "tests/benchmarks/test_compare_sides.py",
+        "tests/benchmarks/test_gpu.py",
         "tests/benchmarks/learning/test_queue.py::test_a_failing_run_names_its_output",
         "tests/benchmarks/learning/test_queue.py::test_a_run_is_ended_at_the_deadline",
         "tests/benchmarks/test_gateway.py::test_a_short_run_gives_all_figures",
