@@ -47,6 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/doctor/test_doctor_tlspyo.py",
         "tests/envs/test_example.py::test_importing_registers_the_ids_and_nothing_else",
         "tests/envs/replay/test_recorded.py::test_arrays_are_replayed_without_torch",
+        "tests/actor/rollout/test_pictures.py::test_a_large_video_is_made_smaller",
         "tests/envs/test_filmed.py::test_the_video_holds_the_frames_between_start_and_stop",
         "tests/dashboard/test_page.py",
         "tests/dashboard/test_role.py",

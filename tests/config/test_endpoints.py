@@ -12,7 +12,6 @@ from tmrl_core.config.checks import check_values
 from tmrl_core.config.endpoints import (
     Endpoint,
     at_endpoint,
-    at_first_server,
     at_own_server,
     chosen_endpoint,
     endpoint_of,
@@ -131,11 +130,6 @@ def test_one_process_has_one_server() -> None:
     assert only_endpoint(Config(server=ServerSection(endpoints=("x:7",)))) == Endpoint("x", 7)
     with pytest.raises(ConfigError, match=r"found 2 Servers.*torchrun --nproc-per-node 2 -m tmrl_core --trainer"):
         only_endpoint(Config(server=ServerSection(endpoints=("x:7", "y:7"))))
-
-
-def test_a_viewer_goes_to_the_server_of_the_records() -> None:
-    assert at_first_server(Config(server=ServerSection(endpoints=("x:7", "y:8")))).server.port == 7
-    assert at_first_server(Config()).server == Config().server
 
 
 def test_a_server_for_other_machines_listens_to_them() -> None:

@@ -116,15 +116,6 @@ def only_endpoint(config: Config) -> Endpoint:
     return found[0]
 
 
-def at_first_server(config: Config) -> Config:
-    """Return the configuration of a client of the first Server, whose trainer writes the records of the run.
-
-    Raises:
-        ConfigError: an endpoint has another form.
-    """
-    return at_endpoint(config, endpoints_of(config)[0]) if config.server.endpoints else config
-
-
 def at_own_server(config: Config, name: str) -> Config:
     """Return the configuration of the worker with this name: with several Servers, at the one that it belongs to.
 

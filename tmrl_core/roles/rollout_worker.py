@@ -24,6 +24,7 @@ from tmrl_core.actor.module import ActorModule
 from tmrl_core.actor.policies.numpy.lookup import choose_actor
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
+from tmrl_core.actor.rollout.pictures import WorkerPictures
 from tmrl_core.actor.rollout.policy_files import PolicyFiles
 from tmrl_core.actor.rollout.recorder import StepRecorder
 from tmrl_core.actor.rollout.recording import Recording
@@ -245,6 +246,8 @@ class RolloutWorker(Worker):
                 needs_policy=standalone,
                 recording=recording,
             )
+            if link is not None:
+                loop.uplink.pictures = WorkerPictures(loop, link.show)
             super().__init__(
                 loop,
                 send_every=given(send_every, settings.send_every),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tmrl_core.config import Config
-from tmrl_core.config.differing import differing
+from tmrl_core.config.differing import differing, every_setting
 from tmrl_core.envs.identity import identity_of_spaces
 from tmrl_core.metrics.latest import LatestSink
 from tmrl_core.metrics.recorder import Recorder
@@ -112,7 +112,12 @@ class LinkedTraining:
         interface.on_hold = lambda: training.update_buffer(interface)
         if latest is not None:
             link.trainer.telemetry = RunTelemetry(
-                link, latest, interface.progressing, lambda: recorder.elapsed_s, differing(config)
+                link,
+                latest,
+                interface.progressing,
+                lambda: recorder.elapsed_s,
+                differing(config),
+                every_setting(config),
             )
         self.interface, self._link = interface, link
         if self._stopping:
