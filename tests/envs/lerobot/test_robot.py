@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from tests.command_line import in_this_process
 from tmrl_core.actor import ActorModule
 from tmrl_core.envs.lerobot import RobotEnvironment, Task
-from tmrl_core.errors import ConfigError, EnvironmentFailedError
+from tmrl_core.errors import ConfigError, ContractError, EnvironmentFailedError
 from tmrl_core.sessions import read_sessions
 from tmrl_core.testing.environments import EnvironmentSuite
 
@@ -107,9 +109,10 @@ class TestRobotEnvironment(EnvironmentSuite):
 def test_spaces_come_from_the_descriptions_without_a_connection() -> None:
     env = environment()
     assert env.observation_space.shape == (2,)
-    assert env.action_space.low.tolist() == [-60, 0]
-    assert environment(largest_step=2).action_space.high.tolist() == [1, 1]
+    assert env.action_space == spaces.Box(np.array([-60, 0], np.float32), np.array([60, 100], np.float32))
+    assert environment(largest_step=2).action_space == spaces.Box(-1, 1, (2,), np.float32)
     with_camera = environment(kwargs={"camera": True}).observation_space
+    assert isinstance(with_camera, spaces.Dict)
     assert {name: (space.shape, space.dtype) for name, space in with_camera.items()} == {
         "state": ((2,), np.float32),
         "front": ((4, 6, 3), np.uint8),
@@ -140,6 +143,13 @@ def test_steps_begin_at_the_observed_position() -> None:
     env.close()
 
 
+def test_nothing_is_sent_before_a_reset() -> None:
+    env = environment()
+    with pytest.raises(EnvironmentFailedError, match="the robot is not connected: a reset connects it"):
+        env.step(np.zeros(2, np.float32))
+    assert arm(env).calls == []
+
+
 def test_an_episode_is_cut_at_its_limit_and_a_time_step_lasts() -> None:
     env = environment(max_steps=3, time_step_s=0.01, task=None)
     env.reset()
@@ -153,7 +163,7 @@ def test_an_episode_is_cut_at_its_limit_and_a_time_step_lasts() -> None:
 
 def test_calibration_is_never_done_here() -> None:
     env = environment(kwargs={"calibrated": False})
-    with pytest.raises(ConfigError, match=r"not calibrated.* Run lerobot-calibrate for it once, with the same id"):
+    with pytest.raises(ContractError, match=r"not calibrated.* Run lerobot-calibrate for it once, with the same id"):
         env.reset()
     assert arm(env).calls == [("connect", False), "disconnect"]
 
@@ -173,12 +183,12 @@ def test_a_robot_is_one_workers() -> None:
 
 def test_a_name_that_is_missing_is_told() -> None:
     env = environment(kwargs={"camera": True, "leave_out": "front"})
-    with pytest.raises(EnvironmentFailedError, match="get_observation of the robot left out front, of its observation"):
+    with pytest.raises(ContractError, match="get_observation of the robot left out front, of its observation"):
         env.reset()
     env.close()
     env = environment(kwargs={"leave_out": "sent gripper.pos"})
     env.reset()
-    with pytest.raises(EnvironmentFailedError, match=r"send_action of the robot left out gripper\.pos, of its action"):
+    with pytest.raises(ContractError, match=r"send_action of the robot left out gripper\.pos, of its action"):
         env.step(np.zeros(2, np.float32))
     env.close()
 
@@ -202,17 +212,28 @@ def test_what_does_not_fit_the_robot_is_refused(changes: Any, message: str) -> N
         environment(**changes)
 
 
+def test_a_robot_that_is_not_calibrated_ends_the_worker_at_once(tmp_path: Path) -> None:
+    done = recorded(tmp_path, kwargs={"calibrated": False})
+    assert done.returncode == 2
+    assert "Run lerobot-calibrate for it once" in done.stderr
+    assert "times in a row" not in done.stderr
+
+
 def test_a_worker_records_what_was_really_sent(tmp_path: Path) -> None:
-    kwargs = {"make": f"{HERE}:Arm", "limits": LIMITS, "largest_step": 10.0, "max_steps": 4, "time_step_s": 0.0}
-    config = {
-        "environment": {"cls": "tmrl_core.envs.lerobot:RobotEnvironment", "kwargs": kwargs},
-        "actor": {"cls": f"{HERE}:AlwaysOne"},
-        "worker": {"interventions": {"cls": "tmrl_core.actor.interventions:EnvironmentTakesOver"}},
-    }
-    (tmp_path / "arm.json").write_text(json.dumps(config), "utf-8")
-    with in_this_process(tmp_path) as run:
-        done = run("--expert", "--record", "sessions", "--episodes", "1", "-c", "arm.json")
-    assert done.returncode == 0, done.stderr
+    assert recorded(tmp_path).returncode == 0
     (session,) = read_sessions(tmp_path / "sessions")
     assert np.asarray(session.actions).tolist() == [[0.5, 0.5]] * 4
     assert np.asarray(session.extras["policy_action"]).tolist() == [[1.0, 1.0]] * 4
+
+
+def recorded(folder: Path, **changes: Any) -> subprocess.CompletedProcess[str]:
+    """Record an episode on the command line."""
+    kwargs = {"make": f"{HERE}:Arm", "limits": LIMITS, "largest_step": 10.0, "max_steps": 4, "time_step_s": 0.0}
+    config = {
+        "environment": {"cls": "tmrl_core.envs.lerobot:RobotEnvironment", "kwargs": {**kwargs, **changes}},
+        "actor": {"cls": f"{HERE}:AlwaysOne"},
+        "worker": {"interventions": {"cls": "tmrl_core.actor.interventions:EnvironmentTakesOver"}},
+    }
+    (folder / "arm.json").write_text(json.dumps(config), "utf-8")
+    with in_this_process(folder) as run:
+        return run("--expert", "--record", "sessions", "--episodes", "1", "-c", "arm.json")

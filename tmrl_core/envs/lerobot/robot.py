@@ -22,7 +22,8 @@
 # action, and exploring moves the arm by small steps and not from one end to the other.
 #
 # Calibration asks at the terminal and moves the arm by hand, so it is never done here: a robot that is not calibrated
-# is refused with lerobot's own command.
+# is refused with lerobot's own command. That, a robot of another worker and a description that does not hold are
+# ContractErrors, because each further reset would end in the same way.
 #
 # Descriptions have no types of numbers: a shape [height, width, 3] is a picture of bytes, as lerobot's cameras give it;
 # any other shape becomes float32.
@@ -40,7 +41,7 @@ from gymnasium import spaces
 
 from tmrl_core.config import resolve_with
 from tmrl_core.config.devices import hold_device
-from tmrl_core.errors import ConfigError, EnvironmentFailedError
+from tmrl_core.errors import ConfigError, ContractError, EnvironmentFailedError
 from tmrl_core.storage import FolderLock
 
 KEY = "environment.kwargs"
@@ -152,9 +153,12 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
         self._numbers: list[str] = []
         for name, feature in robot.observation_features.items():
             if isinstance(feature, tuple):
-                byte = len(feature) == 3 and feature[2] == 3
-                low, high, dtype = (0, 255, np.uint8) if byte else (-np.inf, np.inf, np.float32)
-                self._pictures[name] = spaces.Box(low, high, feature, dtype)  # type: ignore[arg-type]
+                is_picture = len(feature) == 3 and feature[2] == 3
+                self._pictures[name] = (
+                    spaces.Box(0, 255, feature, np.uint8)
+                    if is_picture
+                    else spaces.Box(-np.inf, np.inf, feature, np.float32)
+                )
             else:
                 self._numbers.append(name)
         if STATE in self._pictures:
@@ -163,8 +167,9 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
         self._low, self._high = self._bounds(limits)
         self._step = self._steps_of(largest_step)
         size = (len(self._actions),)
-        bounds = (self._low, self._high) if self._step is None else (-np.ones(size), np.ones(size))
-        self.action_space = spaces.Box(*(bound.astype(np.float32) for bound in bounds), size, np.float32)
+        low, high = (self._low, self._high) if self._step is None else (-np.ones(size), np.ones(size))
+        self._box = spaces.Box(low.astype(np.float32), high.astype(np.float32), size, np.float32)
+        self.action_space = self._box
         numbers = spaces.Box(-np.inf, np.inf, (len(self._numbers),), np.float32)
         self.observation_space = spaces.Dict({STATE: numbers, **self._pictures}) if self._pictures else numbers
         self._held: FolderLock | None = None
@@ -178,7 +183,7 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
         """Begin an episode, with a connected robot. The first call connects it.
 
         Raises:
-            ConfigError: the robot is not calibrated, or another worker has it.
+            ContractError: the robot is not calibrated, another worker has it, or its observation misses a name.
         """
         super().reset(seed=seed)
         if not self._connected:
@@ -192,8 +197,11 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
         """Send an action, wait for the end of the time step, and observe.
 
         Raises:
-            EnvironmentFailedError: an observation or what was sent misses a name.
+            ContractError: an observation or what was sent misses a name.
+            EnvironmentFailedError: no reset has connected the robot.
         """
+        if not self._connected:
+            raise EnvironmentFailedError("the robot is not connected: a reset connects it")
         chosen = np.asarray(action, np.float64)
         begin = np.zeros_like(chosen) if self._step is None else self._values(self._observed, "get_observation")
         scale = 1.0 if self._step is None else self._step
@@ -208,8 +216,7 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
         reward, terminated = self.task.judge(self._observed, {name: float(sent[name]) for name in self._actions})
         self._taken += 1
         truncated = self._max_steps is not None and self._taken >= self._max_steps and not terminated
-        space = self.action_space
-        executed = np.clip(executed, space.low, space.high).astype(np.float32)
+        executed = np.clip(executed, self._box.low, self._box.high).astype(np.float32)
         return observation, float(reward), bool(terminated), truncated, {"teleop_action": executed}
 
     def close(self) -> None:
@@ -225,12 +232,15 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
 
     def _connect(self) -> None:
         if self._held is None:
-            self._held = hold_device(self._device, "environment", "Give each worker a robot of its own, by kwargs")
+            try:
+                self._held = hold_device(self._device, "environment", "Give each worker a robot of its own, by kwargs")
+            except ConfigError as exc:
+                raise ContractError(str(exc)) from exc
         self.robot.connect(calibrate=False)
         self._connected = True
         if not self.robot.is_calibrated:
             self.close()
-            raise ConfigError(
+            raise ContractError(
                 "environment: the robot is not calibrated, and calibration asks at the terminal. Run lerobot-calibrate "
                 "for it once, with the same id"
             )
@@ -239,7 +249,7 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
         observed = self._observed = self.robot.get_observation()
         missing = [name for name in (*self._numbers, *self._pictures) if observed.get(name) is None]
         if missing:
-            raise EnvironmentFailedError(
+            raise ContractError(
                 f"get_observation of the robot left out {', '.join(missing)}, of its observation_features"
             )
         state = np.array([observed[name] for name in self._numbers], np.float32)
@@ -252,7 +262,7 @@ class RobotEnvironment(gymnasium.Env[Any, Any]):
         """Return [actions] float64: values by name as an array."""
         missing = [name for name in self._actions if name not in values]
         if missing:
-            raise EnvironmentFailedError(f"{method} of the robot left out {', '.join(missing)}, of its action_features")
+            raise ContractError(f"{method} of the robot left out {', '.join(missing)}, of its action_features")
         return np.array([float(values[name]) for name in self._actions])
 
     def _bounds(self, limits: Mapping[str, Sequence[float]]) -> tuple[Any, Any]:
