@@ -22,7 +22,7 @@ BORDERS = {"policy": "#8aa4c8", "person": "#e0873a"}
 
 def main() -> None:
     """Play an episode, and draw five moments of it."""
-    import panda
+    import panda  # type: ignore[import-not-found,unused-ignore]
 
     env, person = panda.Panda(render_mode="rgb_array"), panda.PersonByRule()
     obs, _ = env.reset(seed=SEED)
