@@ -177,11 +177,11 @@ def late_steps(minutes: float, size: int | None, fifo: bool) -> tuple[str, float
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.communicate(timeout=30)
     lines = [line for line in text.splitlines() if "late" in line]
-    shares = re.findall(r"(\d+) of (\d+) steps", lines[-1]) if lines else []
+    shares = re.findall(r"([\d,]+) of ([\d,]+) steps", lines[-1]) if lines else []
     if not shares:
         print(text[-3000:])
         return "the worker said nothing of its lateness", 1.0
-    return lines[-1], int(shares[-1][0]) / int(shares[-1][1])
+    return lines[-1], int(shares[-1][0].replace(",", "")) / int(shares[-1][1].replace(",", ""))
 
 
 def main() -> int:
