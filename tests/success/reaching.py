@@ -11,7 +11,13 @@ from gymnasium import spaces
 
 from tmrl_core.sessions import Session, SessionWriter
 
+PLACE = spaces.Box(-1, 2, (2,), np.float32)
 ACTIONS = spaces.Box(-1, 1, (1,), np.float32)
+
+
+def camera(side: int) -> spaces.Box:
+    """The space of a picture."""
+    return spaces.Box(0, 255, (side, side, 3), np.uint8)
 
 
 class Reaching(gymnasium.Env[Any, Any]):
@@ -20,8 +26,8 @@ class Reaching(gymnasium.Env[Any, Any]):
     def __init__(self, side: int = 24, start: float = 0.0, speed: float = 0.1) -> None:
         self.observation_space = spaces.Dict(
             {
-                "camera": spaces.Box(0, 255, (side, side, 3), np.uint8),
-                "place": spaces.Box(-1, 2, (2,), np.float32),
+                "camera": camera(side),
+                "place": PLACE,
             }
         )
         self.action_space = ACTIONS

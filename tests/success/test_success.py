@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.success.reaching import Reaching, record, session
+from tests.success.reaching import PLACE, Reaching, camera, record, session
 from tmrl_core.actor import NumpyCategoricalMLPActor
 from tmrl_core.cli.main import main
 from tmrl_core.errors import ConfigError, ContractError
@@ -27,7 +27,7 @@ EIGHT: list[bool | None] = [True, False] * 8
 
 def classifier(path: Path, at: float = 0.85, **described: Any) -> Path:
     """A classifier of `place` that needs no training: success where it is above `at`."""
-    space = spaces.Dict({"place": Reaching().observation_space["place"]})
+    space = spaces.Dict({"place": PLACE})
     policy = NumpyCategoricalMLPActor(space, ACTIONS, (2,), "relu", normalize_observations=True)
     for name, array in policy._weights.items():
         array[...] = 1.0 if name == "obs_std" else 0.0
@@ -128,7 +128,7 @@ def test_other_files_are_refused(described: dict[str, Any], message: str, tmp_pa
 
 
 def test_an_environment_with_larger_images_is_reduced_and_others_are_refused(tmp_path: Path) -> None:
-    space = spaces.Dict({"camera": Reaching(16).observation_space["camera"]})
+    space = spaces.Dict({"camera": camera(16)})
     policy = NumpyCategoricalMLPActor(space, ACTIONS, (4,), "relu", seed=0)
     file = tmp_path / "done.safetensors"
     described = {"entries": ("camera",), "hidden_sizes": (4,), "threshold": 0.5, "normalized": False}
