@@ -71,12 +71,12 @@ def draw(path: Path, threshold: float, probability: Floats, success: Flags) -> N
         from matplotlib.figure import Figure
     except ImportError as exc:
         raise MissingExtraError("matplotlib", "trainer", "Drawing a confusion") from exc
-    figure = Figure(figsize=(9.0, 4.0), dpi=120, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(9.0, 4.4), dpi=120, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     table, bars = figure.subplots(1, 2, width_ratios=(1, 1.4))
     found = confusion_at(threshold, probability, success)
     counts = np.array([[found.true_success, found.missed], [found.false_success, found.true_failure]])
-    table.imshow(counts / counts.sum(axis=1, keepdims=True), cmap="Blues", vmin=0, vmax=1)
+    table.imshow(counts / counts.sum(axis=1, keepdims=True), cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for row, column in np.ndindex(2, 2):
         share = counts[row, column] / counts[row].sum()
         table.text(
@@ -100,5 +100,5 @@ def draw(path: Path, threshold: float, probability: Floats, success: Flags) -> N
     bars.axvline(threshold, color="#b0305c", label=f"threshold {threshold:.3g}")
     bars.set_xlabel("probability of success")
     bars.set_ylabel("share of examples")
-    bars.legend()
+    bars.legend(loc="upper center")
     figure.savefig(path, format="png")

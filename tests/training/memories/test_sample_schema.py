@@ -111,6 +111,7 @@ def test_dtypes_that_workers_refuse_are_refused(space: Any, value: Any, make_row
         (BOX3, {"x": np.zeros(3)}, "is a dict of x", "float32[3]"),
         (BOX3, np.zeros(3, np.complex64), "is complex64[3]", "float32[3]"),
         (BOX3, "text", "is no array", "float32[3]"),
+        (BOX3, b"JPEG", "is encoded images (set worker.images for the trainer too)", "float32[3]"),
         (spaces.Discrete(3), 3, "is 3", "Discrete(3)"),
         (spaces.Discrete(3), -1, "is -1", "Discrete(3)"),
         (spaces.Discrete(3), float("nan"), "is float64[]", "int64[]"),
