@@ -111,7 +111,6 @@ def test_dtypes_that_workers_refuse_are_refused(space: Any, value: Any, make_row
         (BOX3, {"x": np.zeros(3)}, "is a dict of x", "float32[3]"),
         (BOX3, np.zeros(3, np.complex64), "is complex64[3]", "float32[3]"),
         (BOX3, "text", "is no array", "float32[3]"),
-        (BOX3, b"JPEG", "is encoded images (set worker.images for the trainer too)", "float32[3]"),
         (spaces.Discrete(3), 3, "is 3", "Discrete(3)"),
         (spaces.Discrete(3), -1, "is -1", "Discrete(3)"),
         (spaces.Discrete(3), float("nan"), "is float64[]", "int64[]"),
@@ -132,6 +131,12 @@ def test_the_error_names_the_difference_from_the_declaration(
     assert found in str(refused.value)
     assert f"the environment declares {declared}" in str(refused.value)
     assert "trainer.check_spaces" in str(refused.value)
+
+
+def test_encoded_images_that_the_trainer_does_not_expect_name_the_setting(make_rows: Rows) -> None:
+    chunk = dataclasses.replace(seen(make_rows, np.zeros(3, np.float32)), observation=[b"a file"] * 3)
+    with pytest.raises(SampleRefusedError, match=r"is encoded images \(set worker\.images for the trainer too\)"):
+        DeclaredSamples(BOX3, BOX1).check(chunk)
 
 
 def test_only_rows_with_actions_are_checked(make_rows: Rows) -> None:
