@@ -102,6 +102,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/roles/test_rollout_worker.py::test_a_worker_with_the_numpy_backend_never_imports_torch",
         "tests/scripts",
         "tests/storage/test_lock.py",
+        "tests/success/test_success.py::test_a_worker_without_torch_computes_it",
         "tests/test_chaos.py",
         "tests/test_forked.py",
         "tests/test_fuzz.py",
