@@ -32,6 +32,7 @@ policies go over the run's own links, so Server and trainer may be outside the c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import subprocess
 import sys
@@ -86,8 +87,11 @@ class Supervisor:
         """Ask the worker to end in order. May be repeated."""
         with self._lock:
             self._ending.set()
-            if self._child is not None and self._child.stdin is not None:
-                self._child.stdin.close()
+            pipe = self._child.stdin if self._child is not None else None
+            if pipe is not None and not pipe.closed:
+                with contextlib.suppress(OSError):  # the worker has just ended by itself
+                    pipe.write(b"stop\n")
+                    pipe.close()
 
 
 def command(name: str, words: Sequence[str]) -> list[str]:
