@@ -85,6 +85,11 @@ def check_central(config: Config) -> None:
             "worker.collection: synchronous lets workers wait for models, and clients of the gateway do not wait. Use "
             "asynchronous; trainer.max_training_steps_per_env_step limits the updates."
         )
+    if config.worker.images is not None:
+        raise ConfigError(
+            "worker.images: workers encode the images of their environment, and clients of the gateway send "
+            "observations as they are. Leave it out, or use workers."
+        )
     if config.worker.max_env_steps_per_update is not None:
         logger.warning(
             "worker.max_env_steps_per_update applies to RolloutWorkers only: clients of the gateway do not wait"

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from tmrl_core.config import Config
 from tmrl_core.config.differing import differing, every_setting
 from tmrl_core.envs.identity import identity_of_spaces
+from tmrl_core.errors import ConfigError
 from tmrl_core.metrics.latest import LatestSink
 from tmrl_core.metrics.recorder import Recorder
 from tmrl_core.networking.links import LinkSettings, TrainerLink
 from tmrl_core.networking.protocol.messages import Progress
+from tmrl_core.samples.images import MAX_DECODED_BYTES, ImageDecoder, need_pillow
 from tmrl_core.training.agent import TrainingAgent
 from tmrl_core.training.contracts import TrainingLoop
 
@@ -106,6 +108,8 @@ class LinkedTraining:
             interface.evaluator = evaluator
         else:
             logger.info("no policy is evaluated: trainer.evaluation.every_updates is 0 and there is no time_limit_s")
+        if config.worker.images is not None:
+            interface.images = _image_decoder(training.agent)
         memory = training.training_memory
         if memory is not None and memory.disk is not None:
             interface.keep = DeliveryLog(training, memory, link).keep
@@ -167,6 +171,22 @@ class LinkedTraining:
         """Acknowledge inserted samples that the memory's disk has stored. Workers keep the others."""
         if self.interface is not None:
             training.commit(self.interface)
+
+
+def _image_decoder(agent: object) -> ImageDecoder:
+    """Return the decoder of an agent's observations.
+
+    Raises:
+        ConfigError: the agent does not declare them.
+        MissingExtraError: Pillow is not installed.
+    """
+    need_pillow("worker.images")
+    if not isinstance(agent, TrainingAgent):
+        raise ConfigError(
+            f"worker.images: found the agent {type(agent).__name__}; allowed: one that is derived from "
+            "tmrl_core.training:TrainingAgent, whose observation space says what the images are"
+        )
+    return ImageDecoder(agent.observation_space, MAX_DECODED_BYTES)
 
 
 def _spaces_of(agent: object) -> dict[str, str]:
