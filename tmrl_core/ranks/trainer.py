@@ -30,6 +30,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from tmrl_core.config import Config, use
@@ -74,6 +75,8 @@ class RankTrainer(Trainer):
         use(own)
         super().__init__(config=own, model_path=None if place.rank else own.trainer_model_path)
         self._linked.make_interface = self._make_interface
+        # Ranks may share a credentials folder, and have the same incarnation.
+        self._linked.settings = msgspec.structs.replace(self._linked.settings, part=place.rank)
 
     @property
     def leads(self) -> bool:
