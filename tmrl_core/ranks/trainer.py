@@ -45,7 +45,8 @@ from tmrl_core.ranks.shares import share_of
 from tmrl_core.roles.trainer import Trainer
 from tmrl_core.training.agents.off_policy import OffPolicyAgent
 from tmrl_core.training.checkpoints.parts import keep_parts, parts_of, updates_in
-from tmrl_core.training.contracts import LoopLike, TrainingLoop
+from tmrl_core.training.contracts import LoopLike, TrainingLoop, as_loop
+from tmrl_core.training.memories.replay import ReplayMemory
 from tmrl_core.training.rank_group import RankGroup
 from tmrl_core.training.updates.rollback import agent_tensors
 
@@ -177,10 +178,12 @@ class RankTrainer(Trainer):
     # --- joints of the Trainer ----------------------------------------------------------------------------------------
 
     def _make_interface(self, *args: object, **kwargs: object) -> RemoteInterface:
+        memory = as_loop(self.training).training_memory
         made = RankInterface(
             *args,
             ranks=self._ranks,
             checkpoint_due=lambda: self._checkpoints.due(self.training),
+            returns=memory.returns if isinstance(memory, ReplayMemory) else None,
             **kwargs,
         )
         return made
