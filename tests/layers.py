@@ -91,6 +91,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tests/networking/transports/test_conformance.py",
         "tests/networking/transports/test_selection.py::test_a_file_of_a_dead_process_is_ignored",
         "tests/networking/transports/tlspyo/test_transport.py",
+        "tests/ranks/test_chaos.py",
         "tests/ranks/test_local.py::test_one_command_runs_two_ranks",
         "tests/ranks/test_runs.py",
         "tests/roles/test_lockstep_runs.py",

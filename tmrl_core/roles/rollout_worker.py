@@ -35,7 +35,6 @@ from tmrl_core.actor.rollout.worker import Worker, make_loop, one_environment_on
 from tmrl_core.config import CFG, Cfg, Config, current, find_credentials_folder, given, resolve_with
 from tmrl_core.config.descriptions import described_by
 from tmrl_core.config.devices import hold_device
-from tmrl_core.config.endpoints import at_own_server
 from tmrl_core.config.sections import InterventionsSection, NetworkSection, WorkerSection
 from tmrl_core.envs.identity import identity_of
 from tmrl_core.errors import ConfigError, StorageError, TmrlError
@@ -44,6 +43,7 @@ from tmrl_core.networking.links import WorkerLink
 from tmrl_core.networking.protocol.delivery import CloseReport
 from tmrl_core.networking.protocol.messages import MAX_SIGNATURE_BYTES
 from tmrl_core.networking.security.tls_contexts import client_name
+from tmrl_core.networking.spools.own_server import at_own_server
 from tmrl_core.networking.transports.selection import link_settings
 from tmrl_core.roles.buffer import Buffer
 from tmrl_core.roles.labels import Label, own_label

@@ -46,6 +46,15 @@ def test_viewers_see_the_present_and_are_obeyed_once(full: bool) -> None:
         assert not result.failure, f"seed {seed}: {result.failure}"
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("workers", [10, pytest.param(1_000, marks=pytest.mark.full)])
+def test_four_servers_with_many_workers_keep_the_promises(workers: int, full: bool) -> None:
+    for seed in range(400 if full and workers == 10 else 4):  # Servers share nothing, so each is a seed of its own
+        result = simulate(seed, workers=workers)
+        assert not result.failure, f"seed {seed} with {workers} workers: {result.failure}"
+        assert result.beginners == workers
+
+
 @pytest.mark.parametrize("seed", [1968, 2026, 2029759])
 def test_found_bugs_stay_fixed(seed: int) -> None:
     """1968, 2026: the link of a trainer that began after the last fault was not repaired; its inbox holds 444 bytes.
@@ -85,6 +94,9 @@ def test_the_script_prints_a_table_and_the_command_for_a_failing_seed() -> None:
     good = run_script("--seeds", "3", "--first", "11", "--jobs", "1")
     assert good.returncode == 0, good.stdout + good.stderr
     assert "| seeds that broke a promise | 0 |" in good.stdout
+    shared = run_script("--seeds", "1", "--relays", "2", "--workers", "3", "--jobs", "1")
+    assert shared.returncode == 0, shared.stdout + shared.stderr
+    assert "| seeds, of each Server one | 2 |" in shared.stdout
     found = run_script("--seeds", "2", "--jobs", "1", "--mutation", "no-resume")
     assert found.returncode == 0, "with a safeguard taken out, finding it is what is wanted"
     line = next(line for line in found.stdout.splitlines() if line.startswith("seed "))

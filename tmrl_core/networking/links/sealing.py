@@ -318,7 +318,7 @@ def seal_trainer(
     from tmrl_core.networking.trainer.seal import TrainerSeal
 
     folder = find(settings.credentials_dir)
-    identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run)
+    identity, files = Identity(folder, "trainer"), RunKeyFiles(folder, run, settings.part)
     key, older = RunKey(files.private), map(RunKey, files.older)
     identity.seal = seal = TrainerSeal(
         run, identity.signer, identity.verifier, key, older=older, mode=mode, on_forged=log.forged

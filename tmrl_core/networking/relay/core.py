@@ -633,7 +633,7 @@ class Relay:
         self.limit_old_policies()
         self.trainer = connection
         self.flow.trainer_came()
-        connection.state, connection.takes = "trainer", Kind.WEIGHTS
+        connection.state, connection.takes, connection.is_first = "trainer", Kind.WEIGHTS, True
         connection.sink, connection.source = self._take_policy, self.flow.next_frame
         connection.unanswered = 1  # the welcome has an incarnation
         self._welcome(connection, self.incarnation)

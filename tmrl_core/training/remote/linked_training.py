@@ -35,6 +35,7 @@ class LinkedTraining:
 
     Attributes:
         interface: the training object's interface to the Server; None before the first link. It remains after `close`.
+        settings: those of the next link.
         make_interface: makes it, with the arguments of `RemoteInterface`; None: that class.
     """
 
@@ -42,7 +43,7 @@ class LinkedTraining:
         self, settings: LinkSettings, config: Config, run_name: str, on_publish: Callable[[TrainingLoop], object]
     ) -> None:
         self.interface: RemoteInterface | None = None
-        self._settings = settings
+        self.settings = settings
         self._config = config
         self._run_name = run_name
         self._on_publish = on_publish
@@ -67,7 +68,7 @@ class LinkedTraining:
         config = self._config
         delivery = training.delivery
         link = TrainerLink(
-            self._settings,
+            self.settings,
             name="trainer",
             run=self._run_name,
             inbox_bytes=config.trainer.inbox_bytes,
