@@ -5,8 +5,8 @@
 
 The task is the name of a configuration in this folder; its `trainer.lockstep.min_workers` says how many workers there
 are. The curve is what one of the workers plays with the newest policy, deterministically and with fixed seeds. Curves
-that are published come from `learning_queue.py`, which has their seeds in its plan. The environments need the extra
-`mujoco`.
+that are published come from `learning_queue.py`, which has their seeds in its plan. The environments need the extras
+`mujoco` and `box2d`.
 """
 
 from __future__ import annotations
