@@ -159,7 +159,8 @@ def test_an_observation_without_a_picture_says_what_to_set(observation: object) 
 
 
 def test_a_renderer_that_returns_no_picture_is_told() -> None:
-    assert rendered(SimpleNamespace(render=lambda: RED)).shape == RED.shape
+    assert np.array_equal(rendered(SimpleNamespace(render=lambda: RED)), RED)
+    assert np.array_equal(rendered(SimpleNamespace(render=lambda: (RED, 2 * RED))), RED)
     with pytest.raises(NoPictureError, match="returns no picture but list"):
         rendered(SimpleNamespace(render=lambda: []))
 
