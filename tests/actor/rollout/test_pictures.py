@@ -16,6 +16,7 @@ from PIL import Image
 
 from tests.waiting import until
 from tmrl_core.actor.rollout.checked_environment import CheckedEnvironment
+from tmrl_core.actor.rollout.collector import Collector
 from tmrl_core.actor.rollout.loop import EnvironmentLoop
 from tmrl_core.actor.rollout.pictures import (
     MOST_PIXELS,
@@ -179,6 +180,12 @@ def test_a_worker_shows_what_renders_else_what_it_observes(env: Any, expected: F
     loop.environment = cast(CheckedEnvironment, SimpleNamespace(env=env))
     loop._obs = {"camera": RED}
     assert np.array_equal(loop.frame(), expected)
+
+
+def test_a_collector_of_many_agents_says_that_it_shows_nothing() -> None:
+    for call in (Collector.frame, Collector.latest_video):
+        with pytest.raises(NoPictureError, match="a worker with many agents"):
+            call(cast(Collector, None))
 
 
 def test_a_worker_without_videos_says_why(tmp_path: Path) -> None:
