@@ -108,11 +108,13 @@ class Run:
         worker = ("--set", f"server.port={through}", "--set", "worker.record=recorded")
         trainer = self.start(sys.executable, "trainer", *core, "--trainer", *self.words)
         self.start(self.worker_python, "worker", *core, "--worker", *self.words, *worker)
-        try:
-            trainer.wait(self.minutes * 60)
-        except subprocess.TimeoutExpired:
-            trainer.terminate()
-            trainer.wait()
+        end = time.monotonic() + self.minutes * 60
+        while trainer.poll() is None and time.monotonic() < end:
+            if any(one.poll() for one in self.running):
+                raise SystemExit(f"a process of {self.name} failed: see the logs in {self.folder}")
+            time.sleep(1)
+        trainer.terminate()
+        trainer.wait()
 
     def end(self) -> None:
         for process in self.running:
