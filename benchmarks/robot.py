@@ -182,7 +182,8 @@ def one(row: str, seed: int, arguments: argparse.Namespace, folder: Path) -> dic
     if arguments.demonstrations is None:
         arguments.demonstrations = folder.parent / "demonstrations"
         expert = ("-c", str(EXAMPLE / "expert.yaml"), "--record", str(arguments.demonstrations), "--episodes", "20")
-        subprocess.run([arguments.worker_python, "-m", "tmrl_core", "--expert", *expert], cwd=folder, check=True)
+        if not arguments.demonstrations.exists():
+            subprocess.run([arguments.worker_python, "-m", "tmrl_core", "--expert", *expert], cwd=folder, check=True)
     arguments.demonstrations = arguments.demonstrations.absolute()
     run, began = Run(row, seed, arguments, folder), time.monotonic()
     try:
