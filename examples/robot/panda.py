@@ -98,8 +98,8 @@ class Panda(gymnasium.Env[Any, Any]):
             from gym_hil.envs import PandaPickCubeGymEnv
         except ModuleNotFoundError as exc:
             raise ContractError(
-                f"{exc}: the arm needs gym-hil, `pip install gym-hil==0.1.14`, in an environment with MuJoCo below 3.9. "
-                "Without it, take the model: --set environment.cls=pick:Pick"
+                f"{exc}: the arm needs gym-hil, `pip install gym-hil==0.1.14`, in an environment with MuJoCo below "
+                "3.9. Without it, take the model: --set environment.cls=pick:Pick"
             ) from exc
 
         size = {} if self.render_mode is None else {"render_spec": _spec(480)}
