@@ -1151,8 +1151,8 @@ MUTATIONS = (
         "held-out-sessions-trained-on",
         LEARNING,
         "tmrl_core/success/examples.py",
-        "training += [kind[index] for index in order[count:]]",
-        "training += [kind[index] for index in order]",
+        "training += [alike[index] for index in order[count:]]",
+        "training += [alike[index] for index in order]",
         (
             "tests/success/test_success.py::test_no_session_is_on_both_sides_and_the_moment_before_a_success_is_left_out",
         ),
