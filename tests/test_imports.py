@@ -52,7 +52,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("networking",),  # lazy names only
     ("envs",),
     ("sessions",),
-    ("envs.replay", "sessions.lerobot", "sessions.minari"),
+    ("envs.lerobot", "envs.replay", "sessions.lerobot", "sessions.minari"),
     ("actor",),
     ("actor.policies",),
     ("actor.policies.numpy",),

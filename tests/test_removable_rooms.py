@@ -54,6 +54,7 @@ ROOMS = {
         r"envs\.replay|ReplayEnv|FunctionalEnv|SessionBatch|SessionPool|unrolling",
     ),
     "lerobot": Room(("sessions/lerobot",), "lerobot"),
+    "lerobot_robots": Room(("envs/lerobot",), r"envs.lerobot|RobotEnvironment"),
     "minari": Room(("sessions/minari",), "minari"),
     "tlspyo": Room(
         ("networking/transports/tlspyo",),

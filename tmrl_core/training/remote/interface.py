@@ -275,7 +275,11 @@ class RemoteInterface(TrainingInterface):
         self._counters: dict[bytes, int] = {}
         """Number of the policy version of each stream's latest samples."""
         self.operations = Operations(
-            link.trainer.orders, self._labels, self._pause_or_resume, partial(self.event, names.EVENT_ORDER)
+            link.trainer.orders,
+            self._labels,
+            self._follow_orders,
+            partial(self.event, names.EVENT_ORDER),
+            clock=self._clock,
         )
         self._waiting_orders = link.trainer.orders.waiting
         self.on_hold: Callable[[], None] | None = None
@@ -579,6 +583,7 @@ class RemoteInterface(TrainingInterface):
             pause=stream in self._paused,
             collect=self._shares.get(stream),
             refusal=self._unfit.get(stream, ""),
+            wanted=self.operations.wanted(self._members[stream].name) if stream in self._members else None,
         )
         self.link.direct(directive, stream)
 
@@ -704,8 +709,8 @@ class RemoteInterface(TrainingInterface):
     def _labels(self) -> set[str]:
         return {member.name for member in self._members.values()}
 
-    def _pause_or_resume(self, label: str) -> None:
-        """Direct the workers of a label, which an operator has paused or resumed."""
+    def _follow_orders(self, label: str) -> None:
+        """Direct the workers of a label, which an operator has paused or resumed, or wants to see."""
         for stream, member in self._members.items():
             if member.name == label:
                 self._hold_worker(stream)

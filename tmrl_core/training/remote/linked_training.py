@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tmrl_core.config import Config
-from tmrl_core.config.differing import differing
+from tmrl_core.config.differing import differing, every_setting
 from tmrl_core.envs.identity import identity_of_spaces
 from tmrl_core.errors import ConfigError
 from tmrl_core.metrics.latest import LatestSink
@@ -35,6 +35,7 @@ class LinkedTraining:
 
     Attributes:
         interface: the training object's interface to the Server; None before the first link. It remains after `close`.
+        settings: those of the next link.
         make_interface: makes it, with the arguments of `RemoteInterface`; None: that class.
     """
 
@@ -42,7 +43,7 @@ class LinkedTraining:
         self, settings: LinkSettings, config: Config, run_name: str, on_publish: Callable[[TrainingLoop], object]
     ) -> None:
         self.interface: RemoteInterface | None = None
-        self._settings = settings
+        self.settings = settings
         self._config = config
         self._run_name = run_name
         self._on_publish = on_publish
@@ -67,7 +68,7 @@ class LinkedTraining:
         config = self._config
         delivery = training.delivery
         link = TrainerLink(
-            self._settings,
+            self.settings,
             name="trainer",
             run=self._run_name,
             inbox_bytes=config.trainer.inbox_bytes,
@@ -116,7 +117,12 @@ class LinkedTraining:
         interface.on_hold = lambda: training.update_buffer(interface)
         if latest is not None:
             link.trainer.telemetry = RunTelemetry(
-                link, latest, interface.progressing, lambda: recorder.elapsed_s, differing(config)
+                link,
+                latest,
+                interface.progressing,
+                lambda: recorder.elapsed_s,
+                differing(config),
+                every_setting(config),
             )
         self.interface, self._link = interface, link
         if self._stopping:
