@@ -85,7 +85,8 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _settings(network: Network) -> Any:
+def settings_of(network: Network) -> Any:
+    """Settings of a link to the Server of `network`."""
     from tmrl_core.networking.links import LinkSettings
 
     return LinkSettings(
@@ -188,7 +189,7 @@ def trainer(network: Network, pipe: Pipe) -> None:
     from tmrl_core.networking.links import TrainerLink
     from tmrl_core.networking.protocol.messages import Blob
 
-    link = TrainerLink(_settings(network), name="trainer", run="run")
+    link = TrainerLink(settings_of(network), name="trainer", run="run")
     link.start()
     assert link.wait_connected(START_S)
     taker = _Taker(link)
@@ -224,7 +225,7 @@ class _Worker:
 
         self.sender = sender
         self.link = WorkerLink(
-            _settings(network),
+            settings_of(network),
             name=sender.name,
             run="run",
             queue_bytes=sender.queue_bytes,

@@ -4,6 +4,8 @@
     python scripts/simulate.py --first 1234 --seeds 1 --trace  play one seed again, and print every event
     python scripts/simulate.py --mutation no-resume            with a safeguard taken out: the check must notice
     python scripts/simulate.py --hostile --seeds 500           beside a member that does all the harm that it can
+    python scripts/simulate.py --soak 24                       a day of one Server, trainer and worker: what they hold
+    python scripts/simulate.py --relays 4 --workers 1000 --seeds 100     several Servers, and many workers at each
 
 A seed that breaks a promise is printed with the command that plays it again. The exit status is 0 when none did (with
 `--mutation`: when one did, and no seed ended with another error).
@@ -56,6 +58,8 @@ sys.path.insert(0, str(ROOT))
 
 from tests.networking.simulation.mutations import HARMLESS, HOSTILE, MUTATIONS  # noqa: E402
 from tests.networking.simulation.scenario import Result, simulate  # noqa: E402
+from tests.networking.simulation.soak import Soak  # noqa: E402
+from tmrl_core.config.endpoints import Endpoint, chosen_endpoint  # noqa: E402
 
 BATCH = 20
 KINDS = {
@@ -72,18 +76,37 @@ KINDS = {
 ALL = {"": contextlib.nullcontext, **MUTATIONS, **HOSTILE, **HARMLESS}
 
 
-def play(arguments: tuple[int, int, str, bool]) -> list[Result]:
-    """Some seeds, in this process."""
-    first, seeds, mutation, hostile = arguments
+Batch = tuple[int, int, str, bool, int, "int | None"]
+
+
+def shares(relays: int, workers: int | None) -> list[int | None]:
+    """Return the number of workers at each Server, as their names choose it; None: each seed says."""
+    if workers is None:
+        return [None] * relays
+    servers = [Endpoint("server", 1 + i) for i in range(relays)]
+    counts = Counter(chosen_endpoint(f"worker{i}", servers) for i in range(relays * workers))
+    return [max(1, counts[server]) for server in servers]
+
+
+def play(arguments: Batch) -> list[Result]:
+    """Some seeds, in this process.
+
+    Servers share nothing, neither streams nor trainers, so each is a simulation of its own.
+    """
+    first, seeds, mutation, hostile, relays, workers = arguments
     gc.set_threshold(10_000, 10, 10)  # a network of links is one large cycle, searched less often so
     with ALL[mutation]():
-        return [simulate(seed, hostile=hostile) for seed in range(first, first + seeds)]
+        return [
+            simulate(seed * relays + relay, hostile=hostile, workers=count)
+            for seed in range(first, first + seeds)
+            for relay, count in enumerate(shares(relays, workers))
+        ]
 
 
-def replay(seed: int, mutation: str, hostile: bool) -> int:
+def replay(seed: int, mutation: str, hostile: bool, workers: int | None) -> int:
     """Play one seed and print its events."""
     with ALL[mutation]():
-        result = simulate(seed, keep_events=True, hostile=hostile)
+        result = simulate(seed, keep_events=True, hostile=hostile, workers=workers)
     for now, kind, value in result.trace or []:
         print(f"{now:10.4f} s  {KINDS.get(kind, kind)} {value}")
     print_result(result)
@@ -94,6 +117,21 @@ def print_result(result: Result) -> None:
     """One line for a seed."""
     print(f"seed {result.seed}: {result.events} events, digest {result.digest & (1 << 64) - 1:016x}", end="")
     print(f": {result.failure}" if result.failure else ": every promise kept")
+
+
+def soak(seed: int, hours: float) -> int:
+    """Play one seed for hours of simulated time, and print what grows; 1 if anything does."""
+    scenario = Soak(seed)
+    footprint = scenario.soak(hours, lambda hour: print(f"{hour:.1f} h", end=" ", flush=True))
+    print(f"\n\n{footprint.events:,} events, {footprint.streams:,} worker processes, {footprint.samples:,} samples\n")
+    print("| part | held after a tenth | half | all | growth an hour, second half |\n| --- | --- | --- | --- | --- |")
+    grown = 0
+    for part, held in footprint.held.items():
+        tenth, half, last = (held[len(held) * share // 20 - (share == 20)] for share in (2, 10, 20))
+        slope, error = footprint.slope(part), footprint.spread(part)
+        grown += slope > 3 * error and slope > 0.001 * half
+        print(f"| {part} | {tenth:,} B | {half:,} B | {last:,} B | {slope:+,.0f} B (error {error:,.0f}) |")
+    return 1 if grown else 0
 
 
 def hostile_rows(results: list[Result]) -> list[tuple[str, str]]:
@@ -119,11 +157,12 @@ def table(results: list[Result], wall_s: float) -> None:
         faults.update(result.faults)
     caught = sorted(result.caught_up_s for result in results)
     rows = [
-        ("seeds", f"{len(results):,}"),
+        ("seeds, of each Server one", f"{len(results):,}"),
         ("seeds that broke a promise", f"{sum(bool(result.failure) for result in results):,}"),
         ("events", f"{sum(result.events for result in results):,}"),
         ("events in a seed (least)", f"{min(result.events for result in results):,}"),
         ("kinds of fault in a seed (least)", f"{min(len(result.faults) for result in results)}"),
+        ("workers of one Server at the beginning (most)", f"{max(result.beginners for result in results):,}"),
         ("worker processes", f"{sum(result.workers for result in results):,}"),
         ("messages handed over", f"{sum(result.messages for result in results):,}"),
         ("samples handed over", f"{sum(result.samples for result in results):,}"),
@@ -150,14 +189,23 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--mutation", default="", choices=list(ALL), help="change the core")
     parser.add_argument("--hostile", action="store_true", help="add a member with a stolen bundle")
+    parser.add_argument("--soak", type=float, default=0.0, metavar="HOURS", help="play the first seed for so long")
+    parser.add_argument("--relays", type=int, default=1, help="Servers in a seed, each with its trainer (default: 1)")
+    parser.add_argument("--workers", type=int, help="workers for each Server at the beginning (default: 2 to 8)")
     parser.add_argument("--trace", action="store_true", help="print every event of the first seed")
     arguments = parser.parse_args()
     hostile = arguments.hostile or arguments.mutation in HOSTILE
+    if arguments.soak:
+        return soak(arguments.first, arguments.soak)
     if arguments.trace:
-        return replay(arguments.first, arguments.mutation, hostile)
+        return replay(arguments.first, arguments.mutation, hostile, arguments.workers)
     started = time.monotonic()
     last = arguments.first + arguments.seeds
-    batches = [(at, min(BATCH, last - at), arguments.mutation, hostile) for at in range(arguments.first, last, BATCH)]
+    batch_of = BATCH if arguments.workers is None else max(1, BATCH * 8 // (arguments.workers * arguments.relays))
+    batches = [
+        (at, min(batch_of, last - at), arguments.mutation, hostile, arguments.relays, arguments.workers)
+        for at in range(arguments.first, last, batch_of)
+    ]
     results: list[Result] = []
     failed = crashed = 0
     with contextlib.ExitStack() as stack:
@@ -175,6 +223,7 @@ def main() -> int:
                     print_result(result)
                     mutated = f" --mutation {arguments.mutation}" if arguments.mutation else ""
                     mutated += " --hostile" if hostile else ""
+                    mutated += f" --workers {result.beginners}" if arguments.workers is not None else ""
                     print(f"    again: python scripts/simulate.py --first {result.seed} --trace{mutated}", flush=True)
     table(results, time.monotonic() - started)
     expected = arguments.mutation in MUTATIONS or arguments.mutation in HOSTILE

@@ -19,7 +19,7 @@ from tmrl_core.networking.security import admission, certificates, credentials
 from tmrl_core.networking.spools import spool as spools
 from tmrl_core.networking.trainer import connection as peers
 from tmrl_core.networking.trainer import inbox, orders
-from tmrl_core.networking.transports import base, tls
+from tmrl_core.networking.transports import base, read_turns, tls
 from tmrl_core.samples import codec
 from tmrl_core.training.agents import running_moments
 from tmrl_core.training.loops import episode_metrics, evaluation, lockstep, lockstep_round, training_loop
@@ -104,8 +104,12 @@ LIMITS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ),
     ("reads nothing from its links for up to {:g} s at a time", (processor_time.MAX_PAUSE_S,)),
     (
-        "read at least after each {:g} ms: a read that took more than {:g} ms gives them their turn",
+        "read at least after each {:g} ms: a read that took more than {:g} ms makes the next ones smaller",
         (1_000 * processor_time.AT_ONCE_S, 1_000 * processor_time.READ_S),
+    ),
+    (
+        "once reads have taken {:g} ms together, links with more than {} kB wait for their turns",
+        (1_000 * read_turns.ROUND_S, read_turns.LIGHT_BYTES >> 10),
     ),
     ("Sending to one link gives the others their turn after {:g} ms", (1_000 * base._SEND_S,)),
     ("messages and TLS records below {} bytes", (message_queue.SMALL_BYTES,)),

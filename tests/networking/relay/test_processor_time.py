@@ -81,12 +81,12 @@ def test_a_burst_leaves_half_of_the_time_to_others() -> None:
 def test_reads_of_tiny_messages_become_small_and_others_grow_again() -> None:
     size = ReadSize()
     while size.bytes < MAX_READ_BYTES:
-        assert not size.spent(READ_S / 10, size.bytes)
-    assert size.spent(MAX_READ_BYTES * 400e-9, MAX_READ_BYTES)
+        size.spent(READ_S / 10, size.bytes)
+    size.spent(MAX_READ_BYTES * 400e-9, MAX_READ_BYTES)
     for _ in range(5):
         assert size.bytes <= 2 * READ_S / 400e-9
         size.spent(size.bytes * 400e-9, size.bytes)
-    assert size.spent(1.0, 100)
+    size.spent(1.0, 100)
     assert size.bytes == MIN_READ_BYTES
 
 
@@ -123,18 +123,11 @@ def test_a_charge_of_an_earlier_time_refills_no_account() -> None:
 
 
 class Paused:
-    """The pauses that a link asks its transport for; `turns`: those that only give the others their turn."""
+    """The pauses that a link asks its transport for."""
 
     def __init__(self, end: End) -> None:
         self.pauses: list[float] = []
-        self.turns = 0
-        end.link.pause = self.pause
-
-    def pause(self, seconds: float) -> None:
-        if seconds:
-            self.pauses.append(seconds)
-        else:
-            self.turns += 1
+        end.link.pause = self.pauses.append
 
 
 def test_all_links_of_the_principal_pause_and_no_other() -> None:
@@ -169,15 +162,20 @@ def test_the_link_that_was_read_longest_ago_is_read_first_after_a_pause() -> Non
     assert read == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_link_whose_read_took_long_gives_others_their_turn() -> None:
+def test_reads_of_a_link_become_shorter_after_one_that_took_long() -> None:
     place = Place()
     end = place.worker("w")
-    paused = Paused(end)
     before = end.link.read_bytes
     end.link.charge(READ_S / 2, before, 0.0)
-    assert (paused.turns, end.link.read_bytes) == (0, 2 * before)
+    assert end.link.read_bytes == 2 * before
     end.link.charge(2 * READ_S, before, 0.0)
-    assert (paused.turns, end.link.read_bytes) == (1, before // 2)
+    assert end.link.read_bytes == before // 2
+
+
+def test_the_trainer_is_read_before_others_that_wait() -> None:
+    place = Place()
+    assert place.trainer.link.is_first
+    assert not place.worker("w").link.is_first
 
 
 def test_samples_are_not_charged() -> None:

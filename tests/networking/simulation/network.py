@@ -284,6 +284,7 @@ class Network:
         settings: of the relay.
         relay: makes one.
         watch: called with each end after something has happened to it.
+        scale: how much larger the network is than usual, so that what is waited for is looked at less often.
     """
 
     def __init__(
@@ -292,7 +293,9 @@ class Network:
         settings: RelaySettings,
         relay: Callable[[Network], Relay] | None = None,
         watch: Callable[[End], None] = lambda end: None,
+        scale: int = 1,
     ) -> None:
+        self._look_steps = _LOOK_STEPS * scale
         self.random = random
         self.settings = settings
         self.now = 0.0
@@ -325,7 +328,7 @@ class Network:
         """Go on until it holds; False: it did not within so much simulated time."""
         end = self.now + limit_s
         while not until():
-            for _ in range(_LOOK_STEPS):
+            for _ in range(self._look_steps):
                 if not self._heap or self._heap[0][0] > end:
                     return until()
                 self.step()

@@ -65,6 +65,10 @@ STEADY_S = 25.0
 ACKNOWLEDGED_S = 4.0
 """Simulated seconds within which a sample is then acknowledged, whatever the thief does."""
 _AUDIT_EVENTS = 100
+_FEW = 8
+"""Number of workers for which the profile of a seed is made; it is scaled for more."""
+_EVENTS_OF_A_WORKER = 20
+"""Least number of events for each of many workers; to connect takes a third of them."""
 _SIGNS = 0.85
 """Probability that a thief signs and seals, where machines authenticate each other."""
 
@@ -97,6 +101,8 @@ class Result:
     """Streams and credit of the thief."""
     slowest_s: float = 0.0
     """Longest time until samples were acknowledged beside the thief, without faults."""
+    beginners: int = 0
+    """Workers at the beginning."""
     workers: int = 0
     messages: int = 0
     samples: int = 0
@@ -121,6 +127,7 @@ class Scenario:
         unsigned: the thief signs and seals nothing, also where machines authenticate each other.
         weights: form of policies, as `network.weights`.
         viewers: number of viewers, which change what the seed does.
+        workers: number of workers at the beginning; None: a few. Memory, messages and events grow with it.
     """
 
     def __init__(
@@ -132,8 +139,14 @@ class Scenario:
         unsigned: bool = False,
         weights: Weights = "whole",
         viewers: int = 0,
+        workers: int | None = None,
     ) -> None:
         self.weights = weights
+        self._many = workers
+        scale = max(1, (workers or 0) // _FEW)
+        self.most_workers = max(12, (workers or 0) + 8)
+        self.least_events = EVENTS if workers is None else max(EVENTS, _EVENTS_OF_A_WORKER * workers)
+        self.audit_events = _AUDIT_EVENTS * scale
         self.random = random = Random(seed)
         self.core = core or Core()
         self.result = Result(seed)
@@ -141,7 +154,7 @@ class Scenario:
         big = random.random() < 0.06
         self.sizes = (10, 40_000, 150_000) if big else random.choice([(10, 60, 300), (10, 200, 1_500)])
         most = self.sizes[-1] + 100
-        budget = 2 * most + 400 + random.choice((0, most, 8 * most, 40 * most))
+        budget = 2 * most + 400 + scale * random.choice((0, most, 8 * most, 40 * most))
         settings = RelaySettings(
             budget_bytes=budget,
             max_message_bytes=most,
@@ -152,22 +165,22 @@ class Scenario:
             greeting_s=10.0,
             stalled_s=STALLED_S if hostile else 30.0,
         )
-        self.spool_bytes = random.choice((4, 20, 200)) * most + 20_000
+        self.spool_bytes = scale * (random.choice((4, 20, 200)) * most + 20_000)
         self.spool: str = random.choice(("none", "memory", "disk"))
         self.disk = Disk()
         self._settings = settings
         self._hostile = hostile
         self._errors_seen = 0
-        self.network = Network(random, settings, self._new_relay, self.checker.look)
+        self.network = Network(random, settings, self._new_relay, self.checker.look, scale)
         self.checker.network = self.network
         self.durable = random.random() < 0.5
         self.bad = random.choice((0.0, 0.0, 0.05, 0.3))
         self.drops = random.choice((0.0, 0.5, 1.0))
         self.queue_bytes = random.choice((2, 5, 30)) * most
-        self.inbox_bytes = random.choice((1, 4, 40)) * most
+        self.inbox_bytes = scale * random.choice((1, 4, 40)) * most
         self.small = 0.95
         """Probability that a policy has one frame."""
-        self.pace_s = random.choice((0.05, 0.1, 0.2))
+        self.pace_s = random.choice((0.05, 0.1, 0.2)) / scale
         """Between two messages of all workers together."""
         self.authenticated = seed % 2 == 0
         self.mode: Mode = "encrypt" if seed % 4 == 0 else "authenticate"
@@ -384,7 +397,7 @@ class Scenario:
             return
         random = self.random
         kind = self._pending[-1] if self._pending else random.choice(self.kinds)
-        if self.network.events >= EVENTS:
+        if self.network.events >= self.least_events:
             kind = random.choice(self.others)  # what was drawn cannot be done now
         if self.viewers and random.random() < 0.3:
             cut_viewers(self)
@@ -408,8 +421,9 @@ class Scenario:
         network, random = self.network, self.random
         result = self.result
         self.new_trainer(Memory(self.durable))
-        for _ in range(random.randint(2, 8)):
+        for _ in range(random.randint(2, 8) if self._many is None else self._many):
             self.new_worker()
+        result.beginners = len(self.workers)
         self._make()
         for viewer in self.viewers:
             viewer.connect()
@@ -418,11 +432,11 @@ class Scenario:
         network.at(1.0, self._fault)
         if self.thief is not None:
             network.at(0.5, self.thief.act)
-        audit = _AUDIT_EVENTS
-        while network.events < EVENTS or len(result.faults) < KINDS:
+        audit = self.audit_events
+        while network.events < self.least_events or len(result.faults) < KINDS:
             network.step()
             if network.events >= audit:
-                audit += _AUDIT_EVENTS
+                audit += self.audit_events
                 self._audit()
             if network.now > 1_000:
                 raise Violation("the scenario does not come to an end")
@@ -488,7 +502,8 @@ class Scenario:
         stored = relay.spool_handoff.spool.of_run("run")
         size += sum(message.cost for kept in stored for message in kept.messages)
         # A window may be half empty, because the next message has to fit as a whole.
-        return min(CAUGHT_UP_S, LINKED_S + ROUND_S * 2 * size / window)
+        needed_s = LINKED_S + ROUND_S * 2 * size / window
+        return needed_s if self._many is not None else min(CAUGHT_UP_S, needed_s)
 
     def _steady(self) -> None:
         """A fleet without faults beside the thief: every sample is acknowledged within a bound.
@@ -831,7 +846,7 @@ def _drain(scenario: Scenario, worker: Worker, deadline: float) -> None:
 
 def join_worker(scenario: Scenario) -> bool:
     """One more worker."""
-    if len(scenario.living()) >= 12:
+    if len(scenario.living()) >= scenario.most_workers:
         return False
     scenario.new_worker()
     return True
@@ -840,7 +855,7 @@ def join_worker(scenario: Scenario) -> bool:
 def copy_worker(scenario: Scenario) -> bool:
     """A worker's bundle is used on a second machine: the same name, or even the same peer id."""
     worker = some_worker(scenario)
-    if worker is None or len(scenario.living()) >= 12:
+    if worker is None or len(scenario.living()) >= scenario.most_workers:
         return False
     same = scenario.random.random() < 0.5
     copy = scenario.new_worker(worker.state.name, worker.state.peer if same else None)
@@ -937,9 +952,12 @@ def simulate(
     unsigned: bool = False,
     weights: Weights = "whole",
     viewers: int = 0,
+    workers: int | None = None,
 ) -> Result:
     """Play one seed; a violation, or what the core raised, is in the result's `failure`."""
-    scenario = Scenario(seed, core, hostile=hostile, unsigned=unsigned, weights=weights, viewers=viewers)
+    scenario = Scenario(
+        seed, core, hostile=hostile, unsigned=unsigned, weights=weights, viewers=viewers, workers=workers
+    )
     result = scenario.result
     if keep_events:
         result.trace = scenario.network.trace = []

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.networking.simulation.scenario import EVENTS, FAULTS, KINDS, Weights, simulate
+from tests.networking.simulation.soak import Soak
 
 ROOT = Path(__file__).resolve().parents[3]
 # The seeds of the first block show each mutation.
@@ -43,6 +44,15 @@ def test_viewers_see_the_present_and_are_obeyed_once(full: bool) -> None:
     for seed in range(500 if full else 6):
         result = simulate(seed, viewers=2)
         assert not result.failure, f"seed {seed}: {result.failure}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("workers", [10, pytest.param(1_000, marks=pytest.mark.full)])
+def test_four_servers_with_many_workers_keep_the_promises(workers: int, full: bool) -> None:
+    for seed in range(400 if full and workers == 10 else 4):  # Servers share nothing, so each is a seed of its own
+        result = simulate(seed, workers=workers)
+        assert not result.failure, f"seed {seed} with {workers} workers: {result.failure}"
+        assert result.beginners == workers
 
 
 @pytest.mark.parametrize("seed", [1968, 2026, 2029759])
@@ -84,6 +94,9 @@ def test_the_script_prints_a_table_and_the_command_for_a_failing_seed() -> None:
     good = run_script("--seeds", "3", "--first", "11", "--jobs", "1")
     assert good.returncode == 0, good.stdout + good.stderr
     assert "| seeds that broke a promise | 0 |" in good.stdout
+    shared = run_script("--seeds", "1", "--relays", "2", "--workers", "3", "--jobs", "1")
+    assert shared.returncode == 0, shared.stdout + shared.stderr
+    assert "| seeds, of each Server one | 2 |" in shared.stdout
     found = run_script("--seeds", "2", "--jobs", "1", "--mutation", "no-resume")
     assert found.returncode == 0, "with a safeguard taken out, finding it is what is wanted"
     line = next(line for line in found.stdout.splitlines() if line.startswith("seed "))
@@ -91,3 +104,15 @@ def test_the_script_prints_a_table_and_the_command_for_a_failing_seed() -> None:
     replayed = run_script(*again.split("scripts/simulate.py ")[1].split())
     assert replayed.returncode == 1
     assert replayed.stdout.splitlines()[-1] == line
+
+
+@pytest.mark.parametrize("hours", [0.05, pytest.param(24.0, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
+def test_what_never_restarts_does_not_grow(hours: float) -> None:
+    """The tables of gone workers fill in the first hours, so that the short form sees only that everything is kept."""
+    footprint = Soak(1).soak(hours)
+    assert footprint.events > 9_000 * hours
+    for part, held in footprint.held.items():
+        if hours > 12:
+            growth, error = footprint.slope(part), footprint.spread(part)
+            assert growth < max(3 * error, 0.001 * held[-1]), part
+        assert held[-1] < 32e6, part

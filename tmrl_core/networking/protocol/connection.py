@@ -102,6 +102,8 @@ class Connection:
     """Maximum size of unsent control messages with which further messages are handled."""
     read_bytes = sys.maxsize
     """Maximum bytes to read at a time."""
+    is_first = False
+    """True: others wait for what this link brings, so that it is read before them."""
 
     def __init__(self, *, silent_s: float, heartbeat_s: float, greeting_s: float = 10.0) -> None:
         self.silent_s = silent_s
@@ -120,7 +122,7 @@ class Connection:
         self.on_admitted: Callable[[], None] = lambda: None
         """Called once, when the other side is authenticated."""
         self.pause: Callable[[float], None] = lambda seconds: None
-        """Ask the transport to read nothing for some seconds; 0: until other links were read."""
+        """Ask the transport to read nothing for some seconds."""
         self.rtt_s: Callable[[], float | None] = lambda: None
         """Returns the round-trip time of the link, if the transport knows it."""
         self.source: Callable[[], bytes | bytearray | memoryview | Wire | None] = lambda: None

@@ -28,8 +28,8 @@
 # same however small it is. Example: a read of 64 kB takes 0.2 ms and brings one full frame of samples: 0 is charged.
 # The same bytes as 2,000 requests for credit may take 20 ms: 30 ms are charged, which a tenth of a core earns in 0.3 s.
 #
-# A read that took longer than 2 ms makes the next ones shorter (`ReadSize`) and lets the others be read first, because
-# the event loop serves nobody else within a read.
+# A read that took longer than 2 ms makes the next ones shorter (`ReadSize`), because the event loop serves nobody else
+# within a read.
 
 from __future__ import annotations
 
@@ -255,8 +255,7 @@ class RelayConnection(Connection):
             self._charged, self._uncharged = (self.bytes_in, self.frames_in), (0.0, 0)
             self.answers_s = 0.0
             return
-        if self._read_size.spent(seconds, n):
-            self.pause(0.0)
+        self._read_size.spent(seconds, n)
         self.read_bytes = self._read_size.bytes
         frames = self.frames_in - self._charged[1]
         if self.state == "trainer":

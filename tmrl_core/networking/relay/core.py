@@ -86,6 +86,7 @@ from tmrl_core.networking.protocol.messages import (
     Credit,
     Direct,
     Echo,
+    Film,
     Forged,
     Halt,
     HandOver,
@@ -311,6 +312,8 @@ class Relay:
                 self._show(link, message.page)
             case Show():
                 self.viewers.show(link, message)
+            case Film():
+                self.viewers.film(link, message)
             case Watch():
                 self._watch(link, message.run)
             case Command():
@@ -630,7 +633,7 @@ class Relay:
         self.limit_old_policies()
         self.trainer = connection
         self.flow.trainer_came()
-        connection.state, connection.takes = "trainer", Kind.WEIGHTS
+        connection.state, connection.takes, connection.is_first = "trainer", Kind.WEIGHTS, True
         connection.sink, connection.source = self._take_policy, self.flow.next_frame
         connection.unanswered = 1  # the welcome has an incarnation
         self._welcome(connection, self.incarnation)

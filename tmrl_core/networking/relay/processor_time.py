@@ -65,7 +65,7 @@ MAX_PAUSE_S = 4.0
 LOG_AGAIN_S = 60.0
 """Minimum time between two lines of the log about the same principal."""
 READ_S = 0.002
-"""Processor time that one read should cost at most. After a longer one, the other links have their turn."""
+"""Processor time that one read should cost at most."""
 MIN_READ_BYTES, MAX_READ_BYTES = 4_096, 262_144
 
 
@@ -139,11 +139,9 @@ class ReadSize:
     def __init__(self) -> None:
         self.bytes = 4 * MIN_READ_BYTES
 
-    def spent(self, seconds: float, n: int) -> bool:
-        """Take the processor time of a read of `n` bytes into account. Return True if it cost too much."""
-        costly = seconds > READ_S
-        if costly:
+    def spent(self, seconds: float, n: int) -> None:
+        """Take the processor time of a read of `n` bytes into account."""
+        if seconds > READ_S:
             self.bytes = max(MIN_READ_BYTES, min(self.bytes, int(n * READ_S / seconds)))
         elif 2 * n >= self.bytes:  # a short read says little about a long one
             self.bytes = min(MAX_READ_BYTES, 2 * self.bytes)
-        return costly

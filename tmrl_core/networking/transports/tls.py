@@ -68,6 +68,7 @@ from tmrl_core.networking.security.certificates import clean_serial
 from tmrl_core.networking.security.handshakes import reason_of, weight_of
 from tmrl_core.networking.transports.base import LINGER_S, Driver, Listener, Transport
 from tmrl_core.networking.transports.port_holder import port_in_use_text
+from tmrl_core.networking.transports.read_turns import ReadTurns
 
 logger = logging.getLogger(__name__)
 
@@ -179,9 +180,10 @@ class TlsTransport(Transport):
         """Listen on `host` (empty: all interfaces) and `port`."""
         loop = asyncio.get_running_loop()
         listener = _TlsListener()
+        turns = ReadTurns(loop.call_soon)
 
         def make(pending: PendingConnection) -> _TlsDriver:
-            driver = _TlsDriver(self, accept(), loop, pending)
+            driver = _TlsDriver(self, accept(), loop, pending, turns)
             listener.drivers.add(driver)
             driver.ended.add_done_callback(lambda _: listener.drivers.discard(driver))
             return driver
@@ -342,7 +344,7 @@ class _Gate(asyncio.Protocol):
 
 
 class _TlsDriver(Driver, asyncio.BufferedProtocol):
-    """One socket, its TLS state and its connection. `pending` belongs to a Server; None: a client."""
+    """One socket, its TLS state and its connection. `pending` and `turns` belong to a Server; None: a client."""
 
     def __init__(
         self,
@@ -350,12 +352,16 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         connection: Connection,
         loop: asyncio.AbstractEventLoop,
         pending: PendingConnection | None,
+        turns: ReadTurns | None = None,
     ) -> None:
         super().__init__(connection, loop)
         self.ready: asyncio.Future[None] = loop.create_future()
         self._owner = transport
         self._server_side = pending is not None
         connection.pause = self._pause
+        self._turns = turns
+        self._waits_turn = False
+        """True: nothing is read until its turn."""
         self._pending = pending
         """Admission entry of the connection, until its peer is admitted."""
         self._pending_bytes = 0
@@ -435,7 +441,10 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         begun = time.thread_time() if self._server_side else 0.0
         self._take(nbytes)
         if self._server_side:
-            self.connection.charge(time.thread_time() - begun, nbytes, self.loop.time())
+            used = time.thread_time() - begun
+            self.connection.charge(used, nbytes, self.loop.time())
+            if self._turns is not None and not self._finishing and not self.connection.closing:
+                self._turns.took(self, nbytes, used, first=self.connection.is_first)
 
     def _take(self, nbytes: int) -> None:
         if self._pending is not None:
@@ -492,10 +501,20 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         if not self.ready.done():
             self.ready.set_result(None)
 
+    def wait_turn(self) -> None:
+        """Read nothing until the turn. Otherwise libuv would read the same socket up to 32 times before others."""
+        self._waits_turn = True
+        if self._socket is not None:
+            self._socket.pause_reading()
+
+    def end_wait(self) -> None:
+        """Read again, unless a pause goes on."""
+        self._waits_turn = False
+        if self._resume is None:
+            self._read_again()
+
     def _pause(self, seconds: float) -> None:
-        """Read nothing for some seconds. libuv would read the same socket up to 32 times before others."""
-        if self._resume is not None and not seconds:
-            return
+        """Read nothing for some seconds."""
         if self._socket is not None and not self._finishing:
             # A longer pause replaces a running one.
             if self._resume is not None:
@@ -506,6 +525,10 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
 
     def _end_pause(self) -> None:
         self._resume = None
+        if not self._waits_turn:
+            self._read_again()
+
+    def _read_again(self) -> None:
         if self._socket is not None and not self._finishing:
             self.connection.resumed(self.loop.time())
             self._socket.resume_reading()
@@ -688,6 +711,7 @@ class _TlsDriver(Driver, asyncio.BufferedProtocol):
         # A paused socket would never show the end of the other side.
         if self._resume is not None:
             self._resume.cancel()
+        if self._resume is not None or self._waits_turn:
             self._socket.resume_reading()
         if self._tls is not None and self._handshaken:
             # Sends close_notify. Its answer is not waited for; the exception says that it has not come.

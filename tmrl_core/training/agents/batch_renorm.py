@@ -42,6 +42,8 @@ from torch import Tensor, nn
 from tmrl_core.actor.policies.torch.encoder import ConvolutionLayer
 from tmrl_core.actor.policies.torch.mlp import TorchPolicy
 from tmrl_core.errors import WeightsError
+from tmrl_core.training.agents.rank_moments import joint_moments
+from tmrl_core.training.rank_group import RANK_GROUP
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,11 +88,15 @@ class BatchRenorm(nn.Module):
         x_BF = x_BF.float()  # moments of bfloat16 would have two digits
         if not self.training:
             return torch.addcmul(self.bias, x_BF - self.mean, self.scale * torch.rsqrt(self.variance + EPS))
-        # `torch.var_mean` over the last axis but one takes ten times as long on a CPU, a fifth of an update.
-        mean = x_BF.mean(dim=-2, keepdim=True)
-        centred_BF = x_BF - mean
-        # Unbiased, as in sb3-contrib; torch's own batch normalization divides by B in its forward pass.
-        variance = centred_BF.square().sum(dim=-2, keepdim=True) / (x_BF.shape[-2] - 1)
+        # The variance is unbiased, as in sb3-contrib; torch's own batch normalization divides by B in its forward pass.
+        if (ranks := RANK_GROUP.get()) is None:
+            # `torch.var_mean` over the last axis but one takes ten times as long on a CPU, a fifth of an update.
+            mean = x_BF.mean(dim=-2, keepdim=True)
+            centred_BF = x_BF - mean
+            variance = centred_BF.square().sum(dim=-2, keepdim=True) / (x_BF.shape[-2] - 1)
+        else:
+            mean, variance, rows = joint_moments(x_BF, ranks)
+            centred_BF, variance = x_BF - mean, variance * (rows / (rows - 1))
         with torch.no_grad():
             proper = (self.passes > WARM_UP).float()
             max_ratio = 1.0 + (MAX_RATIO - 1.0) * proper
